@@ -1,0 +1,43 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test check bench docs clean
+help:  ## show the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+# Stamps, so that a second call costs nothing; torch comes first and pinned, so that nothing else can pull another build.
+$(VENV)/.torch: constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0 numpy
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[test,check]'
+	@touch $@
+
+demo: $(VENV)/.demo  ## set up, then run a bundled failing script under torchmedic
+	$(BIN)/torchmedic demo
+
+test: check  ## linters, types, and every test that needs no GPU
+	$(BIN)/python -m pytest -n 2 -m 'not gpu'
+
+check: $(VENV)/.dev  ## ruff format and lint, mypy --strict, one-way imports
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev  ## measure the overhead of the healthy path (ratios in one run)
+	$(BIN)/python benchmarks/overhead.py
+
+docs: $(VENV)/.dev  ## write docs/diagnoses/index.md from the registered rules
+	$(BIN)/python -m torchmedic.diagnose.pages docs/diagnoses/index.md
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

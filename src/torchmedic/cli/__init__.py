@@ -1,0 +1,71 @@
+"""The command line: one verb per file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+from torchmedic import __version__
+from torchmedic.cli import demo, explain, report, run
+from torchmedic.errors import ExitStatus, TorchmedicError, UsageError
+
+
+class Command(Protocol):
+    """A verb: its module docstring is its help text."""
+
+    NAME: str
+
+    @staticmethod
+    def prepare(parser: argparse.ArgumentParser) -> None: ...
+
+    @staticmethod
+    def execute(args: argparse.Namespace) -> int: ...
+
+
+COMMANDS = (run, explain, report, demo)
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose complaint is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see `{self.prog} --help`)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; every error for a person is one line on stderr."""
+    try:
+        args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
+        status: int = args.execute(args)
+        return status
+    except TorchmedicError as error:
+        sys.stderr.write(f"torchmedic: {error}\n")
+        return error.exit_status
+    except BrokenPipeError:
+        return ExitStatus.FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="torchmedic",
+        description="Put it in front of a PyTorch training script; when it fails, read the cause, the line, the evidence.",
+        epilog="example: torchmedic run train.py --epochs 3",
+    )
+    parser.add_argument("-V", "--version", action="version", version=f"torchmedic {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    for command in COMMANDS:
+        doc = (command.__doc__ or "").strip()
+        verb = verbs.add_parser(
+            command.NAME,
+            help=doc.splitlines()[0].rstrip("."),
+            description=doc,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.prepare(verb)
+        verb.set_defaults(execute=command.execute)
+    return parser

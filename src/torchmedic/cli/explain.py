@@ -1,0 +1,32 @@
+"""Explain a diagnosis code, or list all of them.
+
+examples:
+  torchmedic explain TM151
+  torchmedic explain
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from torchmedic.errors import ExitStatus, UsageError
+
+NAME = "explain"
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("code", nargs="?", metavar="CODE", help="a code such as TM151, or a name")
+
+
+def execute(args: argparse.Namespace) -> int:
+    from torchmedic.diagnose import catalogue
+
+    if args.code is None:
+        for entry in catalogue.entries():
+            print(f"{entry.code}  {entry.name:<32} {entry.summary}")
+        return ExitStatus.OK
+    found = catalogue.find(args.code)
+    if found is None:
+        raise UsageError(f"there is no diagnosis {args.code} (`torchmedic explain` lists them all)")
+    print(f"{found.code} {found.name}\n\n{found.doc}")
+    return ExitStatus.OK

@@ -1,0 +1,77 @@
+"""The promise that a bug of ours never stops or changes the training.
+
+Every function of ours that runs inside the user's process is wrapped by `contained`. A fault is handed to
+`report_fault` once, the faulty hook is switched off for the rest of the run, and the user's code goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from torchmedic.records import Fault
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# The contract tests name a hook here, which then raises at every call.
+INJECT_VARIABLE = "TORCHMEDIC_INJECT_FAULT"
+
+_broken: set[str] = set()
+_names: set[str] = set()
+_report: Callable[[Fault], None] | None = None
+
+
+def on_fault(report: Callable[[Fault], None] | None) -> None:
+    """Say who is told of a contained fault."""
+    global _report
+    _report = report
+
+
+def hook_names() -> frozenset[str]:
+    """Every contained hook that has been defined so far in this process."""
+    return frozenset(_names)
+
+
+def report_fault(where: str, error: BaseException) -> None:
+    if where in _broken:
+        return
+    _broken.add(where)
+    if _report is None:
+        return
+    try:
+        _report(
+            Fault(
+                where=where,
+                error=f"{type(error).__name__}: {error}",
+                traceback="".join(traceback.format_exception(error)),
+            )
+        )
+    except Exception:  # the last line of defence: there is nobody left to tell
+        return
+
+
+def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Make a hook of ours harmless: on a fault it returns None now and does nothing from then on."""
+    _names.add(where)
+    inject = os.environ.get(INJECT_VARIABLE) == where
+
+    def decorate(hook: Callable[P, R]) -> Callable[P, R | None]:
+        @functools.wraps(hook)
+        def safe(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            if where in _broken:
+                return None
+            try:
+                if inject:
+                    raise RuntimeError("injected fault")
+                return hook(*args, **kwargs)
+            except Exception as error:
+                report_fault(where, error)
+                return None
+
+        return safe
+
+    return decorate

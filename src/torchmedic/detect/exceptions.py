@@ -1,0 +1,54 @@
+"""An exception that ended the work -> the incident to explain."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import msgspec
+
+from torchmedic.observe.workers import failure_of
+from torchmedic.records import Phase, WorkerFailure
+
+
+class Raised(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception that ended the training, with what the clock and the batches knew at that moment."""
+
+    error: BaseException
+    symptom: str
+    step: int
+    phase: Phase
+    rank: int
+    batch_indices: tuple[Any, ...] = ()
+    batch: tuple[Any, ...] = ()
+    worker: WorkerFailure | None = None
+
+
+def symptom_of(error: BaseException) -> str:
+    """The kind of failure as a user would name it; `outcome.symptom` in the report."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    text = str(error)
+    if "OutOfMemoryError" in names or isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
+        return "out-of-memory"
+    if "AcceleratorError" in names or "CUDA error" in text:
+        return "cuda-error"
+    if isinstance(error, RecursionError):
+        return "recursion"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "disk-full"
+    return "exception"
+
+
+def raised(error: BaseException, agent: Any) -> Raised:
+    """Take the incident from the agent of this process."""
+    indices = agent.batches.indices
+    return Raised(
+        error=error,
+        symptom=symptom_of(error),
+        step=agent.clock.step,
+        phase=agent.clock.phase_name,
+        rank=agent.rank,
+        batch_indices=tuple(indices) if isinstance(indices, list | tuple) else () if indices is None else (indices,),
+        batch=tuple(agent.batches.tensors()),
+        worker=failure_of(error),
+    )

@@ -1,0 +1,45 @@
+"""What every rule says of itself, read from its source: `explain` and the docs must work where torch is not installed."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import msgspec
+
+from torchmedic.diagnose import registry
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    name: str
+    summary: str
+    doc: str
+
+
+def entries() -> list[Entry]:
+    """All registered rules, by code."""
+    return sorted((_read(rule) for rule in registry.ALL), key=lambda entry: entry.code)
+
+
+def find(code: str) -> Entry | None:
+    """A rule by its code or its name, in any case."""
+    wanted = code.strip().lower()
+    return next((entry for entry in entries() if wanted in (entry.code.lower(), entry.name)), None)
+
+
+def _read(rule: str) -> Entry:
+    path = Path(__file__).parent / "rules" / (rule.replace(".", "/") + ".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    doc = inspect.cleandoc(ast.get_docstring(tree) or "")
+    code, name = _identity(tree)
+    return Entry(code=code, name=name, summary=doc.splitlines()[0].rstrip("."), doc=doc)
+
+
+def _identity(tree: ast.Module) -> tuple[str, str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("(CODE, NAME)", "CODE, NAME"):
+            code, name = ast.literal_eval(node.value)
+            return str(code), str(name)
+    raise AssertionError("a rule begins with CODE, NAME = ...")

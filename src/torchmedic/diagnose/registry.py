@@ -1,0 +1,34 @@
+"""Every rule, by hand, under the kind of evidence that it looks at.
+
+What is more specific stands before what is more general. Rules are named as text and loaded late: those that read live
+tensors import torch, which the supervising parent never does.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from torchmedic.diagnose.rule import Rule
+
+_RULES = "torchmedic.diagnose.rules."
+
+# Asked in the process that raised, while its frames are alive.
+RAISED: tuple[str, ...] = ("graph.matmul_shape_mismatch",)
+
+# Asked in the parent, of a process that is gone.
+DEATHS: tuple[str, ...] = ()
+
+# Asked by nobody: what remains when all others are silent.
+LAST: tuple[str, ...] = ("unknown",)
+
+ALL: tuple[str, ...] = (*RAISED, *DEATHS, *LAST)
+
+
+def module_name(rule: str) -> str:
+    return _RULES + rule
+
+
+def load(rule: str) -> Rule:
+    found = importlib.import_module(module_name(rule)).RULE
+    assert isinstance(found, Rule)
+    return found

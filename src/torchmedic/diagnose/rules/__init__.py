@@ -1,0 +1,1 @@
+"""One rule, one file. The families follow the hundreds of the codes."""

@@ -1,0 +1,1 @@
+"""TM3xx: CUDA, devices, and the index errors that become device-side asserts there."""

@@ -1,0 +1,1 @@
+"""TM4xx: memory."""

@@ -1,0 +1,1 @@
+"""TM8xx: the process, its workers, the host."""

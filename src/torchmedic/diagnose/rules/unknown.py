@@ -1,0 +1,65 @@
+"""The cause is not known.
+
+No rule could prove, or even make likely, what ended the training. What was seen and what was ruled out is
+listed; nothing is guessed.
+
+An exception of Python's own (a missing key, a file that is not there) usually says all there is to say itself.
+Otherwise, `report.json` and the black box in the run folder are the evidence to attach to a question or an issue.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Death, Diagnosis
+
+if TYPE_CHECKING:
+    from torchmedic.replay.evidence import RaisedEvidence
+
+CODE, NAME = "TM900", "cause-not-known"
+
+
+def not_explained(evidence: RaisedEvidence | Death) -> Diagnosis:
+    return _death(evidence) if isinstance(evidence, Death) else _exception(evidence)
+
+
+def _exception(evidence: RaisedEvidence) -> Diagnosis:
+    first_line = evidence.message.strip().splitlines()[0] if evidence.message.strip() else "no message"
+    incident = evidence.incident
+    draft = Draft(
+        CODE,
+        NAME,
+        "possible",
+        f"the script stopped with {evidence.kind}, and no rule explains it",
+        f"{evidence.kind}: {first_line[:200]}",
+    )
+    draft.at(*evidence.at_user_line("cause", "raised here"))
+    draft.because(f"in step {incident.step}, phase {incident.phase}")
+    call = evidence.call
+    if call is not None and call.tensors:
+        described = ", ".join(
+            f"`{argument.text}` {list(argument.value.shape)} {argument.value.dtype} on {argument.value.device}"
+            for argument in call.tensors
+        )
+        draft.because(f"`{call.op}` was given {described}")
+    draft.because("ruled out: every registered rule was asked, and none found its evidence")
+    return draft.done(step=incident.step, rank=incident.rank)
+
+
+def _death(death: Death) -> Diagnosis:
+    how = f"signal {death.signal}" if death.signal else f"exit status {death.exit_status}"
+    draft = Draft(
+        CODE,
+        NAME,
+        "possible",
+        f"the process ended without a word ({how})",
+        "no evidence says what ended it",
+    )
+    moment = death.box.last if death.box is not None else None
+    if moment is not None:
+        draft.because(f"last seen in step {moment.step}, phase {moment.phase}, at {moment.file}:{moment.line}")
+    return draft.done(step=moment.step if moment is not None else None, rank=death.rank)
+
+
+RULE = Rule(CODE, NAME, lambda evidence: None)

@@ -1,0 +1,112 @@
+"""Start the agent when torch is first imported.
+
+`torchmedic run` puts this folder first on PYTHONPATH, so that every Python child imports this file at start-up.
+It must cost nothing where torch is never imported, leave `sys.path` and a `sitecustomize` of the user's own as
+they would have been, and never raise. It knows nothing of the rest of torchmedic until torch is there.
+"""
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _chain():
+    """Give way to the sitecustomize that would have been imported without us, if there is one."""
+    ours = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        # The import system insists that a module which it has just run is still registered.
+        sys.modules.setdefault("sitecustomize", ours)
+
+
+class _TorchLoader:
+    """The real loader of torch, and the agent after it."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _start_agent()
+
+
+class _TorchFinder:
+    """A finder that waits for torch, and steps aside for good once it is asked for."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _TorchLoader(spec.loader)
+                return spec
+        return None
+
+
+def _start_agent():
+    home = _HOME
+    appended = home not in sys.path
+    if appended:
+        sys.path.append(home)
+    try:
+        from torchmedic.observe import agent
+
+        agent.install(_RUN_DIR)
+    except Exception as error:
+        sys.stderr.write(f"torchmedic: not watching this process ({type(error).__name__}: {error})\n")
+    finally:
+        if appended and home in sys.path:
+            sys.path.remove(home)
+
+
+def _hide(variables):
+    """Let `os.environ` read as the user left it; children still inherit ours through the C environment."""
+    data = getattr(os.environ, "_data", None)
+    if data is None or os.name != "posix":
+        return
+    for name, value in variables.items():
+        key = os.environ.encodekey(name)
+        if value is None:
+            data.pop(key, None)
+        else:
+            data[key] = os.environ.encodevalue(value)
+
+
+_RUN_DIR = os.environ.get("TORCHMEDIC_RUN_DIR")
+_HOME = os.environ.get("TORCHMEDIC_HOME", "")
+
+sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != _HERE]
+
+if _RUN_DIR:
+    if os.environ.get("TORCHMEDIC_HIDE"):
+        _rest = [
+            entry
+            for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+            if os.path.abspath(entry) != _HERE or not entry
+        ]
+        _hide(
+            {
+                "TORCHMEDIC_RUN_DIR": None,
+                "TORCHMEDIC_HOME": None,
+                "TORCHMEDIC_HIDE": None,
+                "PYTHONPATH": os.pathsep.join(_rest) if any(_rest) else None,
+            }
+        )
+    sys.meta_path.insert(0, _TorchFinder())
+
+_chain()

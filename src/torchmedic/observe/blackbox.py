@@ -1,0 +1,155 @@
+"""The black box: a memory-mapped ring that outlives its process.
+
+One writer, no lock, fixed size. A slot carries its sequence number in front and again behind; a writer that dies
+half-way leaves the two unequal, and the reader falls back to the slot before. File names are kept once, in an
+append-only table whose entry becomes visible only when its length is written, after its bytes.
+
+    header (64 B) | table of file names (32 KiB) | 1024 slots of 64 B
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from pathlib import Path
+
+from torchmedic.errors import UnreadableRun
+from torchmedic.records import PHASES, BoxContents, Moment
+
+MAGIC = b"TMBLKBOX"
+VERSION = 1
+SLOTS = 1024
+
+_HEADER = struct.Struct("<8sIIQdI")  # magic, version, slots, pid, started, clean exit
+_CLEAN_EXIT = struct.Struct("<I")
+_CLEAN_EXIT_AT = _HEADER.size - _CLEAN_EXIT.size
+_TABLE_AT = 64
+_TABLE_SIZE = 32 * 1024
+_LENGTH = struct.Struct("<H")
+_RING_AT = _TABLE_AT + _TABLE_SIZE
+_SLOT = struct.Struct("<QdIIHHIQQQQ")  # sequence, time, step, micro, phase, file, line, rss, device, updates, sequence
+_SIZE = _RING_AT + SLOTS * _SLOT.size
+
+assert _SLOT.size == 64
+
+
+class BlackBox:
+    """The writing side. Not safe for several writers: a forked child must open its own."""
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(descriptor, _SIZE)
+            self._map = mmap.mmap(descriptor, _SIZE)
+        finally:
+            os.close(descriptor)
+        self._sequence = 0
+        self._files: dict[str, int] = {}
+        self._table_end = _TABLE_AT
+        _HEADER.pack_into(self._map, 0, MAGIC, VERSION, SLOTS, os.getpid(), time.time(), 0)
+
+    def write(
+        self,
+        phase: int,
+        step: int,
+        micro_step: int,
+        updates: int,
+        file: str,
+        line: int,
+        rss: int,
+        device_memory: int,
+    ) -> None:
+        """Note one moment; about a microsecond."""
+        name = self._files.get(file)
+        if name is None:
+            name = self._enter(file)
+        sequence = self._sequence = self._sequence + 1
+        _SLOT.pack_into(
+            self._map,
+            _RING_AT + (sequence % SLOTS) * 64,
+            sequence,
+            time.time(),
+            step & 0xFFFFFFFF,
+            micro_step & 0xFFFFFFFF,
+            phase,
+            name,
+            line,
+            rss,
+            device_memory,
+            updates,
+            sequence,
+        )
+
+    def _enter(self, file: str) -> int:
+        data = file.encode(errors="replace")[-1024:]
+        end = self._table_end + _LENGTH.size + len(data)
+        if end + _LENGTH.size > _RING_AT:
+            self._files[file] = 0  # the table is full: number 0 stands for "some file"
+            return 0
+        self._map[self._table_end + _LENGTH.size : end] = data
+        _LENGTH.pack_into(self._map, self._table_end, len(data))
+        self._table_end = end
+        number = self._files[file] = len([known for known in self._files.values() if known]) + 1
+        return number
+
+    def mark_clean_exit(self) -> None:
+        _CLEAN_EXIT.pack_into(self._map, _CLEAN_EXIT_AT, 1)
+
+
+def read(path: Path) -> BoxContents:
+    """Read a black box back, whatever happened to its writer.
+
+    Raises:
+        UnreadableRun: The file is missing, truncated or not a black box.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
+    if len(data) < _SIZE or not data.startswith(MAGIC):
+        raise UnreadableRun(f"cannot read {path}: it is not a whole black box")
+    _, version, _, pid, started, clean = _HEADER.unpack_from(data, 0)
+    if version != VERSION:
+        raise UnreadableRun(f"cannot read {path}: black box version {version}, this is version {VERSION}")
+    files = _read_table(data)
+    moments = []
+    for slot in range(SLOTS):
+        front, when, step, micro, phase, file, line, rss, device, updates, back = _SLOT.unpack_from(
+            data, _RING_AT + slot * _SLOT.size
+        )
+        if front == back != 0 and phase < len(PHASES):
+            moments.append((front, when, step, micro, phase, file, line, rss, device, updates))
+    moments.sort()
+    return BoxContents(
+        pid=pid,
+        started=started,
+        clean_exit=bool(clean),
+        moments=tuple(
+            Moment(
+                time=when,
+                step=step,
+                micro_step=micro,
+                updates=updates,
+                phase=PHASES[phase],
+                file=files[file] if file < len(files) else "",
+                line=line,
+                rss=rss,
+                device_memory=device,
+            )
+            for _, when, step, micro, phase, file, line, rss, device, updates in moments
+        ),
+    )
+
+
+def _read_table(data: bytes) -> list[str]:
+    files = [""]
+    at = _TABLE_AT
+    while at + _LENGTH.size <= _RING_AT:
+        (length,) = _LENGTH.unpack_from(data, at)
+        if length == 0:
+            break
+        files.append(data[at + _LENGTH.size : at + _LENGTH.size + length].decode(errors="replace"))
+        at += _LENGTH.size + length
+    return files

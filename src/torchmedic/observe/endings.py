@@ -1,0 +1,142 @@
+"""How Python code ends with an exception, and the moment to look at it: its frames are still alive, its text is out.
+
+The main thread ends in `sys.excepthook`, other threads in `threading.excepthook`, children of `multiprocessing` in a
+handler of their own. The hook that was there before is always called first, so the user's traceback comes first.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import multiprocessing.process
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+Handler = Callable[[BaseException], None]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_DEMOS = os.path.join(_PACKAGE, "demos") + os.sep
+
+_seen: BaseException | None = None
+
+
+def install(handler: Handler) -> None:
+    _chain_sys_excepthook(handler)
+    _chain_threading_excepthook(handler)
+    _watch_multiprocessing(handler)
+    _watch_torch_spawn(handler)
+
+
+def look_back(handler: Handler) -> None:
+    """At exit: an exception whose hook we never saw, because the user put another `sys.excepthook` in its place."""
+    error = getattr(sys, "last_value", None)
+    if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
+        _handle(error, handler)
+
+
+def _handle(error: BaseException, handler: Handler) -> None:
+    global _seen
+    if error is _seen or isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        return
+    _seen = error
+    handler(error)
+
+
+def _chain_sys_excepthook(handler: Handler) -> None:
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        _without_our_frames(error)
+        previous(kind, error, error.__traceback__ if tb is not None else None)
+        _handle(error, handler)
+
+    sys.excepthook = excepthook
+
+
+def _chain_threading_excepthook(handler: Handler) -> None:
+    previous = threading.excepthook
+
+    def excepthook(args: Any) -> None:
+        if args.exc_value is not None:
+            _without_our_frames(args.exc_value)
+        previous(args)
+        if args.exc_value is not None:
+            _handle(args.exc_value, handler)
+
+    threading.excepthook = excepthook
+
+
+def _watch_multiprocessing(handler: Handler) -> None:
+    """`Process` catches what its target raises, prints it and exits; we look in between."""
+    original = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]
+
+    @functools.wraps(original)
+    def _bootstrap(process: Any, *args: Any, **kwargs: Any) -> Any:
+        run = process.run
+
+        def watched_run() -> None:
+            try:
+                run()
+            except Exception as error:
+                _without_our_frames(error)
+                _handle(error, handler)
+                raise
+
+        process.run = watched_run
+        return original(process, *args, **kwargs)
+
+    multiprocessing.process.BaseProcess._bootstrap = _bootstrap  # type: ignore[attr-defined]
+
+
+def _watch_torch_spawn(handler: Handler) -> None:
+    """`torch.multiprocessing.spawn` catches before `Process` does. The child finds the wrapper under the same name."""
+    # `torch.multiprocessing.spawn` the attribute is the function; the module of that name is behind it.
+    spawn = importlib.import_module("torch.multiprocessing.spawn")
+    original = spawn._wrap
+
+    @functools.wraps(original)
+    def _wrap(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        def watched(*fn_args: Any) -> Any:
+            try:
+                return fn(*fn_args)
+            except Exception as error:
+                _without_our_frames(error)
+                _handle(error, handler)
+                raise
+
+        return original(watched, *args, **kwargs)
+
+    setattr(spawn, "_wrap", _wrap)  # noqa: B010 - a name of torch's that its stubs do not know
+
+
+def _without_our_frames(error: BaseException) -> None:
+    """Take the frames of our patches out of a traceback, so that it reads as it would have without us."""
+    chain: BaseException | None = error
+    for _ in range(50):
+        if chain is None:
+            return
+        chain.__traceback__ = _strip(chain.__traceback__)
+        chain = chain.__cause__ or chain.__context__
+
+
+def _strip(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and _is_ours(tb):
+        tb = tb.tb_next
+    head = tb
+    while tb is not None:
+        following = tb.tb_next
+        while following is not None and _is_ours(following):
+            following = following.tb_next
+        if following is not tb.tb_next:
+            tb.tb_next = following
+        tb = following
+    return head
+
+
+def _is_ours(tb: TracebackType) -> bool:
+    filename = tb.tb_frame.f_code.co_filename
+    return filename.startswith(_PACKAGE) and not filename.startswith(_DEMOS)

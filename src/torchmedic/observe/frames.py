@@ -1,0 +1,53 @@
+"""Whose code is a frame: the user's own, or a library's."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from types import FrameType
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARIES = tuple(
+    {
+        os.path.realpath(path) + os.sep
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+        if (path := sysconfig.get_paths().get(name))
+    }
+)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+_known: dict[str, bool] = {}
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether code of this file belongs to the person who runs the training."""
+    verdict = _known.get(filename)
+    if verdict is None:
+        verdict = _known[filename] = _judge(filename)
+    return verdict
+
+
+def _judge(filename: str) -> bool:
+    main = sys.modules.get("__main__")
+    if filename == getattr(main, "__file__", None):
+        return True  # also a script that lives in site-packages, as with `run -m package.train`
+    if filename.startswith("<"):
+        # IPython cells are registered in linecache as <ipython-input-...>; the rest is generated code.
+        return filename.startswith("<ipython-input")
+    path = os.path.realpath(filename)
+    if path.startswith(_PACKAGE) or any(part in path for part in _INSTALLED):
+        return path.startswith(os.path.join(_PACKAGE, "demos"))
+    # A project may sit below the prefix of a Python (a container's /usr); only its library folders are not user code.
+    return not path.startswith(_LIBRARIES)
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's own code at or above `frame`."""
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        verdict = _known.get(filename)
+        if is_user_file(filename) if verdict is None else verdict:
+            return frame
+        frame = frame.f_back
+    return None

@@ -1,0 +1,235 @@
+"""The places in torch where training can be seen to move, and what is noted there.
+
+Each patch calls torch's own function exactly once, with the same arguments, and passes on what it returns or raises.
+Only what stands around that call is ours, and that is contained. Patches are made once, on classes and modules of
+torch, never on the user's objects: a hook on a model would be pickled with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd
+from torch.nn.modules import module as nn_module
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data import dataloader
+
+from torchmedic.contained import contained
+from torchmedic.observe.batches import Batches
+from torchmedic.observe.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, Clock
+
+
+class Hooks:
+    """Feeds the clock and the batches from torch."""
+
+    def __init__(self, clock: Clock, batches: Batches) -> None:
+        self._clock = clock
+        self._batches = batches
+        self._backward_depth = 0
+        self._forward_hook: Any = None
+        self._step_skipped = False
+
+    def install(self) -> None:
+        """Put every hook in place; one that cannot be leaves the others working."""
+        for place in (
+            self._watch_data,
+            self._watch_backward,
+            self._watch_optimizers,
+            self._watch_scaler,
+            self.expect_forward,
+        ):
+            contained("observe.install")(place)()
+
+    # Data
+
+    def _watch_data(self) -> None:
+        iterator = dataloader._BaseDataLoaderIter
+        _wrap(iterator, "__next__", self._around_next)
+        _wrap(iterator, "_next_index", self._around_next_index)
+
+    def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __next__(iterator: Any) -> Any:
+            self._data_requested(iterator)
+            try:
+                batch = original(iterator)
+            except BaseException:
+                self._data_failed(iterator)
+                raise
+            self._data_arrived(iterator, batch)
+            return batch
+
+        return __next__
+
+    def _around_next_index(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        note = contained("observe.batches")(self._batches.index_drawn)
+
+        @functools.wraps(original)
+        def _next_index(iterator: Any) -> Any:
+            index = original(iterator)
+            note(iterator, index)
+            return index
+
+        return _next_index
+
+    @contained("observe.data")
+    def _data_requested(self, iterator: Any) -> None:
+        self._clock.data_requested()
+        self._clock.enter(DATA, sys._getframe(1))
+        self._batches.requested(iterator)
+
+    @contained("observe.data")
+    def _data_failed(self, iterator: Any) -> None:
+        self._batches.taken(iterator)
+
+    @contained("observe.data")
+    def _data_arrived(self, iterator: Any, batch: Any) -> None:
+        self._batches.taken(iterator)
+        self._batches.arrived(batch)
+        self._clock.enter(OTHER, sys._getframe(1))
+        self.expect_forward()
+
+    # Forward
+
+    def expect_forward(self) -> None:
+        """Wait for the next call of any module, which is that of a root.
+
+        A global module hook slows every module down, so it is there only until the first call and then takes itself
+        away: what runs inside the root is untouched.
+        """
+        if self._forward_hook is None:
+            self._forward_hook = nn_module.register_module_forward_pre_hook(self._forward_begins)
+
+    def _forward_begins(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # traced through: constant, no graph break
+        self._note_forward()
+
+    @contained("observe.forward")
+    def _note_forward(self) -> None:
+        if self._forward_hook is not None:
+            self._forward_hook.remove()
+            self._forward_hook = None
+        if self._backward_depth == 0:  # recomputation of a checkpoint is part of backward
+            self._clock.enter(FORWARD, sys._getframe(2))
+
+    # Backward
+
+    def _watch_backward(self) -> None:
+        # The name that `Tensor.backward`, `autograd.backward`, `autograd.grad` and `func.grad` all call through.
+        _wrap(torch.autograd, "_engine_run_backward", self._around_backward)
+
+    def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            self._backward_begins()
+            result = original(*args, **kwargs)
+            self._backward_ends()
+            return result
+
+        return _engine_run_backward
+
+    @contained("observe.backward")
+    def _backward_begins(self) -> None:
+        self._backward_depth += 1
+        if self._backward_depth == 1:
+            self._clock.enter(BACKWARD, sys._getframe(1))
+
+    @contained("observe.backward")
+    def _backward_ends(self) -> None:
+        # A backward that raised leaves the depth up; a loop that survives it is set right by the next optimizer step.
+        self._backward_depth = max(0, self._backward_depth - 1)
+        if self._backward_depth == 0:
+            self._clock.backward_done()
+            self._clock.enter(OTHER, sys._getframe(1))
+            self.expect_forward()
+
+    # Optimizer
+
+    def _watch_optimizers(self) -> None:
+        register_optimizer_step_pre_hook(self._optimizer_begins)
+        register_optimizer_step_post_hook(self._optimizer_ends)
+        _wrap(Optimizer, "_patch_step_function", self._around_build)
+        _wrap(Optimizer, "zero_grad", self._around_zero_grad)
+
+    def _around_build(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        note = contained("observe.optimizer")(self._clock.optimizer_built)
+
+        @functools.wraps(original)
+        def _patch_step_function(optimizer: Any) -> Any:
+            result = original(optimizer)
+            note(optimizer)
+            return result
+
+        return _patch_step_function
+
+    def _around_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(optimizer, *args, **kwargs)
+            self._gradients_cleared()
+            return result
+
+        return zero_grad
+
+    @contained("observe.zero_grad")
+    def _gradients_cleared(self) -> None:
+        self.expect_forward()
+
+    def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._note_optimizer_begins()
+
+    def _optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._note_optimizer_ends(optimizer)
+
+    @contained("observe.optimizer")
+    def _note_optimizer_begins(self) -> None:
+        self._backward_depth = 0
+        self._step_skipped = False
+        self._clock.enter(OPTIMIZER, sys._getframe(2))
+
+    @contained("observe.optimizer")
+    def _note_optimizer_ends(self, optimizer: Any) -> None:
+        self._clock.optimizer_stepped(optimizer)
+        self._clock.enter(OTHER, sys._getframe(2))
+        self.expect_forward()
+
+    # GradScaler
+
+    def _watch_scaler(self) -> None:
+        from torch.amp.grad_scaler import GradScaler
+
+        _wrap(GradScaler, "step", self._around_scaler_step)
+
+    def _around_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._scaler_step_begins()
+            result = original(scaler, optimizer, *args, **kwargs)
+            self._scaler_step_ends(optimizer)
+            return result
+
+        return step
+
+    @contained("observe.scaler")
+    def _scaler_step_begins(self) -> None:
+        self._step_skipped = True  # until the optimizer says otherwise
+
+    @contained("observe.scaler")
+    def _scaler_step_ends(self, optimizer: Any) -> None:
+        """A step that the scaler skips is a step of the loop all the same."""
+        if self._step_skipped:
+            self._step_skipped = False
+            self._note_optimizer_ends(optimizer)
+
+
+def _wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    setattr(owner, name, around(getattr(owner, name)))

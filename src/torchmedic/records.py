@@ -1,0 +1,180 @@
+"""Every record that crosses a stage or touches disk.
+
+`Report` is `report.json`, the contract that others build on: fields are added, never renamed or removed.
+Nothing here imports torch, so that the supervising parent can read and write all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+SCHEMA = 1
+
+Severity = Literal["error", "warning", "note"]
+Grade = Literal["proven", "likely", "possible"]
+Role = Literal["cause", "origin", "surfaced", "writer", "saver", "holder"]
+Safety = Literal["safe", "changes-training", "edit"]
+Phase = Literal["other", "data", "forward", "backward", "optimizer"]
+
+PHASES: tuple[Phase, ...] = ("other", "data", "forward", "backward", "optimizer")
+
+
+class Location(msgspec.Struct, frozen=True, kw_only=True):
+    """One labelled place in the source.
+
+    Columns count characters of the file's line from 1; `end_column` is exclusive. `code` is that line without its
+    indentation, which is `indent` characters.
+    """
+
+    role: Role
+    file: str
+    line: int
+    column: int = 1
+    end_column: int = 1
+    code: str = ""
+    indent: int = 0
+    label: str = ""
+
+
+class Treatment(msgspec.Struct, frozen=True, kw_only=True):
+    """Advice. It is `proven` only if a trial replay of the failing step passed with it."""
+
+    title: str
+    safety: Safety = "edit"
+    proven: bool = False
+    result: str = ""
+    patch: str = ""
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """One named cause. The first location with role `cause` is the line to change or to look at."""
+
+    code: str
+    name: str
+    severity: Severity = "error"
+    grade: Grade
+    message: str
+    cause: str
+    step: int | None = None
+    rank: int = 0
+    locations: tuple[Location, ...] = ()
+    evidence: tuple[str, ...] = ()
+    treatments: tuple[Treatment, ...] = ()
+
+    @property
+    def cause_location(self) -> Location | None:
+        return next((place for place in self.locations if place.role == "cause"), None)
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How the run ended. `symptom` is null when nothing was wrong."""
+
+    exit_status: int | None = None
+    signal: str | None = None
+    steps: int = 0
+    symptom: str | None = None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    schema: int = SCHEMA
+    outcome: Outcome = Outcome()
+    diagnoses: tuple[Diagnosis, ...] = ()
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """A bug of ours that was contained."""
+
+    where: str
+    error: str
+    traceback: str = ""
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the black box: where training was at an instant."""
+
+    time: float
+    step: int
+    micro_step: int
+    updates: int
+    phase: Phase
+    file: str
+    line: int
+    rss: int
+    device_memory: int
+
+
+class BoxContents(msgspec.Struct, frozen=True, kw_only=True):
+    """A black box as read back, oldest moment first."""
+
+    pid: int
+    started: float
+    clean_exit: bool
+    moments: tuple[Moment, ...]
+
+    @property
+    def last(self) -> Moment | None:
+        return self.moments[-1] if self.moments else None
+
+
+class StackFrame(msgspec.Struct, frozen=True, kw_only=True):
+    file: str
+    line: int
+    function: str
+
+
+class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
+    """A thread as faulthandler dumped it, innermost frame first."""
+
+    current: bool
+    frames: tuple[StackFrame, ...]
+
+
+class MemoryLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cgroup of the run says of memory. None where it does not say."""
+
+    oom_kills: int | None = None
+    limit: int | None = None
+    peak: int | None = None
+
+
+class Death(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that ended without a word, as only an outsider can see it."""
+
+    pid: int
+    rank: int = 0
+    signal: str | None = None
+    exit_status: int | None = None
+    box: BoxContents | None = None
+    threads: tuple[ThreadStack, ...] = ()
+    fatal_line: str = ""
+    oom_kills: int | None = None
+    kernel_lines: tuple[str, ...] = ()
+    memory_limit: int | None = None
+    peak_rss: int | None = None
+    host_memory: int | None = None
+    swap_free: int | None = None
+    shm_free: int | None = None
+    core_pattern: str = ""
+
+
+class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """What a DataLoader worker saw of its own exception, carried to the main process beside it."""
+
+    pid: int
+    worker: int | None
+    exception: str
+    message: str
+    stage: Literal["sample", "collate", "other"]
+    index: Any = None
+    batch_indices: tuple[Any, ...] = ()
+    frames: tuple[StackFrame, ...] = ()
+    columns: tuple[int, int] = (1, 1)
+    sample: str = ""
+    sample_shapes: tuple[str, ...] = ()
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """Readable JSON with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"

@@ -1,0 +1,1 @@
+"""Incident -> Evidence: look at the failing step while its frames are alive."""

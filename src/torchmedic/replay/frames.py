@@ -1,0 +1,151 @@
+"""The frames of a traceback, with the exact expression that each of them was evaluating (PEP 657)."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from torchmedic.observe.frames import is_user_file
+from torchmedic.records import Location, Role
+from torchmedic.replay.source import relative, source_line
+
+
+class Frame:
+    """One live frame: its position, its variables, and the syntax node that was being evaluated."""
+
+    def __init__(self, frame: FrameType, lasti: int, lineno: int) -> None:
+        self.live = frame
+        self.file = frame.f_code.co_filename
+        self.function = frame.f_code.co_name
+        self.is_user = is_user_file(self.file)
+        line, end_line, column, end_column = _position(frame, lasti)
+        self.line = line or lineno
+        self.end_line = end_line or self.line
+        self._column = column
+        self._end_column = end_column
+
+    @functools.cached_property
+    def variables(self) -> dict[str, Any]:
+        return self.live.f_locals
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """The nn.Module whose method this is."""
+        owner = self.variables.get("self")
+        return owner if isinstance(owner, torch.nn.Module) else None
+
+    @functools.cached_property
+    def node(self) -> ast.expr | None:
+        """The expression under evaluation: a call, an operator, a subscript."""
+        if self._column is None or self._end_column is None:
+            return None
+        found = expressions(self.file, self.live.f_globals).get(
+            (self.line, self._column, self.end_line, self._end_column)
+        )
+        return found[0] if found else None
+
+    def lookup(self, name: str) -> Any:
+        """A variable as this frame sees it.
+
+        Raises:
+            KeyError: There is none of that name.
+        """
+        if name in self.variables:
+            return self.variables[name]
+        if name in self.live.f_globals:
+            return self.live.f_globals[name]
+        return self.live.f_builtins[name]
+
+    def location(self, role: Role, label: str = "", node: ast.AST | None = None) -> Location:
+        """This frame's expression, or another node of the same file, as a labelled place."""
+        if node is None:
+            return place(role, self.file, self.line, label, self._column, self._end_column, self.end_line)
+        return node_location(role, self.file, node, label)
+
+
+def node_location(role: Role, file: str, node: Any, label: str = "") -> Location:
+    return place(role, file, node.lineno, label, node.col_offset, node.end_col_offset, node.end_lineno)
+
+
+def place(
+    role: Role,
+    file: str,
+    line: int,
+    label: str = "",
+    column: int | None = None,
+    end_column: int | None = None,
+    end_line: int | None = None,
+) -> Location:
+    """A location from byte offsets counted from 0, as Python gives them; the whole line where it gives none."""
+    text = source_line(file, line)
+    data = text.encode()
+    if column is None or end_column is None:
+        start, end = len(text) - len(text.lstrip()), len(text.rstrip())
+    else:
+        start = len(data[:column].decode(errors="replace"))
+        end = len(data[:end_column].decode(errors="replace")) if end_line in (None, line) else len(text.rstrip())
+    return Location(
+        role=role,
+        file=relative(file),
+        line=line,
+        column=start + 1,
+        end_column=max(start + 1, end) + 1 if end <= start else end + 1,
+        code=text.strip(),
+        indent=len(text) - len(text.lstrip()),
+        label=label,
+    )
+
+
+def frames_of(tb: TracebackType | None) -> list[Frame]:
+    """Outermost first, as in a printed traceback."""
+    frames = []
+    while tb is not None:
+        frames.append(Frame(tb.tb_frame, tb.tb_lasti, tb.tb_lineno))
+        tb = tb.tb_next
+    return frames
+
+
+def _position(frame: FrameType, lasti: int) -> tuple[int | None, int | None, int | None, int | None]:
+    if lasti < 0:
+        return (frame.f_lineno, None, None, None)
+    for index, position in enumerate(frame.f_code.co_positions()):
+        if index == lasti // 2:
+            return position
+    return (frame.f_lineno, None, None, None)
+
+
+Span = tuple[int, int, int, int]
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(file: str, text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text, file)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def syntax_tree(file: str, module_globals: dict[str, Any] | None = None) -> ast.Module | None:
+    """The parsed source of a file, notebook cells included; None where there is no source."""
+    lines = linecache.getlines(file, module_globals)
+    return _parsed(file, "".join(lines)) if lines else None
+
+
+def expressions(file: str, module_globals: dict[str, Any] | None = None) -> dict[Span, list[ast.expr]]:
+    """Every expression of a file by its span; the outermost first where several share one."""
+    tree = syntax_tree(file, module_globals)
+    return _by_span(tree) if tree is not None else {}
+
+
+@functools.lru_cache(maxsize=64)
+def _by_span(tree: ast.Module) -> dict[Span, list[ast.expr]]:
+    found: dict[Span, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr) and node.end_lineno is not None and node.end_col_offset is not None:
+            found.setdefault((node.lineno, node.col_offset, node.end_lineno, node.end_col_offset), []).append(node)
+    return found

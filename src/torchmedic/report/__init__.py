@@ -1,0 +1,1 @@
+"""The same Diagnosis in every dress."""

@@ -1,0 +1,148 @@
+"""A diagnosis as a person reads it in a terminal: full, or one concise line."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from torchmedic.records import Diagnosis, Location, Treatment
+
+_SEVERITY_STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+_GUTTER = "blue"
+_MIN_WIDTH = 40
+
+
+def concise(diagnosis: Diagnosis) -> str:
+    """One line, made to be searched."""
+    place = diagnosis.cause_location
+    where = f"{place.file}:{place.line}:{place.column}: " if place is not None else ""
+    return f"{where}{diagnosis.severity}[{diagnosis.code}] {diagnosis.message} ({diagnosis.grade})"
+
+
+def print_concise(console: Console, diagnosis: Diagnosis) -> None:
+    console.print(Text(concise(diagnosis)), soft_wrap=True)
+
+
+def print_full(console: Console, diagnosis: Diagnosis, run: Path | None) -> None:
+    """The whole diagnosis: what, where, the evidence, the help."""
+    width = max(console.width, _MIN_WIDTH)
+    for line in _lines(diagnosis, width):
+        console.print(line, soft_wrap=True)
+    tail = Text("explain: ", "bold")
+    tail.append(f"torchmedic explain {diagnosis.code}", "not bold")
+    if run is not None:
+        report = f"report: {run / 'report.json'}"
+        tail.append("      " if len(tail) + 6 + len(report) <= width else "\n")
+        tail.append("report: ", "bold").append(report.removeprefix("report: "), "not bold")
+    console.print(tail, soft_wrap=True)
+
+
+def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
+    style = _SEVERITY_STYLE[diagnosis.severity]
+    head = f"{diagnosis.severity}[{diagnosis.code}]: "
+    for number, part in enumerate(textwrap.wrap(head + diagnosis.message, width, subsequent_indent="  ") or [head]):
+        if number == 0:
+            yield Text(part[: len(head)], style).append(part[len(head) :], "bold")
+        else:
+            yield Text(part, "bold")
+    gutter = max((len(str(place.line)) for place in diagnosis.locations), default=1)
+    primary = diagnosis.cause_location or next(iter(diagnosis.locations), None)
+    if primary is not None:
+        rest = [place for place in diagnosis.locations if place is not primary]
+        same = [place for place in rest if place.file == primary.file]
+        yield from _snippets(
+            primary, sorted([primary, *same], key=lambda place: place.line), gutter, style, width, "-->"
+        )
+        others = [place for place in rest if place.file != primary.file]
+        for _, group in itertools.groupby(others, key=lambda place: place.file):
+            places = list(group)
+            yield from _snippets(places[0], sorted(places, key=lambda place: place.line), gutter, style, width, ":::")
+        yield Text(" " * (gutter + 1) + " |", _GUTTER)
+    yield from _notes(diagnosis, gutter, width)
+    for treatment in diagnosis.treatments:
+        yield from _help(treatment, primary, gutter, width)
+
+
+def _snippets(
+    head: Location, places: list[Location], gutter: int, style: str, width: int, arrow: str
+) -> Iterator[Text]:
+    yield Text(" " * (gutter + 1) + arrow, _GUTTER).append(f" {head.file}:{head.line}:{head.column}", "not blue")
+    yield Text(" " * (gutter + 1) + " |", _GUTTER)
+    before: int | None = None
+    for place in places:
+        if before is not None and place.line > before + 1:
+            yield Text("...", _GUTTER)
+        before = place.line
+        yield from _snippet(place, gutter, style, width)
+
+
+def _snippet(place: Location, gutter: int, style: str, width: int) -> Iterator[Text]:
+    """One source line, its underline, and the label beside it or, where it does not fit, below it."""
+    margin = Text(" " * (gutter + 1) + " | ", _GUTTER)
+    if not place.code:
+        if place.label:
+            yield margin + Text(place.label)
+        return
+    room = max(width - gutter - 4, _MIN_WIDTH - 8)
+    margin_left = min(place.indent, 8)  # deep nesting is shown less deep
+    start = max(0, place.column - 1 - place.indent)
+    length = max(1, place.end_column - place.column)
+    code, start = _window(place.code, start, length, room - margin_left)
+    yield Text(f"{place.line:>{gutter + 1}} | ", _GUTTER).append(" " * margin_left + code, "not blue")
+    length = max(1, min(length, len(code) - start))
+    mark, colour = ("^", style) if place.role == "cause" else ("-", "bold blue")
+    underline = " " * (margin_left + start) + mark * length
+    if not place.label:
+        yield margin + Text(underline, colour)
+        return
+    if len(underline) + 1 + len(place.label) <= room:
+        yield margin + Text(f"{underline} {place.label}", colour)
+        return
+    yield margin + Text(underline, colour)
+    inset = min(margin_left + start, max(0, room - 44))
+    for part in textwrap.wrap(place.label, room - inset):
+        yield margin + Text(" " * inset + part, colour)
+
+
+def _window(code: str, start: int, length: int, room: int) -> tuple[str, int]:
+    """Cut a line that is too long so that the marked part stays in view."""
+    if len(code) <= room:
+        return code, start
+    if start + min(length, room // 2) <= room - 3:
+        return code[: room - 3] + "...", start
+    shift = start - room // 4
+    piece = code[shift : shift + room - 6]
+    tail = "..." if shift + room - 6 < len(code) else ""
+    return "..." + piece + tail, start - shift + 3
+
+
+def _notes(diagnosis: Diagnosis, gutter: int, width: int) -> Iterator[Text]:
+    for title, text in [(diagnosis.grade, diagnosis.cause), *(("note", fact) for fact in diagnosis.evidence)]:
+        lead = " " * (gutter + 1) + " = "
+        body = f"{title}: {text}"
+        for number, part in enumerate(textwrap.wrap(body, max(20, width - len(lead)), break_long_words=False)):
+            if number == 0:
+                head, _, rest = part.partition(":")
+                yield (Text(lead, _GUTTER).append(f"{head}:", "bold not blue").append(rest, "not blue not bold"))
+            else:
+                yield Text(" " * len(lead) + "  " + part)
+
+
+def _help(treatment: Treatment, primary: Location | None, gutter: int, width: int) -> Iterator[Text]:
+    verdict = f"[proven on your step: {treatment.result}]" if treatment.proven else "[not tried]"
+    line = f"help: {treatment.title}  {verdict}"
+    for number, part in enumerate(textwrap.wrap(line, width, subsequent_indent="      ", break_long_words=False)):
+        if number == 0:
+            yield Text("help:", "bold green").append(part.removeprefix("help:"), "not bold not green")
+        else:
+            yield Text(part)
+    if treatment.patch:
+        at = primary.line if primary is not None else ""
+        for position, part in enumerate(treatment.patch.splitlines()):
+            mark = f"{at:>{gutter + 1}}" if position == 0 else " " * (gutter + 1)
+            yield Text(f"{mark} | ", _GUTTER).append("    " + part.strip(), "green not blue")

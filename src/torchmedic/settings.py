@@ -1,0 +1,77 @@
+"""What a user can set, and where it may be set: defaults < pyproject < TORCHMEDIC_* < flags."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from torchmedic.errors import UsageError
+
+Format = Literal["full", "concise", "json"]
+FailOn = Literal["error", "warning", "never"]
+
+# How the parent finds its agents, and they their parent. Not for users.
+RUN_DIR_VARIABLE = "TORCHMEDIC_RUN_DIR"
+HOME_VARIABLE = "TORCHMEDIC_HOME"
+HIDE_VARIABLE = "TORCHMEDIC_HIDE"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of `torchmedic run`. Each has a flag, a key in [tool.torchmedic] and a TORCHMEDIC_* variable."""
+
+    output: str | None = None
+    format: Format = "full"
+    fail_on: FailOn = "never"
+    confidential: bool = False
+
+
+def load(flags: Mapping[str, Any], *, folder: Path, environ: Mapping[str, str] | None = None) -> Settings:
+    """Merge the four sources.
+
+    Args:
+        flags: Values from the command line; None means that the flag was not given.
+        folder: Where the search for pyproject.toml begins, upwards.
+        environ: The environment, the process's own by default.
+
+    Raises:
+        UsageError: A source holds a key or a value that does not exist.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for source, given in (
+        ("[tool.torchmedic]", _from_pyproject(folder)),
+        ("the environment", _from_environment(environ)),
+        ("the command line", {key: value for key, value in flags.items() if value is not None}),
+    ):
+        try:
+            msgspec.convert(given, Settings, strict=False)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"bad setting in {source}: {error}") from None
+        values |= given
+    return msgspec.convert(values, Settings, strict=False)
+
+
+def _from_pyproject(folder: Path) -> dict[str, Any]:
+    for candidate in (folder, *folder.parents):
+        path = candidate / "pyproject.toml"
+        if path.is_file():
+            try:
+                table = tomllib.loads(path.read_text(encoding="utf-8"))
+            except (tomllib.TOMLDecodeError, OSError, UnicodeDecodeError):
+                return {}  # a broken pyproject is its owner's business, not a reason to refuse to run
+            section = table.get("tool", {}).get("torchmedic", {})
+            return {key.replace("-", "_"): value for key, value in section.items()}
+    return {}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        name: environ[f"TORCHMEDIC_{name.upper()}"]
+        for name in Settings.__struct_fields__
+        if environ.get(f"TORCHMEDIC_{name.upper()}")
+    }

@@ -1,0 +1,105 @@
+"""What only an outsider can see of a process that is gone: cgroup counters, the kernel's log, limits of the host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from torchmedic.records import MemoryLimits
+
+_NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as a huge number
+
+
+def memory_limits(
+    pid: int | str = "self", *, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")
+) -> MemoryLimits:
+    """The memory cgroup of a process: its count of OOM kills, its limit and its peak. Version 2, then version 1."""
+    folder = _memory_cgroup(proc / str(pid) / "cgroup", root)
+    if folder is None:
+        return MemoryLimits()
+    if (folder / "memory.events").exists():
+        return MemoryLimits(
+            oom_kills=_count(folder / "memory.events", "oom_kill"),
+            limit=_number(folder / "memory.max"),
+            peak=_number(folder / "memory.peak"),
+        )
+    return MemoryLimits(
+        oom_kills=_count(folder / "memory.oom_control", "oom_kill"),
+        limit=_number(folder / "memory.limit_in_bytes"),
+        peak=_number(folder / "memory.max_usage_in_bytes"),
+    )
+
+
+def _memory_cgroup(listing: Path, root: Path) -> Path | None:
+    try:
+        lines = listing.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        base = root / "memory" if "memory" in controllers.split(",") else root if not controllers else None
+        if base is None:
+            continue
+        # In a container the path of the host may not exist; the group is then mounted at the root.
+        for folder in (base / path.lstrip("/"), base):
+            if (folder / "memory.events").exists() or (folder / "memory.oom_control").exists():
+                return folder
+    return None
+
+
+def _count(path: Path, key: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == key:
+                return int(value)
+    return None
+
+
+def _number(path: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        value = int(path.read_text())
+        return value if value < _NO_LIMIT else None
+    return None
+
+
+def kernel_log(pid: int) -> tuple[str, ...]:
+    """Lines of the kernel's log that name this process, where a user may read it."""
+    if shutil.which("dmesg") is None:
+        return ()
+    try:
+        done = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=2, errors="replace", check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    wanted = re.compile(rf"\b(pid[ =]|process |\[){pid}\b")
+    return tuple(line.strip() for line in done.stdout.splitlines() if wanted.search(line))[-5:]
+
+
+def peak_rss_of_children() -> int:
+    """The largest RSS that any ended child had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes of RAM in the host, and of free swap."""
+    return int(psutil.virtual_memory().total), int(psutil.swap_memory().free)
+
+
+def shm_free() -> int | None:
+    with contextlib.suppress(OSError):
+        status = os.statvfs("/dev/shm")
+        return status.f_bavail * status.f_frsize
+    return None
+
+
+def core_pattern() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/core_pattern").read_text().strip()
+    return ""
