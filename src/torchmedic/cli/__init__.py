@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="torchmedic",
-        description="Put it in front of a PyTorch training script; when it fails, read the cause, the line, the evidence.",
+        description="Run a PyTorch training script; when it fails, read the cause, the line and the evidence.",
         epilog="example: torchmedic run train.py --epochs 3",
     )
     parser.add_argument("-V", "--version", action="version", version=f"torchmedic {__version__}")

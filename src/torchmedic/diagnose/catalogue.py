@@ -1,4 +1,4 @@
-"""What every rule says of itself, read from its source: `explain` and the docs must work where torch is not installed."""
+"""What every rule says of itself, read from its source: `explain` must work where torch is not installed."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _wrap_reraise() -> None:
             _hand_over(wrapper, error)
             raise
 
-    ExceptionWrapper.reraise = reraise  # type: ignore[method-assign, assignment]
+    ExceptionWrapper.reraise = reraise  # type: ignore[method-assign]
 
 
 @contained("observe.worker")
