@@ -2,6 +2,7 @@
 
 report.json                 the contract, one for all processes of the run
 stacks/<pid>.txt            faulthandler's last words of a process
+.parts/<rank>.json          the report of one rank, where each has a torchmedic of its own; report.json is all of them
 rank<N>[.<pid>]/            one folder per watched process
     blackbox                the memory-mapped ring
     events.jsonl            what happened, a line each
@@ -12,51 +13,89 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from torchmedic.errors import UnreadableRun, UsageError
-from torchmedic.records import Diagnosis, Fault, Report, encode
+from torchmedic.records import Diagnosis, Fault, Report, StackFrame, encode
 
 REPORT = "report.json"
 BLACK_BOX = "blackbox"
 EVENTS = "events.jsonl"
 STACKS = "stacks"
+_JOB = ".job"
+_PARTS = ".parts"
 
 
-def create(requested: str | None, script: str, cwd: Path) -> Path:
-    """Make the folder of a new run, private to its owner.
+def create(requested: str | None, script: str, cwd: Path, job: str | None = None) -> Path:
+    """Make the folder of a new run, private to its owner; all processes of one `job` get the same.
 
     Raises:
         UsageError: The requested folder holds something else, or cannot be made.
+        OSError: No folder can be made anywhere.
     """
     if requested is not None:
         path = cwd / requested
-        if (path / REPORT).exists() or (path.is_dir() and any(path.iterdir())) or path.is_file():
+        if _is_taken(path, job):
             raise UsageError(f"cannot write to {requested}: it exists and is not empty")
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.chmod(0o700)
+            _sign(path, job)
         except OSError as error:
             raise UsageError(f"cannot make {requested}: {error.strerror}") from None
-        path.chmod(0o700)
         return path.resolve()
     name = f"{datetime.datetime.now():%Y-%m-%dT%H%M%S}-{_slug(script)}"
     try:
-        return _fresh(cwd / ".torchmedic", name)
+        return _fresh(cwd / ".torchmedic", name, job)
     except OSError:
         # A read-only or full working directory is no reason not to train.
-        return _fresh(Path(tempfile.gettempdir()) / f"torchmedic-{os.getuid()}", name)
+        return _fresh(_private_temporary(), name, job)
 
 
-def _fresh(parent: Path, name: str) -> Path:
+def _is_taken(path: Path, job: str | None) -> bool:
+    if job is not None and _signature(path) == job:
+        return False
+    try:
+        return path.is_file() or (path.is_dir() and any(path.iterdir()))
+    except OSError:
+        return False  # making it will say what is wrong
+
+
+def _private_temporary() -> Path:
+    shared = Path(tempfile.gettempdir()) / f"torchmedic-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        shared.mkdir(mode=0o700)
+    # Anybody may have put a folder of that name there.
+    return shared if shared.lstat().st_uid == os.getuid() else Path(tempfile.mkdtemp(prefix="torchmedic-"))
+
+
+def _fresh(parent: Path, name: str, job: str | None) -> Path:
     if not parent.is_dir():
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ignore = parent / ".gitignore"
+    if not ignore.exists():
         with contextlib.suppress(OSError):
-            (parent / ".gitignore").write_text("*\n")
+            ignore.write_text("*\n")
+    if job is None:
+        return _numbered(parent, name)
+    with locked(parent / ".lock"):
+        for path in sorted(parent.iterdir(), reverse=True):
+            if _signature(path) == job:
+                return path.resolve()
+        path = _numbered(parent, name)
+        _sign(path, job)
+        return path
+
+
+def _numbered(parent: Path, name: str) -> Path:
     for attempt in range(1000):
         path = parent / (name if not attempt else f"{name}-{attempt + 1}")
         try:
@@ -65,6 +104,29 @@ def _fresh(parent: Path, name: str) -> Path:
             continue
         return path.resolve()
     raise OSError(f"no free name for {name}")
+
+
+def _sign(path: Path, job: str | None) -> None:
+    if job is not None:
+        (path / _JOB).write_text(job)
+
+
+def _signature(path: Path) -> str | None:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return (path / _JOB).read_text()
+    return None
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock against the other processes of a job; where a file system has none, go on without."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _slug(script: str) -> str:
@@ -125,42 +187,86 @@ def read_report(run: Path) -> Report:
         raise UnreadableRun(f"cannot read {path}: it is damaged ({error})") from None
 
 
+def write_part(run: Path, rank: int, report: Report) -> list[Report]:
+    """Put down one rank's report beside those of the others; all of them, by rank."""
+    folder = run / _PARTS
+    folder.mkdir(mode=0o700, exist_ok=True)
+    write_atomically(folder / f"{rank}.json", encode(report))
+    return [part for _, part in sorted(_parts(folder))]
+
+
+def _parts(folder: Path) -> Iterator[tuple[int, Report]]:
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
+            yield int(path.stem), msgspec.json.decode(path.read_bytes(), type=Report)
+
+
 def write_diagnosis(folder: Path, diagnosis: Diagnosis) -> None:
     count = len(list(folder.glob("diagnosis-*.json")))
     write_atomically(folder / f"diagnosis-{count}.json", encode(diagnosis))
 
 
-def read_diagnoses(folder: Path) -> list[Diagnosis]:
-    """The diagnoses made inside one process; a damaged file is passed over."""
-    found = []
+def read_diagnoses(folder: Path) -> dict[Path, Diagnosis]:
+    """The diagnoses made inside one process, by their files; a damaged one is passed over."""
+    found = {}
     for path in sorted(folder.glob("diagnosis-*.json")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            found.append(msgspec.json.decode(path.read_bytes(), type=Diagnosis))
+            found[path] = msgspec.json.decode(path.read_bytes(), type=Diagnosis)
     return found
+
+
+class StartLine(msgspec.Struct, tag="start", tag_field="kind"):
+    pid: int
 
 
 class FaultLine(msgspec.Struct, tag="fault", tag_field="kind"):
     fault: Fault
 
 
-def read_faults(folder: Path) -> list[Fault]:
-    """Contained faults of one process, from its events; other lines and damaged ones are passed over."""
-    faults = []
-    with contextlib.suppress(OSError):
-        for line in (folder / EVENTS).read_bytes().splitlines():
-            with contextlib.suppress(msgspec.DecodeError):
-                faults.append(msgspec.json.decode(line, type=FaultLine).fault)
-    return faults
-
-
 class ExceptionLine(msgspec.Struct, tag="exception", tag_field="kind"):
     symptom: str
 
 
-def read_symptom(folder: Path) -> str | None:
-    """How the exception that ended one process showed itself, from its events."""
+class DeathLine(msgspec.Struct, tag="death", tag_field="kind"):
+    """An exception in this process was only the news that another process has died."""
+
+    pid: int
+    signal: str
+    part: Literal["script", "worker", "child"]
+    at: StackFrame | None = None
+
+
+_Line = StartLine | FaultLine | ExceptionLine | DeathLine
+
+
+def read_events(folder: Path) -> list[_Line]:
+    """The lines of one process's events that the parent acts on; other lines and damaged ones are passed over."""
+    found: list[_Line] = []
     with contextlib.suppress(OSError):
         for line in (folder / EVENTS).read_bytes().splitlines():
             with contextlib.suppress(msgspec.DecodeError):
-                return msgspec.json.decode(line, type=ExceptionLine).symptom
+                found.append(msgspec.json.decode(line, type=_Line))
+    return found
+
+
+def folder_of(run: Path, pid: int) -> Path | None:
+    """The folder of one process of the run."""
+    for folder in process_folders(run):
+        if any(isinstance(line, StartLine) and line.pid == pid for line in read_events(folder)):
+            return folder
     return None
+
+
+def read_faults(folder: Path) -> list[Fault]:
+    """Contained faults of one process."""
+    return [line.fault for line in read_events(folder) if isinstance(line, FaultLine)]
+
+
+def read_symptom(folder: Path) -> str | None:
+    """How the exception that ended one process showed itself."""
+    return next((line.symptom for line in read_events(folder) if isinstance(line, ExceptionLine)), None)
+
+
+def stack_files(run: Path) -> dict[int, Path]:
+    """Faulthandler's file of every process that has one."""
+    return {int(path.stem): path for path in (run / STACKS).glob("*.txt") if path.stem.isdecimal()}

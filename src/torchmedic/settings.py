@@ -20,6 +20,9 @@ RUN_DIR_VARIABLE = "TORCHMEDIC_RUN_DIR"
 HOME_VARIABLE = "TORCHMEDIC_HOME"
 HIDE_VARIABLE = "TORCHMEDIC_HIDE"
 
+# Where tests put a cgroup tree of their own: a real one takes root, and a real kill takes all the memory.
+CGROUP_VARIABLE = "TORCHMEDIC_CGROUP_ROOT"
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of `torchmedic run`. Each has a flag, a key in [tool.torchmedic] and a TORCHMEDIC_* variable."""
@@ -54,6 +57,15 @@ def load(flags: Mapping[str, Any], *, folder: Path, environ: Mapping[str, str] |
             raise UsageError(f"bad setting in {source}: {error}") from None
         values |= given
     return msgspec.convert(values, Settings, strict=False)
+
+
+def rank(environ: Mapping[str, str] | None = None) -> int | None:
+    """Which process of a distributed job this is, as its launcher says; None where there is no launcher."""
+    environ = os.environ if environ is None else environ
+    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        if environ.get(name, "").isdecimal():
+            return int(environ[name])
+    return None
 
 
 def _from_pyproject(folder: Path) -> dict[str, Any]:

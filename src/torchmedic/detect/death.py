@@ -6,12 +6,26 @@ import re
 import signal
 from pathlib import Path
 
+import msgspec
+
 from torchmedic.records import StackFrame, ThreadStack
 
-# Ends that somebody asked for: the user, a scheduler, a closed terminal or pipe. Not incidents.
-REQUESTED = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGPIPE", "SIGUSR1", "SIGUSR2", "SIGALRM"})
+# Ends that somebody asked for: the user, a scheduler, a closed terminal or pipe, a timer. Not incidents.
+REQUESTED = frozenset(
+    "SIGTERM SIGINT SIGHUP SIGQUIT SIGPIPE SIGUSR1 SIGUSR2 SIGALRM SIGVTALRM SIGPROF SIGXCPU SIGXFSZ SIGPWR".split()
+)
 
 _FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+
+# What faulthandler calls the signals that it catches.
+_FATAL = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating point exception": "SIGFPE",
+    "Floating-point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+}
 
 
 def signal_name(status: int) -> str | None:
@@ -21,6 +35,11 @@ def signal_name(status: int) -> str | None:
         return signal.Signals(number).name
     except ValueError:
         return None
+
+
+def fatal_signal(fatal_line: str) -> str | None:
+    """The signal that faulthandler's first line names."""
+    return next((name for text, name in _FATAL.items() if text.lower() in fatal_line.lower()), None)
 
 
 def read_stacks(path: Path) -> tuple[str, tuple[ThreadStack, ...]]:
@@ -47,3 +66,35 @@ def read_stacks(path: Path) -> tuple[str, tuple[ThreadStack, ...]]:
             break
     threads.sort(key=lambda thread: not thread[0])
     return fatal, tuple(ThreadStack(current=current, frames=tuple(frames)) for current, frames in threads)
+
+
+class NamedDeath(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that an exception in another one says has died of a signal."""
+
+    pid: int
+    signal: str
+    part: str
+
+
+_WORKER = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([^.\n]+)")
+
+
+def named_death(error: BaseException) -> NamedDeath | None:
+    """The death of a worker or a spawned process that this exception only passes on."""
+    pid, name = getattr(error, "error_pid", None), getattr(error, "signal_name", None)
+    if isinstance(pid, int) and isinstance(name, str) and name in signal.Signals.__members__:
+        return NamedDeath(pid=pid, signal=name, part="child")
+    chain: BaseException | None = error
+    for _ in range(5):
+        match = _WORKER.search(str(chain)) if isinstance(chain, RuntimeError) else None
+        if match is not None:
+            found = next((each for each in signal.Signals if signal.strsignal(each) == match[2].strip()), None)
+            return None if found is None else NamedDeath(pid=int(match[1]), signal=found.name, part="worker")
+        chain = chain.__cause__ if chain is not None else None
+    return None
+
+
+def raised_elsewhere(error: BaseException) -> int | None:
+    """The process whose exception this one only repeats: `torch.multiprocessing.spawn` raises it again as text."""
+    pid = getattr(error, "error_pid", None)
+    return pid if isinstance(pid, int) and type(error).__name__ == "ProcessRaisedException" else None

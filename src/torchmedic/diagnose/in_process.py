@@ -1,19 +1,31 @@
-"""Diagnose an exception inside the process that raised it, and leave the result in the run folder."""
+"""Diagnose a failing step inside its own process, and leave the result in the run folder."""
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import Any
 
 from torchmedic.detect.exceptions import raised
+from torchmedic.detect.nonfinite import turned_bad
 from torchmedic.diagnose import registry
-from torchmedic.diagnose.engine import diagnose as ask
+from torchmedic.diagnose.engine import diagnose
 from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.rundir import write_diagnosis
 
 
-def diagnose(error: BaseException, agent: Any) -> None:
+def exception(error: BaseException, agent: Any) -> None:
     """Called by the agent while the frames of `error` are alive."""
     incident = raised(error, agent)
-    diagnosis = ask(RaisedEvidence(incident), registry.RAISED)
+    diagnosis = diagnose(RaisedEvidence(incident), registry.RAISED)
     agent.events.write("exception", symptom=incident.symptom, step=incident.step, phase=incident.phase)
+    write_diagnosis(agent.folder, diagnosis)
+
+
+def nonfinite(optimizer: Any, frame: FrameType, what: str, agent: Any) -> None:
+    """Called by the agent when NaN or infinity is about to reach the weights; the step's frames are on the stack."""
+    incident = turned_bad(optimizer, what, agent)
+    evidence = NumbersEvidence(incident, frame, agent)
+    diagnosis = diagnose(evidence, registry.NUMBERS)
+    agent.events.write("nonfinite", symptom="nan", step=incident.step, what=what)
     write_diagnosis(agent.folder, diagnosis)

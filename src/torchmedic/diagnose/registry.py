@@ -13,7 +13,14 @@ from torchmedic.diagnose.rule import Rule
 _RULES = "torchmedic.diagnose.rules."
 
 # Asked in the process that raised, while its frames are alive.
-RAISED: tuple[str, ...] = ("graph.matmul_shape_mismatch",)
+RAISED: tuple[str, ...] = (
+    "devices.label_out_of_range",
+    "devices.index_out_of_range",
+    "graph.matmul_shape_mismatch",
+)
+
+# Asked in the process in which NaN or infinity is about to reach the weights.
+NUMBERS: tuple[str, ...] = ("numbers.division_by_zero",)
 
 # Asked in the parent, of a process that is gone.
 DEATHS: tuple[str, ...] = ()
@@ -21,7 +28,7 @@ DEATHS: tuple[str, ...] = ()
 # Asked by nobody: what remains when all others are silent.
 LAST: tuple[str, ...] = ("unknown",)
 
-ALL: tuple[str, ...] = (*RAISED, *DEATHS, *LAST)
+ALL: tuple[str, ...] = (*RAISED, *NUMBERS, *DEATHS, *LAST)
 
 
 def module_name(rule: str) -> str:

@@ -51,6 +51,11 @@ class Draft:
         self._treatments.append(Treatment(title=title, patch=patch, safety=safety))
         return self
 
+    def treat(self, *treatments: Treatment | None) -> Draft:
+        """Add treatments that were tried; None is one that did not pass."""
+        self._treatments.extend(treatment for treatment in treatments if treatment is not None)
+        return self
+
     def done(self, *, step: int | None = None, rank: int = 0, severity: Severity = "error") -> Diagnosis:
         code, name, grade, message, cause = self._head
         return Diagnosis(

@@ -8,11 +8,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import importlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,9 +25,12 @@ from torchmedic.observe.batches import Batches
 from torchmedic.observe.blackbox import BlackBox
 from torchmedic.observe.clock import Clock
 from torchmedic.observe.events import Events
+from torchmedic.observe.finite import FiniteWatch
 from torchmedic.observe.hooks import Hooks
+from torchmedic.observe.notes import StepNotes
 from torchmedic.records import Fault
 from torchmedic.rundir import BLACK_BOX, STACKS, claim_process_folder
+from torchmedic.settings import rank
 
 _agent: Agent | None = None
 
@@ -36,12 +40,14 @@ class Agent:
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        self.rank = _rank()
+        self.rank = rank() or 0
         self.clock = Clock()
         self.batches = Batches()
         self.folder: Path | None = None
         self.events: Events | None = None
-        self.hooks = Hooks(self.clock, self.batches)
+        self.notes = StepNotes()
+        self.finite = FiniteWatch(self.turned_bad)
+        self.hooks = Hooks(self.clock, self.batches, self.notes, self.finite)
         self._stacks: Any = None
         self._waiting_faults: list[Fault] = []
 
@@ -84,9 +90,19 @@ class Agent:
     def raised(self, error: BaseException) -> None:
         """An exception has ended this process's work: find out why, while its frames are alive."""
         self.open()
-        diagnose = _diagnoser()
-        if diagnose is not None:
-            diagnose(error, self)
+        self.hooks.paused = True
+        _later_stages().exception(error, self)
+
+    @contained("observe.nonfinite")
+    def turned_bad(self, optimizer: Any, frame: FrameType, what: str) -> None:
+        """NaN or infinity is about to be written into the weights: find its origin, once, and let the run go on."""
+        self.finite.on = False
+        self.open()
+        self.hooks.paused = True
+        try:
+            _later_stages().nonfinite(optimizer, frame, what, self)
+        finally:
+            self.hooks.paused = False
 
     @contained("observe.exit")
     def exiting(self) -> None:
@@ -101,6 +117,7 @@ class Agent:
         fresh.hooks = self.hooks
         # The hooks are bound to the clock and the batches, which from here on belong to the child.
         fresh.clock, fresh.batches = self.clock, self.batches
+        fresh.notes, fresh.finite = self.notes, self.finite
         fresh.clock.box = None
         containment.on_fault(fresh.fault)
         fresh.clock.open_box = fresh.open
@@ -147,20 +164,9 @@ def _on_exit() -> None:
         _agent.exiting()
 
 
-def _diagnoser() -> Callable[[BaseException, Agent], None] | None:
+def _later_stages() -> Any:
     """The later stages, loaded only when something has failed.
 
     Named as text because imports point one way: observe knows nobody above it.
     """
-    import importlib
-
-    module = importlib.import_module("torchmedic.diagnose.in_process")
-    found: Callable[[BaseException, Agent], None] = module.diagnose
-    return found
-
-
-def _rank() -> int:
-    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
-        with contextlib.suppress(KeyError, ValueError):
-            return int(os.environ[name])
-    return 0
+    return importlib.import_module("torchmedic.diagnose.in_process")

@@ -47,6 +47,11 @@ class Batches:
         else:
             self._weak = [weakref.ref(tensor) for tensor in tensors]
 
+    @property
+    def whole(self) -> Any:
+        """The last batch as it was yielded; None where it was too big to hold."""
+        return self._strong
+
     def tensors(self) -> list[torch.Tensor]:
         """The tensors of the last batch that are still alive, in order."""
         if self._strong is not None:

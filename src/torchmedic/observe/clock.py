@@ -35,7 +35,7 @@ class Clock:
         self.phase_started = time.monotonic()
         self.file = ""
         self.line = 0
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._gauge = MemoryGauge()
 
@@ -64,14 +64,14 @@ class Clock:
         self.micro_step += 1
 
     def optimizer_built(self, optimizer: Any) -> None:
-        self._optimizers.add(optimizer)
+        self.optimizers.add(optimizer)
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         if optimizer in self._stepped:
             self._close_step()
         self._stepped.add(optimizer)
-        self._optimizers.add(optimizer)
-        if len(self._stepped) == len(self._optimizers):
+        self.optimizers.add(optimizer)
+        if len(self._stepped) == len(self.optimizers):
             self._close_step()
 
     @property

@@ -25,14 +25,20 @@ from torch.utils.data import dataloader
 from torchmedic.contained import contained
 from torchmedic.observe.batches import Batches
 from torchmedic.observe.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, Clock
+from torchmedic.observe.finite import FiniteWatch
+from torchmedic.observe.frames import user_frame
+from torchmedic.observe.notes import StepNotes
 
 
 class Hooks:
-    """Feeds the clock and the batches from torch."""
+    """Feeds the clock, the batches, the notes for a replay and the watch over NaN from torch."""
 
-    def __init__(self, clock: Clock, batches: Batches) -> None:
+    def __init__(self, clock: Clock, batches: Batches, notes: StepNotes, finite: FiniteWatch) -> None:
         self._clock = clock
         self._batches = batches
+        self._notes = notes
+        self._finite = finite
+        self.paused = False  # while a replay runs, which is not training
         self._backward_depth = 0
         self._forward_hook: Any = None
         self._step_skipped = False
@@ -82,20 +88,31 @@ class Hooks:
 
     @contained("observe.data")
     def _data_requested(self, iterator: Any) -> None:
+        if self.paused:
+            return
         self._clock.data_requested()
         self._clock.enter(DATA, sys._getframe(1))
         self._batches.requested(iterator)
 
     @contained("observe.data")
     def _data_failed(self, iterator: Any) -> None:
+        if self.paused:
+            return
         self._batches.taken(iterator)
 
     @contained("observe.data")
     def _data_arrived(self, iterator: Any, batch: Any) -> None:
+        if self.paused:
+            return
         self._batches.taken(iterator)
         self._batches.arrived(batch)
         self._clock.enter(OTHER, sys._getframe(1))
+        self._step_begins()
         self.expect_forward()
+
+    @contained("observe.notes")
+    def _step_begins(self) -> None:
+        self._notes.step_begins(user_frame(sys._getframe(1)))
 
     # Forward
 
@@ -115,11 +132,14 @@ class Hooks:
 
     @contained("observe.forward")
     def _note_forward(self) -> None:
+        if self.paused:
+            return
         if self._forward_hook is not None:
             self._forward_hook.remove()
             self._forward_hook = None
         if self._backward_depth == 0:  # recomputation of a checkpoint is part of backward
             self._clock.enter(FORWARD, sys._getframe(2))
+            self._notes.forward_begins(sys._getframe(2))
 
     # Backward
 
@@ -130,7 +150,7 @@ class Hooks:
     def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            self._backward_begins()
+            self._backward_begins(args[0] if args else kwargs.get("t_outputs", ()))
             result = original(*args, **kwargs)
             self._backward_ends()
             return result
@@ -138,13 +158,23 @@ class Hooks:
         return _engine_run_backward
 
     @contained("observe.backward")
-    def _backward_begins(self) -> None:
+    def _backward_begins(self, roots: Any) -> None:
+        if self.paused:
+            return
         self._backward_depth += 1
         if self._backward_depth == 1:
             self._clock.enter(BACKWARD, sys._getframe(1))
+            self._look_at_loss(roots)
+
+    @contained("observe.finite")
+    def _look_at_loss(self, roots: Any) -> None:
+        if self._finite.on:
+            self._finite.backward_begins(roots)
 
     @contained("observe.backward")
     def _backward_ends(self) -> None:
+        if self.paused:
+            return
         # A backward that raised leaves the depth up; a loop that survives it is set right by the next optimizer step.
         self._backward_depth = max(0, self._backward_depth - 1)
         if self._backward_depth == 0:
@@ -182,24 +212,39 @@ class Hooks:
 
     @contained("observe.zero_grad")
     def _gradients_cleared(self) -> None:
+        if self.paused:
+            return
+        if self._clock.micro_step == 0:
+            self._step_begins()  # many loops open with it, and some have no loader
         self.expect_forward()
 
     def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._note_optimizer_begins()
+        self._look_at_gradients(optimizer)
 
     def _optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._note_optimizer_ends(optimizer)
 
     @contained("observe.optimizer")
     def _note_optimizer_begins(self) -> None:
+        if self.paused:
+            return
         self._backward_depth = 0
         self._step_skipped = False
         self._clock.enter(OPTIMIZER, sys._getframe(2))
 
+    @contained("observe.finite")
+    def _look_at_gradients(self, optimizer: Any) -> None:
+        if self._finite.on and not self.paused:
+            self._finite.step_begins(optimizer, sys._getframe(1))
+
     @contained("observe.optimizer")
     def _note_optimizer_ends(self, optimizer: Any) -> None:
+        if self.paused:
+            return
         self._clock.optimizer_stepped(optimizer)
         self._clock.enter(OTHER, sys._getframe(2))
+        self._step_begins()
         self.expect_forward()
 
     # GradScaler
@@ -207,7 +252,19 @@ class Hooks:
     def _watch_scaler(self) -> None:
         from torch.amp.grad_scaler import GradScaler
 
+        _wrap(GradScaler, "scale", self._around_scale)
         _wrap(GradScaler, "step", self._around_scaler_step)
+
+    def _around_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        note = contained("observe.scaler")(self._finite.scaled)
+
+        @functools.wraps(original)
+        def scale(scaler: Any, outputs: Any) -> Any:
+            result = original(scaler, outputs)
+            note(outputs, result)
+            return result
+
+        return scale
 
     def _around_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -2,49 +2,31 @@
 
 An operation of torch is C++ and leaves no frame of its own. But the innermost Python frame was evaluating exactly one
 expression, whose operands are mostly plain names. They are looked up, never recomputed where that could change
-anything: only names, attributes, items, constants and pure tensor methods are evaluated.
+anything (see `reading`).
 """
 
 from __future__ import annotations
 
 import ast
-import inspect
+import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from torchmedic.replay.frames import Frame
+from torchmedic.replay.reading import OPERATORS, UNKNOWN, read
 
-
-class _Unknown:
-    def __repr__(self) -> str:
-        return "<not known>"
-
-
-UNKNOWN: Final = _Unknown()
-
-# Methods and functions of torch that only look: same inputs, same result, nothing changed.
-_PURE = frozenset(
-    "view reshape flatten unflatten squeeze unsqueeze transpose permute t mT contiguous float double half bfloat16 "
-    "long int bool to type_as detach clone expand expand_as repeat size dim numel mean sum softmax log_softmax argmax "
-    "sigmoid tanh relu abs neg exp log sqrt chunk split unbind cat stack concat narrow select movedim swapaxes "
-    "view_as reshape_as ndimension new_zeros new_ones zeros_like ones_like zeros ones cpu item tolist max min "
-    "clamp".split()
-)
-_OPERATORS = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "div",
-    ast.FloorDiv: "floor_divide",
-    ast.Mod: "remainder",
-    ast.Pow: "pow",
-    ast.MatMult: "matmul",
-    ast.BitAnd: "bitwise_and",
-    ast.BitOr: "bitwise_or",
+_UNARY = {ast.USub: "neg", ast.Invert: "bitwise_not", ast.Not: "not"}
+_DUNDER = re.compile(r"__(i|r)?(add|sub|mul|div|truediv|floordiv|mod|pow|matmul|and|or|xor|lt|le|gt|ge|eq|ne)__")
+_NAMES = {
+    "truediv": "div",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
 }
-_SMALL = 4_000_000  # elements: above this even a pure operation is not repeated
 
 
 class Argument:
@@ -65,88 +47,108 @@ class Argument:
 
 
 class Call:
-    """An operation and its arguments, in order; keyword arguments come last and carry their name."""
+    """An operation and its arguments, in order; keyword arguments come last and carry their name.
 
-    def __init__(self, frame: Frame, op: str, function: Any, arguments: list[Argument]) -> None:
+    `whole` says that every argument of the call is listed, though the value of one may be UNKNOWN.
+    """
+
+    def __init__(self, frame: Frame, op: str, function: Any, arguments: list[Argument], *, whole: bool = True) -> None:
         self.frame = frame
         self.op = op
         self.function = function
         self.arguments = arguments
+        self.whole = whole
 
     @property
     def tensors(self) -> list[Argument]:
         """The arguments that are tensors; those in a list or tuple (as `cat` takes) one by one."""
-        return [argument for argument in self._flat() if argument.tensor is not None]
+        return [argument for argument in self.flat() if argument.tensor is not None]
 
-    def _flat(self) -> Iterator[Argument]:
+    @property
+    def is_known(self) -> bool:
+        """Whether the value of every argument could be read."""
+        return self.whole and all(argument.value is not UNKNOWN for argument in self.arguments)
+
+    def flat(self) -> Iterator[Argument]:
+        """The arguments, with lists and tuples taken apart."""
         for argument in self.arguments:
+            parts = argument.node.elts if isinstance(argument.node, ast.List | ast.Tuple) else []
             if isinstance(argument.value, list | tuple):
                 nodes: list[ast.expr | None] = [None] * len(argument.value)
-                if isinstance(argument.node, ast.List | ast.Tuple) and len(argument.node.elts) == len(nodes):
-                    nodes = list(argument.node.elts)
+                if len(parts) == len(nodes) and not any(isinstance(part, ast.Starred) for part in parts):
+                    nodes = list(parts)
                 for position, (node, value) in enumerate(zip(nodes, argument.value, strict=True)):
                     yield Argument(node, value, f"{argument.text}[{position}]")
+            elif argument.value is UNKNOWN and parts:
+                # One unreadable member does not hide the others.
+                for part in parts:
+                    yield Argument(part, read(part, self.frame))
             else:
                 yield argument
 
     def get(self, position: int, name: str) -> Any:
         """An argument by keyword or position; UNKNOWN if it was not given or could not be read."""
+        found = self.argument(position, name)
+        return UNKNOWN if found is None else found.value
+
+    def argument(self, position: int, name: str) -> Argument | None:
+        """An argument by keyword or position."""
         for argument in self.arguments:
             if argument.name == name:
-                return argument.value
+                return argument
         positional = [argument for argument in self.arguments if not argument.name]
-        return positional[position].value if position < len(positional) else UNKNOWN
+        return positional[position] if self.whole and position < len(positional) else None
 
 
 def raising_call(frame: Frame) -> Call | None:
     """The operation that a frame was evaluating when it raised."""
-    node = frame.node
+    node: Any = frame.node
     if isinstance(node, ast.Await):
         node = node.value
-    if isinstance(node, ast.Call):
-        return _call(frame, node)
-    if isinstance(node, ast.BinOp):
-        return Call(
-            frame,
-            _OPERATORS.get(type(node.op), type(node.op).__name__),
-            None,
-            [Argument(side, read(side, frame)) for side in (node.left, node.right)],
-        )
-    if isinstance(node, ast.Compare):
-        sides = [node.left, *node.comparators]
-        return Call(frame, "compare", None, [Argument(side, read(side, frame)) for side in sides])
-    if isinstance(node, ast.Subscript):
-        return Call(
-            frame,
-            "index",
-            None,
-            [Argument(part, read(part, frame)) for part in (node.value, node.slice)],
-        )
-    return _augmented(frame)
-
-
-def _augmented(frame: Frame) -> Call | None:
-    """`a += b` is a statement, so no expression has its span."""
-    from torchmedic.replay.frames import syntax_tree
-
-    tree = syntax_tree(frame.file, frame.live.f_globals)
-    for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.AugAssign) and node.lineno == frame.line:
-            return Call(
-                frame,
-                _OPERATORS.get(type(node.op), type(node.op).__name__) + "_",
-                None,
-                [Argument(side, read(side, frame)) for side in (node.target, node.value)],
-            )
+    match node:
+        case ast.Call():
+            return _call(frame, node)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _operation(frame, operator_name(op), left, right)
+        case ast.UnaryOp(op=op, operand=operand):
+            return _operation(frame, _UNARY.get(type(op), type(op).__name__), operand)
+        case ast.Compare(left=left, comparators=others):
+            return _operation(frame, "compare", left, *others)
+        case ast.Subscript(value=owner, slice=index, ctx=ast.Load()):
+            return _operation(frame, "index", owner, index)
+        case ast.Subscript(value=owner, slice=index, ctx=ast.Store()):
+            return _stored(frame, owner, index)
+    statement = frame.statement
+    if isinstance(statement, ast.AugAssign) and statement.lineno == frame.line and node is None:
+        return _operation(frame, operator_name(statement.op) + "_", statement.target, statement.value)
     return None
+
+
+def operator_name(op: ast.AST) -> str:
+    return OPERATORS[type(op)][0] if type(op) in OPERATORS else type(op).__name__
+
+
+def _operation(frame: Frame, op: str, *operands: ast.expr) -> Call:
+    return Call(frame, op, None, [Argument(operand, read(operand, frame)) for operand in operands])
+
+
+def _stored(frame: Frame, owner: ast.expr, index: ast.expr) -> Call:
+    """`owner[index] = value`."""
+    statement = frame.statement
+    if isinstance(statement, ast.Assign) and any(target is frame.node for target in statement.targets):
+        return _operation(frame, "index_put_", owner, index, statement.value)
+    return Call(frame, "index_put_", None, [Argument(part, read(part, frame)) for part in (owner, index)], whole=False)
 
 
 def _call(frame: Frame, node: ast.Call) -> Call:
     function = read(node.func, frame)
     op = getattr(function, "__name__", "") if function is not UNKNOWN else ""
-    if not op or op == "<lambda>":
+    if not isinstance(op, str) or not op or op.startswith("<"):
         op = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if special := _DUNDER.fullmatch(op):
+        op = _NAMES.get(special[2], special[2]) + ("_" if special[1] == "i" else "")
     arguments = []
+    whole = True
     if isinstance(node.func, ast.Attribute) and isinstance(owner := read(node.func.value, frame), torch.Tensor):
         arguments.append(Argument(node.func.value, owner))
     for part in node.args:
@@ -154,6 +156,8 @@ def _call(frame: Frame, node: ast.Call) -> Call:
             values = read(part.value, frame)
             if isinstance(values, list | tuple):
                 arguments.extend(Argument(None, value) for value in values)
+            else:
+                whole = False
             continue
         arguments.append(Argument(part, read(part, frame)))
     for keyword in node.keywords:
@@ -162,103 +166,9 @@ def _call(frame: Frame, node: ast.Call) -> Call:
             arguments.append(Argument(keyword.value, value, keyword.arg))
         elif isinstance(value, dict):
             arguments.extend(Argument(None, item, str(key)) for key, item in value.items())
-    return Call(frame, op, function, arguments)
+        else:
+            whole = False
+    return Call(frame, op, function, arguments, whole=whole)
 
 
-def read(node: ast.expr, frame: Frame) -> Any:
-    """The value of an expression if it can be had without side effects, else UNKNOWN."""
-    try:
-        with torch.no_grad():
-            return _read(node, frame)
-    except Exception:  # whatever the user's objects do when they are looked at
-        return UNKNOWN
-
-
-def _read(node: ast.expr, frame: Frame) -> Any:
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id=name):
-            return frame.lookup(name)
-        case ast.Attribute(value=owner, attr=attr):
-            return _attribute(_known(owner, frame), _mangled(attr, frame))
-        case ast.Tuple(elts=items) | ast.List(elts=items):
-            values = [_known(item, frame) for item in items]
-            return tuple(values) if isinstance(node, ast.Tuple) else values
-        case ast.Subscript(value=owner, slice=index):
-            return _item(_known(owner, frame), _known(index, frame))
-        case ast.Slice(lower=lower, upper=upper, step=step):
-            return slice(*(None if part is None else _known(part, frame) for part in (lower, upper, step)))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_bounded(_known(operand, frame))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            sides = [_bounded(_known(side, frame)) for side in (left, right)]
-            if not all(isinstance(side, torch.Tensor | int | float) for side in sides):
-                return UNKNOWN
-            return eval(
-                compile(
-                    ast.fix_missing_locations(
-                        ast.Expression(ast.BinOp(ast.Name("a", ast.Load()), op, ast.Name("b", ast.Load())))
-                    ),
-                    "<operand>",
-                    "eval",
-                ),
-                {"a": sides[0], "b": sides[1]},
-            )
-        case ast.Call(func=ast.Attribute(value=owner, attr=attr), args=args, keywords=keywords) if attr in _PURE:
-            target = _known(owner, frame)
-            if not (isinstance(target, torch.Tensor) or target in (torch, torch.nn.functional)):
-                return UNKNOWN
-            function = getattr(_bounded(target), attr)
-            return function(
-                *(_bounded(_known(part, frame)) for part in args),
-                **{part.arg: _known(part.value, frame) for part in keywords if part.arg},
-            )
-    return UNKNOWN
-
-
-class _NotReadable(Exception):
-    pass
-
-
-def _known(node: ast.expr, frame: Frame) -> Any:
-    value = _read(node, frame)
-    if value is UNKNOWN:
-        raise _NotReadable
-    return value
-
-
-def _bounded(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.numel() > _SMALL:
-        raise _NotReadable
-    return value
-
-
-def _mangled(attr: str, frame: Frame) -> str:
-    """`self.__x` inside a class is stored as `_Class__x`."""
-    if not attr.startswith("__") or attr.endswith("__"):
-        return attr
-    owner = frame.live.f_code.co_qualname.split(".")
-    return f"_{owner[-2].lstrip('_')}{attr}" if len(owner) > 1 else attr
-
-
-def _attribute(owner: Any, attr: str) -> Any:
-    """An attribute, unless reading it would run code of the user's (a property, `__getattr__`)."""
-    if isinstance(owner, torch.Tensor) or inspect.ismodule(owner):
-        return getattr(owner, attr)
-    if isinstance(owner, torch.nn.Module):
-        for table in (owner.__dict__, owner._parameters, owner._buffers, owner._modules):
-            if attr in table:
-                return table[attr]
-    found = inspect.getattr_static(owner, attr)
-    if isinstance(found, property) or hasattr(type(found), "__set__"):
-        return UNKNOWN
-    return getattr(owner, attr)
-
-
-def _item(owner: Any, index: Any) -> Any:
-    if isinstance(owner, torch.Tensor | list | tuple | dict | torch.nn.ModuleList | torch.nn.ModuleDict | torch.Size):
-        return owner[index]
-    if type(owner).__getitem__ is not None and isinstance(owner, dict | list):
-        return owner[index]
-    return UNKNOWN
+__all__ = ["UNKNOWN", "Argument", "Call", "operator_name", "raising_call", "read"]

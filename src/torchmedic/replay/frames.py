@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import linecache
+import sys
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -23,6 +26,7 @@ class Frame:
         self.file = frame.f_code.co_filename
         self.function = frame.f_code.co_name
         self.is_user = is_user_file(self.file)
+        self._lasti = lasti
         line, end_line, column, end_column = _position(frame, lasti)
         self.line = line or lineno
         self.end_line = end_line or self.line
@@ -42,24 +46,73 @@ class Frame:
     @functools.cached_property
     def node(self) -> ast.expr | None:
         """The expression under evaluation: a call, an operator, a subscript."""
-        if self._column is None or self._end_column is None:
+        if self._column is None or self._end_column is None or self.tree is None:
             return None
-        found = expressions(self.file, self.live.f_globals).get(
-            (self.line, self._column, self.end_line, self._end_column)
-        )
-        return found[0] if found else None
+        found = _by_span(self.tree).get((self.line, self._column, self.end_line, self._end_column))
+        if found:
+            return found[0]
+        # A method on a line below its object is given the position of the method's name.
+        chained = _by_method_name(self.tree).get((self.line, self._column))
+        if chained is None:
+            return None
+        return chained.func if self.instruction in ("LOAD_ATTR", "LOAD_METHOD") else chained
+
+    @functools.cached_property
+    def statement(self) -> ast.stmt | None:
+        """The innermost statement that holds the expression under evaluation."""
+        column = self._column
+        best: ast.stmt | None = None
+        for node in ast.walk(self.tree) if self.tree is not None else ():
+            if isinstance(node, ast.stmt) and _covers(node, self.line, column):
+                best = node  # breadth first: what comes later lies deeper
+        return best
+
+    @functools.cached_property
+    def tree(self) -> ast.Module | None:
+        return syntax_tree(self.file, self.live.f_globals)
+
+    @property
+    def instruction(self) -> str:
+        """The name of the bytecode instruction that raised."""
+        code = self.live.f_code.co_code
+        return dis.opname[code[self._lasti]] if 0 <= self._lasti < len(code) else ""
 
     def lookup(self, name: str) -> Any:
         """A variable as this frame sees it.
 
         Raises:
-            KeyError: There is none of that name.
+            KeyError: There is none of that name, or its value is gone.
         """
+        if name in self._inlined_names:
+            raise KeyError(name)
         if name in self.variables:
             return self.variables[name]
         if name in self.live.f_globals:
             return self.live.f_globals[name]
         return self.live.f_builtins[name]
+
+    @functools.cached_property
+    def _inlined_names(self) -> frozenset[str]:
+        """Loop variables of the comprehension under evaluation, where Python (3.12) runs it in its function's frame.
+
+        Their values are gone when the exception leaves, and an outer variable of the same name is back.
+        """
+        statement, column = self.statement, self._column
+        in_own_frame = sys.version_info < (3, 12) or self.function in ("<listcomp>", "<setcomp>", "<dictcomp>")
+        if statement is None or column is None or in_own_frame:
+            return frozenset()
+        inside = (
+            node
+            for node in ast.walk(statement)
+            if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp) and _covers(node, self.line, column)
+        )
+        return frozenset(
+            part.id
+            for node in inside
+            for generator in node.generators
+            for part in ast.walk(generator.target)
+            if isinstance(part, ast.Name)
+        )
 
     def location(self, role: Role, label: str = "", node: ast.AST | None = None) -> Location:
         """This frame's expression, or another node of the same file, as a labelled place."""
@@ -99,6 +152,13 @@ def place(
         indent=len(text) - len(text.lstrip()),
         label=label,
     )
+
+
+def _covers(node: ast.expr | ast.stmt, line: int, column: int | None) -> bool:
+    end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
+    if column is None:
+        return node.lineno <= line <= end_line
+    return (node.lineno, node.col_offset) <= (line, column) and (line, column) < (end_line, max(end_column, 1))
 
 
 def frames_of(tb: TracebackType | None) -> list[Frame]:
@@ -145,7 +205,23 @@ def expressions(file: str, module_globals: dict[str, Any] | None = None) -> dict
 @functools.lru_cache(maxsize=64)
 def _by_span(tree: ast.Module) -> dict[Span, list[ast.expr]]:
     found: dict[Span, list[ast.expr]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.expr) and node.end_lineno is not None and node.end_col_offset is not None:
+    for node in _expressions_of(tree):
+        if node.end_lineno is not None and node.end_col_offset is not None:
             found.setdefault((node.lineno, node.col_offset, node.end_lineno, node.end_col_offset), []).append(node)
     return found
+
+
+@functools.lru_cache(maxsize=64)
+def _by_method_name(tree: ast.Module) -> dict[tuple[int, int], ast.Call]:
+    """Method calls that begin on an earlier line than the name of their method, by the position of that name."""
+    found: dict[tuple[int, int], ast.Call] = {}
+    for node in _expressions_of(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = node.func
+            if name.end_lineno is not None and name.end_col_offset is not None and name.end_lineno != name.lineno:
+                found[name.end_lineno, name.end_col_offset - len(name.attr.encode())] = node
+    return found
+
+
+def _expressions_of(tree: ast.Module) -> Iterator[ast.expr]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.expr))

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import ast
 import inspect
-import linecache
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from torchmedic.records import Location, Role
+from torchmedic.replay.bindings import ENTRY, FUNCTIONS, binds, own_statements, reaching
 from torchmedic.replay.calls import UNKNOWN, Argument, Call, raising_call, read
+from torchmedic.replay.construction import _built_in_class, _descend, built_at, class_node, module_path
 from torchmedic.replay.frames import Frame, node_location, syntax_tree
+from torchmedic.replay.reading import mangled
+
+_CALLING = ("_wrapped_call_impl", "_call_impl", "inner")
 
 
 class Origin:
-    """The user's statement that gave a value its name, and the expression that stands for it there."""
+    """The user's statement that gave a value its name, or the expression that made it."""
 
-    def __init__(self, frame: Frame, node: ast.AST, name: str) -> None:
-        self.frame = frame
+    def __init__(self, file: str, node: ast.AST, name: str) -> None:
+        self.file = file
         self.node = node
         self.name = name
 
     def location(self, role: Role, label: str) -> Location:
-        return node_location(role, self.frame.file, self.node, label)
+        return node_location(role, self.file, self.node, label)
 
     @property
     def is_loop_header(self) -> bool:
         return isinstance(self.node, ast.expr)
+
+    @property
+    def value(self) -> ast.expr | None:
+        """The expression whose result the value is, where it is one."""
+        if isinstance(self.node, ast.Assign | ast.AnnAssign):
+            return self.node.value
+        return self.node if isinstance(self.node, ast.expr) else None
 
 
 def user_argument(frames: list[Frame], value: Any) -> tuple[Frame, Argument] | None:
@@ -45,99 +56,110 @@ def user_argument(frames: list[Frame], value: Any) -> tuple[Frame, Argument] | N
 
 
 def origin_of(frames: list[Frame], frame: Frame, node: ast.expr | None) -> Origin | None:
-    """Follow a name to the assignment that made it, through the parameters of the user's functions."""
+    """Follow a name to the assignment that made it, through the parameters of the user's functions.
+
+    None where it cannot be told: more than one assignment may have been the last, or a caller is gone.
+    """
     for _ in range(20):
-        name = _root_name(node)
-        if name is None:
+        node = _holder(node, frame)
+        if isinstance(node, ast.Attribute):
+            return _attribute_origin(node, frame)
+        if not isinstance(node, ast.Name):
+            return Origin(frame.file, node, ast.unparse(node)) if node is not None else None
+        name = node.id
+        made = assignments(frame, name)
+        if len(made) > 1 or (made and made[0] is ENTRY and name not in parameters(frame)):
             return None
-        made = assignment_before(frame, name)
-        if made is not None:
-            return Origin(frame, made, name)
-        outer = _passed_by_caller(frames, frame, name)
-        if outer is None:
-            return None
+        if made and made[0] is not ENTRY:
+            return Origin(frame.file, _header(made[0]), name)
+        outer = _from_outside(frames, frame, name)
+        if outer is None or isinstance(outer, Origin):
+            return outer
         frame, node = outer
     return None
 
 
-def _root_name(node: ast.expr | None) -> str | None:
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else None
+def _holder(node: ast.expr | None, frame: Frame) -> ast.expr | None:
+    """From `batch["image"]` or `out.logits` to what holds the value; a part of a tensor is made where it is taken."""
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        owner = read(node.value, frame)
+        if isinstance(owner, torch.Tensor):
+            return node if isinstance(node, ast.Subscript) else node.value
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            return node
+        node = node.value
+    return node
 
 
 def function_body(frame: Frame) -> ast.AST | None:
-    """The syntax of the function (or module) that a frame runs."""
-    tree = syntax_tree(frame.file, frame.live.f_globals)
+    """The syntax of the function, lambda, comprehension or module that a frame runs."""
+    tree = frame.tree
     if tree is None or frame.function == "<module>":
         return tree
     first = frame.live.f_code.co_firstlineno
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == frame.function:
-            start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            if start == first:
+        if isinstance(node, FUNCTIONS) and node.name == frame.function:
+            if min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) == first:
                 return node
     return None
 
 
-def own_statements(body: ast.AST) -> Iterator[ast.stmt]:
-    """The statements of a function itself, not those of functions and classes inside it."""
-    for child in ast.iter_child_nodes(body):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        if isinstance(child, ast.stmt):
-            yield child
-        yield from own_statements(child)
+def parameters(frame: Frame) -> frozenset[str]:
+    code = frame.live.f_code
+    starred = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + starred])
+
+
+def assignments(frame: Frame, name: str) -> list[ast.AST]:
+    """Every statement of the frame's own function that may have given a name its value; ENTRY for a parameter."""
+    body = function_body(frame)
+    if body is None:
+        return [ENTRY] if name in parameters(frame) else []
+    if frame.statement is None or not isinstance(body, FUNCTIONS | ast.Module):
+        return []
+    found = reaching(body.body, name, frame.statement)
+    if found == {ENTRY} and name not in parameters(frame):
+        return []
+    return sorted(found, key=lambda node: getattr(node, "lineno", 0))
 
 
 def assignment_before(frame: Frame, name: str) -> ast.AST | None:
-    """The last binding of a name before the line that a frame is at; a loop header counts as one."""
-    body = function_body(frame)
-    if body is None:
-        return None
-    found: ast.AST | None = None
-    for statement in own_statements(body):
-        if statement.lineno > frame.line or (_contains(statement, frame) and not _is_loop(statement)):
+    """The statement that gave a name its value at the line that a frame is at; a loop header counts as one."""
+    found = [node for node in assignments(frame, name) if node is not ENTRY]
+    return _header(found[0]) if len(found) == 1 else None
+
+
+def _header(statement: ast.AST) -> ast.AST:
+    return statement.iter if isinstance(statement, ast.For | ast.AsyncFor) else statement
+
+
+def _from_outside(frames: list[Frame], frame: Frame, name: str) -> tuple[Frame, ast.expr] | Origin | None:
+    """Where a name that this function does not assign comes from: its caller, an enclosing function, the module."""
+    if name in parameters(frame):
+        return _passed_by_caller(frames, frame, name)
+    before = frames[: frames.index(frame)] if frame in frames else frames
+    enclosing = name in frame.live.f_code.co_freevars
+    for outer in reversed(before):
+        code = outer.live.f_code
+        if outer.live.f_globals is not frame.live.f_globals:
             continue
-        if _binds(statement, name):
-            candidate: ast.AST = statement
-            if isinstance(statement, ast.For | ast.AsyncFor):
-                candidate = statement.iter
-            if found is None or candidate.lineno >= found.lineno:  # type: ignore[attr-defined]
-                found = candidate
-    return found
-
-
-def _is_loop(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.For | ast.AsyncFor)
-
-
-def _contains(statement: ast.stmt, frame: Frame) -> bool:
-    return statement.lineno <= frame.line <= (statement.end_lineno or statement.lineno)
-
-
-def _binds(statement: ast.stmt, name: str) -> bool:
-    targets: list[ast.expr]
-    match statement:
-        case ast.Assign(targets=found):
-            targets = found
-        case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
-            targets = [target]
-        case ast.For(target=target) | ast.AsyncFor(target=target):
-            targets = [target]
-        case ast.With(items=items) | ast.AsyncWith(items=items):
-            targets = [item.optional_vars for item in items if item.optional_vars is not None]
-        case _:
-            return False
-    return any(isinstance(part, ast.Name) and part.id == name for target in targets for part in ast.walk(target))
+        if (enclosing and name in code.co_cellvars) or (not enclosing and outer.function == "<module>"):
+            return outer, ast.Name(name, ast.Load())
+    if enclosing:
+        return None
+    tree = frame.tree
+    made = [statement for statement in own_statements(tree) if binds(statement, name)] if tree is not None else []
+    return Origin(frame.file, _header(made[0]), name) if len(made) == 1 else None
 
 
 def _passed_by_caller(frames: list[Frame], frame: Frame, name: str) -> tuple[Frame, ast.expr] | None:
     """The expression that the calling user frame passed for a parameter, checked by identity of the object."""
     value = frame.variables.get(name, UNKNOWN)
     position = frames.index(frame)
+    between: list[Frame] = []
     for outer in reversed(frames[:position]):
         if not outer.is_user:
+            between.append(outer)
             continue
         call = raising_call(outer)
         if call is None:
@@ -145,90 +167,86 @@ def _passed_by_caller(frames: list[Frame], frame: Frame, name: str) -> tuple[Fra
         for argument in call.arguments:
             if argument.value is value and argument.node is not None:
                 return outer, argument.node
+        direct = all(part.function in _CALLING and part.module is not None for part in between)
+        return _by_position(call, outer, frame, name) if direct else None
+    return None
+
+
+def _by_position(call: Call, outer: Frame, frame: Frame, name: str) -> tuple[Frame, ast.expr] | None:
+    """A parameter whose argument could not be read, such as `model(make_input())`, by its place in the call."""
+    code = frame.live.f_code
+    own = list(code.co_varnames[: code.co_argcount])
+    if own and own[0] in ("self", "cls"):
+        own = own[1:]
+    if name not in own or not call.whole:
         return None
-    return None
+    found = call.argument(own.index(name), name)
+    if found is None or found.value is not UNKNOWN or found.node is None:
+        return None
+    return outer, found.node
 
 
-def module_path(frames: list[Frame], module: torch.nn.Module) -> tuple[torch.nn.Module, str] | None:
-    """The user's module that owns another one, and the dotted name below it: `(net, "features.3")`."""
-    for frame in reversed(frames):
-        owner = frame.module
-        if owner is None or owner is module or not frame.is_user:
+def _attribute_origin(node: ast.Attribute, frame: Frame) -> Origin | None:
+    """`self.x`: the only place in its class that assigns or registers it."""
+    owner = read(node.value, frame)
+    if owner is UNKNOWN:
+        return None
+    attr = mangled(node.attr, frame)
+    found = list(attribute_assignments(type(owner), attr)) or list(attribute_assignments(type(owner), node.attr))
+    return Origin(found[0][0], found[0][1], ast.unparse(node)) if len(found) == 1 else None
+
+
+def attribute_assignments(kind: type, attr: str) -> Iterator[tuple[str, ast.stmt]]:
+    """Every statement of a class and its bases that assigns `self.attr` or registers it as buffer or parameter."""
+    for base in kind.__mro__:
+        found = class_node(base)
+        if found is None:
             continue
-        for name, child in owner.named_modules():
-            if child is module and name:
-                return owner, name
-    return None
+        file, body = found
+        for statement in ast.walk(body):
+            targets: list[ast.expr] = []
+            if isinstance(statement, ast.Assign):
+                targets = statement.targets
+            elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+                targets = [statement.target]
+            elif isinstance(statement, ast.Expr) and _registers(statement.value, attr):
+                yield file, statement
+            if any(_is_self(part, attr) for target in targets for part in ast.walk(target)):
+                assert isinstance(statement, ast.stmt)
+                yield file, statement
 
 
-def built_at(frames: list[Frame], module: torch.nn.Module, label: str) -> Location | None:
-    """The line on which a layer was built: the call inside `self.name = ...` of its owner's class, or a variable."""
-    owned = module_path(frames, module)
-    if owned is not None:
-        owner, path = owned
-        node = _built_in_class(type(owner), path)
-        if node is not None:
-            return node_location("origin", node[0], node[1], label)
-    for frame in reversed(frames):
-        if not frame.is_user:
-            continue
-        for name, value in {**frame.live.f_globals, **frame.variables}.items():
-            found = _path_below(value, module)
-            if found is None:
-                continue
-            body = syntax_tree(frame.file, frame.live.f_globals)
-            for statement in own_statements(body) if body is not None else ():
-                if isinstance(statement, ast.Assign) and _binds(statement, name):
-                    call = _descend(statement.value, [part for part in found.split(".") if part])
-                    if call is not None:
-                        return node_location("origin", frame.file, call, label)
-    return None
+def _is_self(node: ast.AST, attr: str) -> bool:
+    match node:
+        case ast.Attribute(value=ast.Name(id="self"), attr=own):
+            return own == attr
+    return False
 
 
-def _path_below(value: Any, module: torch.nn.Module) -> str | None:
-    if value is module:
-        return ""
-    if isinstance(value, torch.nn.Sequential | torch.nn.ModuleList | torch.nn.ModuleDict):
-        return next((name for name, child in value.named_modules() if child is module), None)
-    return None
+def _registers(node: ast.expr, attr: str) -> bool:
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="self"), attr="register_buffer" | "register_parameter" | "add_module"),
+            args=[ast.Constant(value=own), *_],
+        ):
+            return bool(own == attr)
+    return False
 
 
-def _built_in_class(owner: type, path: str) -> tuple[str, ast.expr] | None:
-    head, *rest = path.split(".")
-    for kind in owner.__mro__:
-        if kind in (torch.nn.Module, object):
-            break
-        file = inspect.getsourcefile(kind)
-        tree = syntax_tree(file) if file and linecache.getlines(file) else None
-        for node in ast.walk(tree) if tree is not None else ():
-            if not (isinstance(node, ast.ClassDef) and node.name == kind.__name__):
-                continue
-            for statement in ast.walk(node):
-                if isinstance(statement, ast.Assign) and any(
-                    isinstance(target, ast.Attribute)
-                    and target.attr == head
-                    and isinstance(target.value, ast.Name)
-                    and target.value.id == "self"
-                    for target in statement.targets
-                ):
-                    found = _descend(statement.value, rest)
-                    if found is not None and file is not None:
-                        return file, found
-    return None
-
-
-def _descend(node: ast.expr, path: list[str]) -> ast.expr | None:
-    """From `nn.Sequential(a, b, c)` and `["1"]` to the expression of `b`."""
-    for part in path:
-        arguments: list[ast.expr] = node.args if isinstance(node, ast.Call) else []
-        if len(arguments) == 1 and isinstance(arguments[0], ast.List | ast.Tuple):
-            arguments = arguments[0].elts
-        if not part.isdigit() or any(isinstance(item, ast.Starred) for item in arguments):
-            return node
-        if int(part) >= len(arguments):
-            return node
-        node = arguments[int(part)]
-    return node
-
-
-__all__ = ["Call", "Origin", "built_at", "module_path", "origin_of", "read", "user_argument"]
+__all__ = [
+    "Call",
+    "Origin",
+    "_built_in_class",
+    "_descend",
+    "assignment_before",
+    "assignments",
+    "attribute_assignments",
+    "built_at",
+    "function_body",
+    "module_path",
+    "origin_of",
+    "own_statements",
+    "read",
+    "syntax_tree",
+    "user_argument",
+]

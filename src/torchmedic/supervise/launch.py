@@ -15,6 +15,7 @@ from torchmedic.settings import HIDE_VARIABLE, HOME_VARIABLE, RUN_DIR_VARIABLE
 
 _INJECT = Path(torchmedic.__file__).parent / "inject"
 _PR_SET_PDEATHSIG = 1
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def environment(run: Path, *, hide: bool) -> dict[str, str]:
@@ -37,49 +38,80 @@ def environment(run: Path, *, hide: bool) -> dict[str, str]:
 
 def python_command(arguments: Sequence[str]) -> list[str]:
     """The interpreter that runs us, with the flags that it was given, and these arguments."""
-    return [sys.executable, *_interpreter_flags(), *arguments]
+    return [sys.executable, *interpreter_flags(sys.orig_argv), *arguments]
 
 
-def _interpreter_flags() -> list[str]:
-    # Those that change how the script behaves; `-c`, `-m` and the script itself are not among them.
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    if getattr(sys.stdout, "write_through", False) and "-u" not in flags:
-        flags.append("-u")
-    return list(flags)
+def interpreter_flags(words: Sequence[str]) -> list[str]:
+    """What stood between the interpreter and its `-m`, `-c` or script on the command line that started us."""
+    flags: list[str] = []
+    rest = iter(words[1:])
+    for word in rest:
+        if word in _WITH_VALUE:
+            flags += [word, next(rest, "")]
+        elif word.startswith("--"):
+            flags.append(word)
+        elif word.startswith("-") and word != "-":
+            letters, last = _flag_letters(word)
+            flags += [letters] if letters != "-" else []
+            if last:
+                break
+        else:
+            break
+    return flags
 
 
-def start(command: Sequence[str], env: dict[str, str], blocked: Iterable[signal.Signals]) -> subprocess.Popen[bytes]:
-    """Start the child with our standard streams.
+def _flag_letters(word: str) -> tuple[str, bool]:
+    """The letters of a word such as `-um` without the `m`, and whether the flags end there."""
+    for position, letter in enumerate(word):
+        if letter in "WX":
+            return word, False  # its value is the rest of the word
+        if letter in "mc":
+            return word[:position], True
+    return word, False
 
-    Where standard input is a terminal, the child shares our process group: Ctrl-C and Ctrl-Z reach it from the
-    terminal itself. Everywhere else it gets a group of its own, so that a signal sent to ours reaches it exactly once,
-    through us.
+
+def start(
+    command: Sequence[str], env: dict[str, str], signal_mask: Iterable[signal.Signals | int]
+) -> subprocess.Popen[bytes]:
+    """Start the child with our standard streams, our other open files and the signal mask that we were given.
+
+    Where we are in the foreground of a terminal, the child shares our process group: Ctrl-C, Ctrl-Z and reads of the
+    terminal work as ever. Everywhere else it gets a group of its own, so that a signal sent to ours reaches it exactly
+    once, through us.
     """
     return subprocess.Popen(
         command,
         env=env,
-        process_group=None if _on_terminal() else 0,
-        preexec_fn=_in_child(set(blocked)) if os.name == "posix" else None,  # noqa: PLW1509 - no threads here
+        close_fds=False,
+        process_group=None if _in_foreground() else 0,
+        preexec_fn=_in_child(set(signal_mask)) if os.name == "posix" else None,  # noqa: PLW1509 - no threads here
     )
 
 
-def _on_terminal() -> bool:
+def _in_foreground() -> bool:
+    """Whether a terminal would send its Ctrl-C to our process group."""
     try:
-        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
         return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
-def _in_child(blocked: set[signal.Signals]) -> Callable[[], None]:
+def _in_child(mask: set[signal.Signals | int]) -> Callable[[], None]:
     parent = os.getpid()
     libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
     def prepare() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if libc is not None:
-            # Should we be killed, the training is told to end, as it would be with its shell.
-            libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+            # `kill -9` of torchmedic means the training: without us it would have hit that, and left no orphan.
+            libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             if os.getppid() != parent:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGKILL)
 
     return prepare

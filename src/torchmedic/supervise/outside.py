@@ -13,15 +13,14 @@ from pathlib import Path
 import psutil
 
 from torchmedic.records import MemoryLimits
+from torchmedic.settings import CGROUP_VARIABLE
 
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as a huge number
 
 
-def memory_limits(
-    pid: int | str = "self", *, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")
-) -> MemoryLimits:
+def memory_limits(listing: Path = Path("/proc/self/cgroup"), root: Path | None = None) -> MemoryLimits:
     """The memory cgroup of a process: its count of OOM kills, its limit and its peak. Version 2, then version 1."""
-    folder = _memory_cgroup(proc / str(pid) / "cgroup", root)
+    folder = _memory_cgroup(listing, root or Path(os.environ.get(CGROUP_VARIABLE, "/sys/fs/cgroup")))
     if folder is None:
         return MemoryLimits()
     if (folder / "memory.events").exists():
@@ -70,16 +69,35 @@ def _number(path: Path) -> int | None:
     return None
 
 
-def kernel_log(pid: int) -> tuple[str, ...]:
-    """Lines of the kernel's log that name this process, where a user may read it."""
+def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int | None:
+    """How often the kernel has killed for memory on this host since it was started."""
+    return _count(vmstat, "oom_kill")
+
+
+def kernel_log(pid: int, since: float) -> tuple[str, ...]:
+    """Lines of the kernel's log that name this process, where a user may read it.
+
+    Args:
+        pid: The process.
+        since: Seconds after the start of the host; what is older is about another process with the same number.
+    """
     if shutil.which("dmesg") is None:
         return ()
     try:
         done = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=2, errors="replace", check=False)
     except (OSError, subprocess.SubprocessError):
         return ()
-    wanted = re.compile(rf"\b(pid[ =]|process |\[){pid}\b")
-    return tuple(line.strip() for line in done.stdout.splitlines() if wanted.search(line))[-5:]
+    return lines_about(done.stdout, pid, since)
+
+
+def lines_about(log: str, pid: int, since: float) -> tuple[str, ...]:
+    wanted = re.compile(rf"(\bpid[ =]|\bprocess |\[){pid}\b")
+    found = []
+    for line in log.splitlines():
+        stamp = re.match(r"\[ *(\d+\.\d+)\]", line)
+        if wanted.search(line) and stamp is not None and float(stamp[1]) >= since:
+            found.append(line.strip())
+    return tuple(found[-5:])
 
 
 def peak_rss_of_children() -> int:

@@ -6,16 +6,24 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 
-FORWARDED = frozenset(
+# Left alone: faults of our own, the stops of a terminal, and what a process ignores unless it asks for it.
+_OURS = frozenset(
     getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+    for name in (
+        "SIGKILL SIGSTOP SIGSEGV SIGBUS SIGFPE SIGILL SIGABRT SIGTRAP SIGSYS SIGPIPE "
+        "SIGTSTP SIGTTIN SIGTTOU SIGCONT SIGCHLD SIGWINCH SIGURG"
+    ).split()
     if hasattr(signal, name)
 )
+FORWARDED = frozenset(signal.valid_signals() - _OURS)
+
 _SI_KERNEL = 0x80
-_GRACE = 5.0  # seconds between the second Ctrl-C and the end
+_DOUBLE = 5.0  # seconds within which a second Ctrl-C is meant as "end it"
+_GRACE = 5.0  # seconds between that and the end
 
 
 class Forwarder:
@@ -24,52 +32,76 @@ class Forwarder:
     def __init__(self, on_tick: Callable[[], None], *, tick: float = 0.25) -> None:
         self._on_tick = on_tick
         self._tick = tick
-        self._interrupts = 0
+        self._interrupted = -_DOUBLE
         self._deadline: float | None = None
-        self.blocked: set[signal.Signals] = set()
+        self.killed = False  # by us: no riddle to solve
+        self.blocked: set[signal.Signals | int] = set()
         if hasattr(signal, "sigtimedwait"):
             self.blocked = {*FORWARDED, signal.SIGCHLD}
-        self._inherited = signal.pthread_sigmask(signal.SIG_BLOCK, self.blocked)
+        self.inherited = signal.pthread_sigmask(signal.SIG_BLOCK, self.blocked)
+        # Whoever started us may have ignored the end of children, and the kernel would then keep no wait status.
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def release(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._inherited)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.inherited)
 
     def wait(self, child: subprocess.Popen[bytes]) -> int:
         """Pass signals on until the child has ended; its wait status as Popen gives it."""
         if not self.blocked:
             return self._wait_by_handlers(child)
-        shares_terminal = os.getpgid(child.pid) == os.getpgrp()
+        shares_terminal = _group_of(child) == os.getpgrp()
         while (status := child.poll()) is None:
             received = signal.sigtimedwait(self.blocked, self._tick)
             if received is not None and received.si_signo in FORWARDED:
                 # What a terminal sends comes from the kernel and has reached the child, which shares our group.
                 from_terminal = received.si_code == _SI_KERNEL and shares_terminal
-                self._pass_on(child, signal.Signals(received.si_signo), already_there=from_terminal)
-            if self._deadline is not None and time.monotonic() > self._deadline:
-                child.kill()
+                self._pass_on(child, received.si_signo, already_there=from_terminal)
+            self._end_if_due(child)
             self._on_tick()
         return status
 
     def _wait_by_handlers(self, child: subprocess.Popen[bytes]) -> int:
         """For systems without sigtimedwait (macOS): the sender is not known there, so the terminal's are told by it."""
-        shared = os.getpgid(child.pid) == os.getpgrp()
+        shared = _group_of(child) == os.getpgrp()
 
         def handler(number: int, _: object) -> None:
-            self._pass_on(child, signal.Signals(number), already_there=shared and number == signal.SIGINT)
+            self._pass_on(child, number, already_there=shared and number == signal.SIGINT)
 
         for number in FORWARDED:
-            signal.signal(number, handler)
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, handler)
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return child.wait(self._tick)
+            self._end_if_due(child)
             self._on_tick()
 
-    def _pass_on(self, child: subprocess.Popen[bytes], number: signal.Signals, *, already_there: bool) -> None:
+    def _pass_on(self, child: subprocess.Popen[bytes], number: int, *, already_there: bool) -> None:
         if not already_there:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, number)
         if number == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts == 2:
+            now = time.monotonic()
+            if now - self._interrupted < _DOUBLE and self._deadline is None:
                 # The second Ctrl-C ends it, also where Python cannot act on it (C code, a held GIL).
-                self._deadline = time.monotonic() + _GRACE
+                self._deadline = now + _GRACE
+            self._interrupted = now
+
+    def _end_if_due(self, child: subprocess.Popen[bytes]) -> None:
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self._deadline = None
+            self.killed = True
+            sys.stderr.write("torchmedic: still running after the second Ctrl-C; killed\n")
+            with contextlib.suppress(ProcessLookupError):
+                if _group_of(child) == child.pid:
+                    os.killpg(child.pid, signal.SIGKILL)
+                else:
+                    child.kill()
+
+
+def _group_of(child: subprocess.Popen[bytes]) -> int:
+    try:
+        return os.getpgid(child.pid)
+    except ProcessLookupError:
+        return child.pid

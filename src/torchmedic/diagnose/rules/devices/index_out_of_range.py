@@ -1,0 +1,120 @@
+"""An index points outside the table that it is looked up in.
+
+What: an embedding, `index_select`, `gather`, `one_hot` or `x[index]` picks rows by number. A table of N rows has the
+rows 0 to N - 1 (indexing with brackets also takes -N to -1).
+
+Why: a token that the vocabulary was not counted for, a sequence longer than the position table, an id that counts from
+1, -1 used as padding, or an index made for another tensor. On a GPU the same mistake kills the CUDA context and is
+reported somewhere else.
+
+Cure: build the table for the highest index plus one, cut the sequence, or correct the index where it is made.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.layers import table_built_at
+from torchmedic.replay.lookups import Lookup, lookup_of
+from torchmedic.replay.origins import origin_of, user_argument
+from torchmedic.replay.samples import items_of
+from torchmedic.replay.values import Strays, is_whole, outside, readable, span
+
+CODE, NAME = "TM302", "index-out-of-range"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if not (evidence.kinds & {"IndexError", "RuntimeError"}):
+        return None
+    for lookup in lookup_of(evidence.frames):
+        index = readable(lookup.index)
+        if index is None or not is_whole(index):
+            continue
+        strays = outside(index, -lookup.bound if lookup.wraps else 0, lookup.bound)
+        if strays is not None:
+            return _proven(evidence, lookup, index, strays)
+    return _from_message(evidence)
+
+
+def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, strays: Strays) -> Diagnosis:
+    bound = lookup.bound
+    valid = f"{-bound if lookup.wraps else 0} to {bound - 1}"
+    what = f"{lookup.what} has {bound} {lookup.unit}{'s' if bound != 1 else ''}, {valid}"
+    if strays.count == 1 or len(strays.distinct) == 1:
+        times = f" ({strays.count} times)" if strays.count > 1 else ""
+        message = f"index {strays.listed}{times} is out of range: {what}"
+    else:
+        message = f"{strays.count} indices are out of range: {what}"
+    passed = user_argument(evidence.frames, lookup.index)
+    items = items_of(evidence.incident, index, strays.positions)
+    item = f" (dataset item {items[0]})" if items else ""
+    first = strays.at(passed[1].text if passed is not None and passed[1].text.isidentifier() else "index")
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        message,
+        f"`{first}`{item} is {strays.values[0]}, and `{lookup.op}` takes {valid}",
+    )
+    draft.at(*evidence.at_user_line("cause", f"index {strays.values[0]} meets {bound} {lookup.unit}s"))
+    if passed is not None:
+        origin = origin_of(evidence.frames, passed[0], passed[1].node)
+        if origin is not None:
+            draft.at(origin.location("origin", f"`{origin.name}` comes from here"))
+    draft.at(table_built_at(evidence.frames, lookup.table, lookup.layer, f"{bound} {lookup.unit}s are made here"))
+    extent = span(index)
+    if extent is not None and strays.total > 1:
+        verb = "is" if strays.count == 1 else "are"
+        many = f": {strays.listed}" if strays.count > 1 else ""
+        draft.because(
+            f"{strays.count} of {strays.total} indices {verb} out of range{many}; all run from {extent[0]} to {extent[1]}"
+        )
+    if len(items) > 1:
+        listed = ", ".join(str(each) for each in items[:8]) + (", ..." if len(items) > 8 else "")
+        draft.because(f"the dataset items with such an index: {listed}")
+    _advise(draft, lookup, index, strays)
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _advise(draft: Draft, lookup: Lookup, index: torch.Tensor, strays: Strays) -> None:
+    """Only what the values of this very index bear out."""
+    bound, bad = lookup.bound, strays.distinct
+    length = index.shape[-1] if index.dim() else 0
+    row = index.reshape(-1, length)[0] if index.numel() else index
+    if length > bound and lookup.layer is not None and torch.equal(row, torch.arange(length, dtype=row.dtype)):
+        draft.because(f"the indices are the positions 0 to {length - 1}: the sequence is {length} long")
+        draft.help(f"cut the sequence to {bound}, or build the table for {length} positions")
+    elif bad == [-1]:
+        draft.because("the only value out of range is -1, a usual marker for padding")
+        draft.help("replace -1 by an index that the table has before it is looked up")
+    elif bad == [bound]:
+        draft.help(f"build the table for {bound + 1} {lookup.unit}s if {bound} is a valid index, or correct the index")
+    else:
+        draft.help(f"correct the index, or build the table for at least {max([*bad, bound]) + 1} {lookup.unit}s")
+
+
+def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
+    """The index cannot be read, but torch has named it."""
+    named = re.search(r"index (-?\d+) is out of bounds for dimension (\d+) with size (\d+)", evidence.message)
+    if named is not None:
+        value, _, size = named.groups()
+        message = f"index {value} is out of range for a dimension of size {size}"
+        cause = f"torch names the index {value} and the size {size}; the index itself could not be read"
+        label = f"index {value} meets size {size}"
+    elif evidence.says("index out of range in self"):
+        message = "an index is out of range for the table that it is looked up in"
+        cause, label = "torch says so; the index itself could not be read", "index out of range"
+    else:
+        return None
+    draft = Draft(CODE, NAME, "likely", message, cause)
+    draft.at(*evidence.at_user_line("cause", label))
+    draft.help("correct the index where it is made, or make the table larger")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,159 @@
+"""A label names a class that the scores do not have.
+
+What: a classification loss picks, for each sample, the score of the class that its label names. With C classes the
+labels run from 0 to C - 1; anything else (but for `ignore_index`) has no score.
+
+Why: labels that count from 1, a class that the last layer was not built for, a marker such as 255 or -1 for "do not
+count this one" that the loss was not told of, or a damaged entry in the data. On a GPU the same mistake kills the CUDA
+context and is reported somewhere else.
+
+Cure: correct the label, build the last layer for one more class, or pass the marker as `ignore_index`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.layers import layer_built_at, maker_of
+from torchmedic.replay.origins import origin_of, user_argument
+from torchmedic.replay.samples import items_of
+from torchmedic.replay.values import Strays, is_whole, outside, readable, span
+
+CODE, NAME = "TM301", "label-out-of-range"
+
+_LOSSES = frozenset(
+    "cross_entropy nll_loss nll_loss2d nll_loss_nd cross_entropy_loss multi_margin_loss linear_cross_entropy".split()
+)
+_MARKERS = (255, -1, -100)
+
+
+class _Given:
+    """What the loss was given: the labels, the number of classes, the label that does not count."""
+
+    def __init__(self, scores: Any, labels: Any, ignored: Any, classes: int | None = None) -> None:
+        self.scores = scores if isinstance(scores, torch.Tensor) else None
+        self.labels = labels if isinstance(labels, torch.Tensor) else None
+        self.ignored = ignored if isinstance(ignored, int) else None
+        self.classes = classes
+        if classes is None and self.scores is not None and self.scores.dim():
+            self.classes = int(self.scores.shape[1 if self.scores.dim() > 1 else 0])
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if not (evidence.kinds & {"IndexError", "RuntimeError"}):
+        return None
+    given = _given(evidence)
+    if given is None or given.classes is None:
+        return None
+    labels = readable(given.labels)
+    strays = None
+    if labels is not None and is_whole(labels):
+        strays = outside(labels, 0, given.classes, given.ignored)
+    if labels is None or strays is None:
+        return _from_message(evidence, given)
+    return _proven(evidence, given, labels, strays)
+
+
+def _given(evidence: RaisedEvidence) -> _Given | None:
+    """The arguments of the loss that raised: of torch's own Python function, or of a call straight into C++."""
+    last = evidence.frames[-1] if evidence.frames else None
+    if last is None:
+        return None
+    known = last.variables
+    if last.function in _LOSSES and not last.is_user:
+        return _Given(known.get("input"), known.get("target"), known.get("ignore_index"))
+    if isinstance(last.module, torch.nn.AdaptiveLogSoftmaxWithLoss) and evidence.says("target"):
+        return _Given(None, known.get("target_", known.get("target")), None, last.module.n_classes)
+    call = evidence.call
+    if call is not None and call.op in _LOSSES and last.is_user:
+        return _Given(call.get(0, "input"), call.get(1, "target"), call.get(4, "ignore_index"))
+    return None
+
+
+def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, strays: Strays) -> Diagnosis:
+    classes = given.classes or 0
+    known = f"{classes} class{'es' if classes != 1 else ''}"
+    valid = f"0 to {classes - 1}"
+    if strays.count == 1:
+        message = f"label {strays.listed} is out of range: there are {known}, {valid}"
+    elif len(strays.distinct) == 1:
+        message = f"label {strays.listed} ({strays.count} times) is out of range: there are {known}, {valid}"
+    else:
+        message = f"{strays.count} labels are out of range: there are {known}, {valid}"
+    passed = user_argument(evidence.frames, given.labels)
+    items = items_of(evidence.incident, labels, strays.positions)
+    item = f" (dataset item {items[0]})" if items else ""
+    first = strays.at(passed[1].text if passed is not None and passed[1].text.isidentifier() else "label")
+    draft = Draft(CODE, NAME, "proven", message, f"`{first}`{item} is {strays.values[0]}; {known} means labels {valid}")
+    draft.at(*evidence.at_user_line("cause", f"label {strays.values[0]} meets {known}"))
+    if passed is not None:
+        origin = origin_of(evidence.frames, passed[0], passed[1].node)
+        if origin is not None:
+            draft.at(origin.location("origin", f"`{origin.name}` comes from here"))
+    if given.scores is not None:
+        layer = maker_of(given.scores, classes, evidence.frames)
+        if layer is not None:
+            draft.at(layer_built_at(evidence.frames, layer, f"{known} because of this layer"))
+    draft.because(_counted(labels, strays))
+    if len(items) > 1:
+        listed = ", ".join(str(index) for index in items[:8]) + (", ..." if len(items) > 8 else "")
+        draft.because(f"the dataset items with such a label: {listed}")
+    _advise(draft, labels, strays, classes, item.strip(" ()"))
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _counted(labels: torch.Tensor, strays: Strays) -> str:
+    extent = span(labels)
+    if extent is None or strays.total == 1:
+        return ""
+    verb = "is" if strays.count == 1 else "are"
+    many = f": {strays.listed}" if strays.count > 1 else ""
+    return (
+        f"{strays.count} of {strays.total} labels {verb} out of range{many}; "
+        f"those of this batch run from {extent[0]} to {extent[1]}"
+    )
+
+
+def _advise(draft: Draft, labels: torch.Tensor, strays: Strays, classes: int, item: str) -> None:
+    """Only what the values of this very batch bear out."""
+    bad = strays.distinct
+    extent = span(labels)
+    enough = labels.numel() >= 3 * classes  # by chance, class 0 would be missing in less than one batch of twenty
+    if bad == [classes] and extent is not None and extent[0] == 1 and enough:
+        draft.because(f"no label of this batch is 0 and the highest is {classes}: these labels count from 1")
+        draft.help("subtract 1 from the labels where they are read")
+    elif len(bad) == 1 and bad[0] in _MARKERS and strays.count < strays.total:
+        draft.because(f"every other label is in range, and {bad[0]} is a usual marker for `do not count this one`")
+        draft.help(f"pass `ignore_index={bad[0]}` to the loss if {bad[0]} marks what should not count")
+    elif bad == [classes]:
+        whose = f"label of {item}" if item and strays.count == 1 else "labels"
+        draft.help(f"correct the {whose}, or build the last layer for {classes + 1} classes if {classes} is one of them")
+    else:
+        draft.help("correct these labels, or build the last layer for as many classes as the data has")
+
+
+def _from_message(evidence: RaisedEvidence, given: _Given) -> Diagnosis | None:
+    """The labels cannot be read, but torch names one."""
+    named = re.search(r"[Tt]arget (-?\d+) is out of bounds", evidence.message)
+    if named is None:
+        return None
+    label = named[1]
+    draft = Draft(
+        CODE,
+        NAME,
+        "likely",
+        f"label {label} is out of range: there are {given.classes} classes",
+        f"torch names the label {label}; the labels themselves cannot be read any more",
+    )
+    draft.at(*evidence.at_user_line("cause", f"label {label} meets {given.classes} classes"))
+    draft.help("correct the label, or build the last layer for as many classes as the data has")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,1 @@
+"""TM2xx: numbers that stop being numbers."""

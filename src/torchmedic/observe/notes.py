@@ -1,0 +1,89 @@
+"""Notes for a later replay: which frames were on the stack at the forward pass, and the state at the start of a step.
+
+Notes hold numbers, code objects and RNG states; never a frame, never a big tensor. A frame is recognised later by its
+identity and its code, which is safe because only frames that are still alive are ever compared.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+
+_DEPTH = 80
+
+
+class StepNotes:
+    """What the current step needs to be replayed; renewed when a step begins."""
+
+    def __init__(self) -> None:
+        self.forward: dict[int, tuple[CodeType, int]] = {}
+        self.rng: torch.Tensor | None = None
+        self.device_rng: list[torch.Tensor] = []
+        self.sequence_number = 0
+        self.grad_enabled = True
+        self.autocast: dict[str, torch.dtype] = {}
+        self.carried: dict[str, Any] = {}
+        self.carried_frame = 0
+        # Told which names of which frame carry values from one step to the next; see replay/segment.py.
+        self.carried_names: Callable[[FrameType], frozenset[str]] | None = None
+
+    def step_begins(self, frame: FrameType | None) -> None:
+        """Batch loaded or weights updated: what follows is what a replay will run again."""
+        self.rng = torch.get_rng_state()
+        self.device_rng = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        self.sequence_number = _get_sequence_nr()
+        self.grad_enabled = torch.is_grad_enabled()
+        self.autocast = {
+            device: torch.get_autocast_dtype(device) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)
+        }
+        self._note_carried(frame)
+
+    def forward_begins(self, frame: FrameType | None) -> None:
+        """A root module is called: remember everybody on the stack."""
+        noted: dict[int, tuple[CodeType, int]] = {}
+        while frame is not None and len(noted) < _DEPTH:
+            noted[id(frame)] = (frame.f_code, frame.f_lineno)
+            frame = frame.f_back
+        self.forward = noted
+
+    def _note_carried(self, frame: FrameType | None) -> None:
+        """Keep the values that the step may overwrite and that the next one starts from (a hidden state, say)."""
+        self.carried = {}
+        if frame is None or self.carried_names is None or sys.gettrace() is not None:
+            return
+        names = self.carried_names(frame)
+        if not names:
+            return
+        values = frame.f_locals
+        self.carried = {name: held(values[name]) for name in names if name in values}
+        self.carried_frame = id(frame)
+        if frame.f_locals is not frame.f_globals and sys.version_info < (3, 13):
+            # Before 3.13 this is a copy kept by the frame: left alone, it would hold every local past its time.
+            values.clear()
+
+
+_SMALL = 1 << 20
+
+
+def held(value: Any) -> Any:
+    """A value to go back to. Big tensors are held weakly: notes must not keep them alive."""
+    if isinstance(value, torch.Tensor):
+        return value if value.nbytes <= _SMALL else weakref.ref(value)
+    if isinstance(value, tuple | list) and len(value) <= 8:
+        return type(value)(held(item) for item in value) if type(value) in (tuple, list) else value
+    return value
+
+
+def released(value: Any) -> Any:
+    """What `held` kept; None stands for a tensor that is gone."""
+    if isinstance(value, weakref.ref):
+        return value()
+    if type(value) in (tuple, list):
+        return type(value)(released(item) for item in value)
+    return value

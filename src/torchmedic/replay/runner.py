@@ -1,0 +1,276 @@
+"""Run a segment once more: same values, same random numbers, no side effect that outlives it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.autograd.graph
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from torchmedic.observe.notes import StepNotes, released
+from torchmedic.replay.microscope import ReplayTooLong
+from torchmedic.replay.segment import AWAIT, END, Segment
+from torchmedic.replay.state import muted, preserved, rewind_rng
+
+
+class SegmentEnd(Exception):
+    """The segment ran into its own `return`, `break` or `continue`."""
+
+
+class Played:
+    """One replay that is over."""
+
+    def __init__(self) -> None:
+        self.namespace: dict[str, Any] = {}
+        self.roots: list[torch.Tensor] = []
+        self.error: BaseException | None = None
+        self.loss: float | None = None
+        self.loss_finite = False
+        self.gradients_finite: bool | None = None
+        self.drew_random: set[int] = set()  # lines of statements that drew random numbers
+        self.seconds = 0.0
+
+
+class Runner:
+    """Replays one segment as often as wanted."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        frame: FrameType,
+        notes: StepNotes,
+        *,
+        optimizers: Sequence[Any] = (),
+        batch: Any = None,
+        target: ast.expr | None = None,
+    ) -> None:
+        self.segment = segment
+        self._frame = frame
+        self._notes = notes
+        self._optimizers = list(optimizers)
+        self._batch = batch
+        self._target = target
+        self._locals = dict(frame.f_locals)
+        self.frozen: set[int] = set()  # lines of statements that are not run again: their result is taken over
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        return [
+            tensor for optimizer in self._optimizers for group in optimizer.param_groups for tensor in group["params"]
+        ]
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules in reach of the frame: in its variables, and in the objects whose methods run."""
+        found: dict[int, torch.nn.Module] = {}
+        for value in [*self._locals.values(), *self._frame.f_globals.values()]:
+            owners = [value]
+            if hasattr(value, "__dict__") and not isinstance(value, type | torch.nn.Module):
+                with contextlib.suppress(Exception):
+                    owners += list(vars(value).values())
+            for owner in owners:
+                if isinstance(owner, torch.nn.Module):
+                    found[id(owner)] = owner
+        return list(found.values())
+
+    def play(
+        self,
+        *contexts: AbstractContextManager[Any],
+        change: Callable[[dict[str, Any]], None] | None = None,
+        replace: dict[int, Any] | None = None,
+        backward: bool = True,
+    ) -> Played:
+        """Run the segment.
+
+        Args:
+            contexts: Entered around it, the microscope for example.
+            change: Given the variables before the first statement, for a trial.
+            replace: Code objects to run in place of statements, by line, for a trial.
+            backward: Whether backward calls are carried out, or only noted.
+        """
+        played = Played()
+        namespace = self._namespace()
+        if change is not None:
+            change(namespace)
+        started = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(muted())
+            stack.enter_context(preserved(self.modules, self.parameters))
+            stack.enter_context(self._no_side_effects(played, backward))
+            stack.enter_context(torch.set_grad_enabled(self._notes.grad_enabled))
+            for device, dtype in self._notes.autocast.items():
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            rewind_rng(self._notes)
+            for context in contexts:
+                stack.enter_context(context)
+            try:
+                self._execute(namespace, played, replace or {})
+            except SegmentEnd:
+                pass
+            except ReplayTooLong as error:
+                played.error = error
+            except Exception as error:
+                played.error = error
+            if not contexts:
+                self._judge(played)
+        played.seconds = time.monotonic() - started
+        played.namespace = namespace
+        return played
+
+    def _judge(self, played: Played) -> None:
+        """Look at loss and gradients before they are put back."""
+        values = [root.detach() for root in played.roots if root.is_floating_point() and root.numel()]
+        if values and values[-1].numel() == 1:
+            played.loss = float(values[-1].item())
+        played.loss_finite = bool(values) and all(_all_finite(value) for value in values)
+        gradients = [tensor.grad for tensor in self.parameters if tensor.grad is not None]
+        played.gradients_finite = all(_all_finite(gradient) for gradient in gradients) if gradients else None
+
+    def _execute(self, namespace: dict[str, Any], played: Played, replace: dict[int, Any]) -> None:
+        for statement, code in self.segment.code():
+            if statement.lineno in self.frozen:
+                continue
+            before = torch.get_rng_state()
+            try:
+                exec(replace.get(statement.lineno, code), namespace)
+            finally:
+                if not torch.equal(before, torch.get_rng_state()):
+                    played.drew_random.add(statement.lineno)
+
+    def _namespace(self) -> dict[str, Any]:
+        namespace = {**self._frame.f_globals, **self._locals}
+        if self._notes.carried_frame == id(self._frame):
+            for name, value in self._notes.carried.items():
+                back = released(value)
+                if back is not None:
+                    namespace[name] = back
+        if self._batch is not None and self._target is not None:
+            _assign_batch(namespace, self._target, self._batch)
+        namespace[END] = SegmentEnd
+        namespace[AWAIT] = _run_to_end
+        return namespace
+
+    @contextlib.contextmanager
+    def _no_side_effects(self, played: Played, backward: bool) -> Iterator[None]:
+        """Backward keeps its graph, updates update nothing, loaders repeat their batch, nothing is saved."""
+        engine = torch.autograd.graph._engine_run_backward
+        batch = self._batch
+
+        def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            played.roots.extend(t_outputs)
+            wants_result = not (args[-1] if args else True)
+            if not backward and not wants_result:
+                return None
+            arguments = list(args)
+            if len(arguments) > 1:
+                arguments[1] = True  # keep the graph: parts of it may still be needed by the real step
+            return engine(t_outputs, *arguments, **kwargs)
+
+        def next_batch(iterator: Any) -> Any:
+            if batch is None:
+                raise StopIteration
+            return batch
+
+        scheduler = importlib.import_module("torch.optim.lr_scheduler").LRScheduler
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_attribute(torch.autograd, "_engine_run_backward", run_backward))
+            stack.enter_context(_attribute(_BaseDataLoaderIter, "__next__", next_batch))
+            stack.enter_context(_attribute(scheduler, "step", lambda *args, **kwargs: None))
+            stack.enter_context(_attribute(torch, "save", lambda *args, **kwargs: None))
+            with contextlib.suppress(AttributeError, RuntimeError):
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            for optimizer in self._optimizers:
+                stack.enter_context(_instance_attribute(optimizer, "step", _touch(optimizer)))
+            yield
+
+
+def _all_finite(tensor: torch.Tensor) -> bool:
+    values = tensor.detach().coalesce().values() if tensor.is_sparse else tensor.detach()
+    return bool(torch.isfinite(values).all().item())
+
+
+def _touch(optimizer: Any) -> Callable[..., Any]:
+    """A step that changes no weight but is a write to each of them, as the real one would be."""
+
+    def step(closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                for tensor in group["params"]:
+                    if tensor.grad is not None:
+                        tensor.mul_(1)  # bit for bit the same value, one version later
+        return loss
+
+    return step
+
+
+@contextlib.contextmanager
+def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextlib.contextmanager
+def _instance_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            vars(owner).pop(name, None)
+        else:
+            setattr(owner, name, before)
+
+
+def _run_to_end(awaitable: Any) -> Any:
+    """The result of a coroutine that never really waits."""
+    iterator = awaitable.__await__()
+    try:
+        next(iterator)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("the step waits for something outside of it")
+
+
+def _assign_batch(namespace: dict[str, Any], target: ast.expr, batch: Any) -> None:
+    """Bind the loop's names to the batch anew, where the names that were not changed show that it is this batch."""
+    candidates = [target]
+    if isinstance(target, ast.Tuple) and len(target.elts) == 2:
+        candidates.append(target.elts[1])  # `for i, batch in enumerate(loader)`
+    for candidate in candidates:
+        trial: dict[str, Any] = {"__batch__": batch}
+        assignment = ast.Assign([candidate], ast.Name("__batch__", ast.Load()))
+        module = ast.fix_missing_locations(ast.Module([assignment], []))
+        try:
+            exec(compile(module, "<batch>", "exec"), trial)
+        except Exception:
+            continue
+        trial.pop("__batch__")
+        trial.pop("__builtins__", None)
+        same_kind = all(
+            namespace.get(name) is value
+            or (
+                type(namespace.get(name)) is type(value)
+                and getattr(namespace.get(name), "shape", None) == getattr(value, "shape", None)
+            )
+            for name, value in trial.items()
+        )
+        if trial and same_kind:
+            namespace.update(trial)
+            return

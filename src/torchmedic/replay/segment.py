@@ -1,0 +1,303 @@
+"""Which statements make up the failing step: cut from the source of a live frame, ready to be run once more.
+
+The cut goes from the start of the innermost block that holds both the forward pass and the failing line (a loop body or
+a function body) to the failing statement. What only keeps books (appending to lists, printing, saving, stepping the
+optimizer) is left out unless the step depends on it.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from torchmedic.replay.frames import syntax_tree
+
+Block = list[ast.stmt]
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_BOOKKEEPING = frozenset(
+    "append extend add insert put write log info debug warning warn print add_scalar add_scalars add_histogram "
+    "set_postfix set_description update_postfix record save dump flush step update log_metrics appendleft".split()
+)
+
+
+class CannotCut(Exception):
+    """No segment can be cut; the text says why."""
+
+
+class Segment:
+    """The statements of a step, compiled for the frame that they were cut from."""
+
+    def __init__(self, file: str, statements: Block, function: str, first: int, last: int) -> None:
+        self.file = file
+        self.statements = statements
+        self.function = function
+        self.lines = (first, last)
+
+    def code(self) -> list[tuple[ast.stmt, Any]]:
+        """One code object per statement, in order."""
+        compiled = []
+        for statement in self.statements:
+            module = ast.Module(body=[statement], type_ignores=[])
+            compiled.append((statement, compile(ast.fix_missing_locations(module), self.file, "exec")))
+        return compiled
+
+
+def cut(
+    frame: FrameType,
+    line: int,
+    forward_line: int | None,
+    *,
+    include_failing: bool = True,
+    tree: ast.Module | None = None,
+) -> Segment:
+    """Cut the step out of a frame.
+
+    Args:
+        frame: The replay frame.
+        line: Its line that failed, or that was being executed.
+        forward_line: Its line at the forward pass, where that is known.
+        include_failing: Whether the failing statement belongs to the step (`backward()` does, `optimizer.step()` not).
+        tree: Other syntax for the same file, for a trial.
+
+    Raises:
+        CannotCut: The source is missing or does not hold these lines.
+    """
+    file = frame.f_code.co_filename
+    tree = tree if tree is not None else syntax_tree(file, frame.f_globals)
+    if tree is None:
+        raise CannotCut(f"the source of {file} is missing")
+    body = _body_of(tree, frame)
+    if body is None:
+        raise CannotCut(f"`{frame.f_code.co_name}` is not in the source of {file}")
+    lines = {line} if forward_line is None else {line, forward_line}
+    block = _innermost_block(body, lines)
+    statements = _truncate(block, line, include_failing)
+    if not statements:
+        raise CannotCut("no statement stands before the failing one")
+    needed = _needed(statements)
+    prepared = [_Prepare(frame).visit(copy.deepcopy(statement)) for statement in needed]
+    return Segment(file, [part for part in prepared if part is not None], frame.f_code.co_name, block[0].lineno, line)
+
+
+def carried_names(frame: FrameType, line: int) -> frozenset[str]:
+    """Names that a loop body reads before it assigns them: their value comes from the iteration before."""
+    tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
+    body = _body_of(tree, frame) if tree is not None else None
+    if body is None:
+        return frozenset()
+    block = _innermost_block(body, {line})
+    written: set[str] = set()
+    carried: set[str] = set()
+    assigned = {name for statement in block for name in _written(statement)}
+    for statement in block:
+        carried |= (_read(statement) & assigned) - written
+        written |= set(_written(statement))
+    return frozenset(carried)
+
+
+def _body_of(tree: ast.Module, frame: FrameType) -> Block | None:
+    if frame.f_code.co_name == "<module>":
+        return tree.body
+    first = frame.f_code.co_firstlineno
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == frame.f_code.co_name:
+            start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            if start == first:
+                return node.body
+    return None
+
+
+def _innermost_block(body: Block, lines: set[int]) -> Block:
+    """The body of the innermost loop that holds all lines, else the whole body."""
+    best = body
+    candidates = list(body)
+    while candidates:
+        found: ast.stmt | None = None
+        for statement in candidates:
+            if _spans(statement, lines):
+                found = statement
+                break
+        if found is None or isinstance(found, (*_FUNCTIONS, ast.ClassDef)):
+            return best
+        candidates = []
+        for block in _blocks(found):
+            if isinstance(found, _LOOPS) and block is found.body and _spans_block(block, lines):
+                best = block
+            candidates.extend(block)
+    return best
+
+
+def _blocks(statement: ast.stmt) -> Iterator[Block]:
+    for field in ("body", "orelse", "finalbody"):
+        block = getattr(statement, field, None)
+        if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
+            yield block
+    for handler in getattr(statement, "handlers", []):
+        yield handler.body
+    for case in getattr(statement, "cases", []):
+        yield case.body
+
+
+def _spans(statement: ast.stmt, lines: set[int]) -> bool:
+    return all(statement.lineno <= line <= (statement.end_lineno or statement.lineno) for line in lines)
+
+
+def _spans_block(block: Block, lines: set[int]) -> bool:
+    return all(block[0].lineno <= line <= (block[-1].end_lineno or block[-1].lineno) for line in lines)
+
+
+def _truncate(block: Block, line: int, include_failing: bool) -> Block:
+    """The statements up to the failing line; the branch that was taken in place of the `if` or `try` around it."""
+    kept: Block = []
+    for statement in block:
+        end = statement.end_lineno or statement.lineno
+        if end < line:
+            kept.append(statement)
+            continue
+        if statement.lineno > line:
+            break
+        inner = next((part for part in _blocks(statement) if _spans_block(part, {line})), None)
+        if inner is None:
+            if include_failing:
+                kept.append(statement)
+        elif isinstance(statement, ast.With | ast.AsyncWith):
+            body = _truncate(inner, line, include_failing)
+            if body:
+                shortened = copy.copy(statement)
+                shortened.body = body
+                kept.append(shortened)
+        elif isinstance(statement, _LOOPS):
+            kept.append(statement)  # the forward pass is outside, so all of the loop belongs to the step
+        elif isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
+            kept.append(statement)
+        else:
+            kept.extend(_truncate(inner, line, include_failing))
+        break
+    return kept
+
+
+def _needed(statements: Block) -> Block:
+    """Leave out what only keeps books: an expression statement whose call is known to do no more than that."""
+    last = len(statements) - 1
+    return [
+        statement
+        for position, statement in enumerate(statements)
+        if position == last or not _is_bookkeeping(statement, statements[position + 1 :])
+    ]
+
+
+def _is_bookkeeping(statement: ast.stmt, rest: Block) -> bool:
+    if isinstance(statement, ast.Assert | ast.Pass | ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal):
+        return not isinstance(statement, ast.Import | ast.ImportFrom)
+    if isinstance(statement, ast.AugAssign):
+        # `total += loss.item()` keeps books; `loss += aux` does not.
+        name = statement.target.id if isinstance(statement.target, ast.Name) else None
+        return name is not None and not any(name in _read(later) for later in rest)
+    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
+        return False
+    function = statement.value.func
+    name = (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+    return name in _BOOKKEEPING
+
+
+def _written(statement: ast.stmt) -> Iterator[str]:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
+            yield node.id
+
+
+def _read(statement: ast.stmt) -> set[str]:
+    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        names.add(statement.target.id)
+    return names
+
+
+class _Prepare(ast.NodeTransformer):
+    """Make statements of a function body runnable on their own."""
+
+    def __init__(self, frame: FrameType) -> None:
+        parts = frame.f_code.co_qualname.split(".")
+        parts = parts[:-1] if parts[-1] != "<module>" else []
+        self._class = parts[-1] if parts and parts[-1] != "<locals>" else None
+        self._first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else None
+        self._loops = 0
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return node  # its own returns and yields are none of ours
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self._loops += 1
+        self.generic_visit(node)
+        self._loops -= 1
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        self._loops += 1
+        self.generic_visit(node)
+        self._loops -= 1
+        return node
+
+    def visit_Return(self, node: ast.Return) -> Any:
+        self.generic_visit(node)
+        end = self._end(node)
+        return [ast.copy_location(ast.Expr(node.value), node), end] if node.value is not None else end
+
+    def visit_Break(self, node: ast.Break) -> ast.AST:
+        return node if self._loops else self._end(node)
+
+    def visit_Continue(self, node: ast.Continue) -> ast.AST:
+        return node if self._loops else self._end(node)
+
+    def visit_Global(self, node: ast.Global) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node)
+
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node)
+
+    def visit_Yield(self, node: ast.Yield) -> ast.AST:
+        self.generic_visit(node)
+        return node.value if node.value is not None else ast.copy_location(ast.Constant(None), node)
+
+    def visit_Await(self, node: ast.Await) -> ast.AST:
+        self.generic_visit(node)
+        return ast.copy_location(ast.Call(ast.Name(AWAIT, ast.Load()), [node.value], []), node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args and self._first:
+            node.args = [
+                ast.copy_location(ast.Name("__class__", ast.Load()), node),
+                ast.copy_location(ast.Name(self._first, ast.Load()), node),
+            ]
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if self._class and node.attr.startswith("__") and not node.attr.endswith("__"):
+            node.attr = f"_{self._class.lstrip('_')}{node.attr}"
+        return node
+
+    def _end(self, node: ast.stmt) -> ast.stmt:
+        return ast.copy_location(ast.Raise(ast.Name(END, ast.Load()), None), node)
+
+
+# Names under which the runner offers what the prepared statements refer to.
+END = "__torchmedic_end__"
+AWAIT = "__torchmedic_await__"

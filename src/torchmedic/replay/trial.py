@@ -1,0 +1,142 @@
+"""Try a cure on the failing step: the user's own line, edited, compiled and run in place of the original."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import linecache
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import NamedTuple
+
+import torch
+
+from torchmedic.replay.microscope import Spot
+from torchmedic.replay.runner import Played
+from torchmedic.replay.segment import CannotCut
+from torchmedic.replay.step import Step
+
+
+class Edit(NamedTuple):
+    """Other text for one expression (or a whole line) of the source."""
+
+    spot: Spot
+    text: str
+
+
+class Verdict(NamedTuple):
+    """What a trial showed."""
+
+    passed: bool
+    result: str
+    patch: str
+
+
+def source_of(spot: Spot) -> str:
+    """The text of an expression as it stands in the file."""
+    lines = linecache.getlines(spot.file)
+    if spot.column is None or spot.end_column is None or not 0 < spot.line <= len(lines):
+        return lines[spot.line - 1].strip() if 0 < spot.line <= len(lines) else ""
+    end = spot.end_line or spot.line
+    if end == spot.line:
+        return lines[spot.line - 1].encode()[spot.column : spot.end_column].decode(errors="replace")
+    first = lines[spot.line - 1].encode()[spot.column :].decode(errors="replace")
+    last = lines[end - 1].encode()[: spot.end_column].decode(errors="replace")
+    return "".join([first, *lines[spot.line : end - 1], last])
+
+
+def expression_at(spot: Spot) -> ast.expr | None:
+    """The syntax of the expression at a spot."""
+    try:
+        return ast.parse(source_of(spot).strip(), mode="eval").body
+    except SyntaxError:
+        return None
+
+
+def edited(edit: Edit) -> tuple[str, str]:
+    """The whole source after an edit, with as many lines as before, and the edited line."""
+    spot = edit.spot
+    lines = list(linecache.getlines(spot.file))
+    if not 0 < spot.line <= len(lines):
+        raise CannotCut("the source is missing")
+    end = spot.end_line or spot.line
+    if spot.column is None or spot.end_column is None:
+        indent = lines[spot.line - 1][: len(lines[spot.line - 1]) - len(lines[spot.line - 1].lstrip())]
+        new = indent + edit.text + "\n"
+    else:
+        head = lines[spot.line - 1].encode()[: spot.column].decode()
+        tail = lines[end - 1].encode()[spot.end_column :].decode()
+        new = head + edit.text + tail
+    lines[spot.line - 1 : end] = [new, *["\n"] * (end - spot.line)]
+    return "".join(lines), new.strip()
+
+
+def attempt(step: Step, edit: Edit) -> Verdict:
+    """Replay the step with an edited line. It passes if the step ends with a finite loss and finite gradients."""
+    try:
+        source, line = edited(edit)
+        tree = ast.parse(source, edit.spot.file)
+    except (CannotCut, SyntaxError, UnicodeError):
+        return Verdict(False, "", "")
+    with _swapped(edit.spot, compile(tree, edit.spot.file, "exec", dont_inherit=True)):
+        played = step.again(tree if edit.spot.file == step.frame.f_code.co_filename else None)
+    return Verdict(passes(played), describe(played), line)
+
+
+def passes(played: Played) -> bool:
+    return played.error is None and bool(played.roots) and played.loss_finite and played.gradients_finite is True
+
+
+def describe(played: Played) -> str:
+    """The outcome of a trial in a few words."""
+    if played.error is not None:
+        return f"{type(played.error).__name__}: {played.error}".splitlines()[0][:120]
+    loss = f"loss {played.loss:.5g}" if played.loss is not None else "no loss"
+    if not played.gradients_finite:
+        return f"{loss}, gradients not finite"
+    return f"{loss}, all gradients finite"
+
+
+@contextlib.contextmanager
+def _swapped(spot: Spot, module: CodeType) -> Iterator[None]:
+    """Give every living function that holds the edited line its new code, for a while."""
+    new_codes = {(code.co_qualname, code.co_firstlineno): code for code in _codes(module)}
+    swapped: list[tuple[FunctionType, CodeType]] = []
+    try:
+        for function in _functions_of(spot.file, spot.line):
+            old = function.__code__
+            new = new_codes.get((old.co_qualname, old.co_firstlineno))
+            if new is not None and new.co_freevars == old.co_freevars:
+                swapped.append((function, old))
+                function.__code__ = new
+        yield
+    finally:
+        for function, code in swapped:
+            function.__code__ = code
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _functions_of(file: str, line: int) -> list[FunctionType]:
+    found = []
+    for value in gc.get_objects():
+        if type(value) is FunctionType and value.__code__.co_filename == file:
+            code = value.__code__
+            lines = [number for *_, number in code.co_lines() if number is not None]
+            if lines and code.co_firstlineno <= line <= max(lines + _inner_lines(code)):
+                found.append(value)
+    return found
+
+
+def _inner_lines(code: CodeType) -> list[int]:
+    return [number for inner in _codes(code) for *_, number in inner.co_lines() if number is not None]
+
+
+def finite(tensors: list[torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor.detach()).all().item()) for tensor in tensors if tensor.is_floating_point())

@@ -1,0 +1,86 @@
+"""Several ranks, each with a torchmedic of its own, as `torchrun ... -m torchmedic run` starts them: one report.
+
+The ranks of one machine share a run folder. Each puts its part there, and whoever comes last has written the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from torchmedic import rundir
+from torchmedic.records import Diagnosis, Outcome, Report
+
+
+def identity(environ: Mapping[str, str]) -> str | None:
+    """A text that all local ranks of one launch share and no other launch has; None where we are alone."""
+    sizes = (environ.get(name, "") for name in ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
+    if not any(size.isdecimal() and int(size) > 1 for size in sizes):
+        return None
+    named = [
+        environ.get(name, "")
+        for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    ]
+    # Run ids and ports are used again; the launcher that is our parent is there once.
+    return ":".join([*named, str(os.getppid()), _started(os.getppid())])
+
+
+def _started(pid: int) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        # The name in front of it may hold spaces and brackets.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    with contextlib.suppress(psutil.Error):
+        return str(psutil.Process(pid).create_time())
+    return ""
+
+
+class Ledger:
+    """`report.json` of a run: ours alone, or shared with the other ranks."""
+
+    def __init__(self, run: Path, rank: int | None) -> None:
+        self._run = run
+        self._rank = rank
+
+    def publish(self, report: Report) -> frozenset[object]:
+        """Write the report; what other ranks have found, as `same_finding` names it."""
+        if self._rank is None:
+            rundir.write_report(self._run, report)
+            return frozenset()
+        with rundir.locked(self._run / ".lock"):
+            parts = rundir.write_part(self._run, self._rank, report)
+            rundir.write_report(self._run, merged(parts))
+        return frozenset(
+            same_finding(found) for part in parts if part != report for found in part.diagnoses if found.rank != self._rank
+        )
+
+
+def same_finding(diagnosis: Diagnosis) -> object:
+    """Equal for the same thing found on several ranks."""
+    place = diagnosis.cause_location
+    return (diagnosis.code, None if place is None else (place.file, place.line))
+
+
+def merged(parts: list[Report]) -> Report:
+    """One report of several ranks: the outcome is that of the first rank that has a symptom, then a bad status."""
+    outcomes = [part.outcome for part in parts]
+    worst = next(
+        iter(
+            [each for each in outcomes if each.symptom is not None]
+            + [each for each in outcomes if each.exit_status]
+            + outcomes
+        ),
+        Outcome(),
+    )
+    return Report(
+        outcome=Outcome(
+            exit_status=worst.exit_status,
+            signal=worst.signal,
+            steps=max((each.steps for each in outcomes), default=0),
+            symptom=worst.symptom,
+        ),
+        diagnoses=tuple(diagnosis for part in parts for diagnosis in part.diagnoses),
+    )

@@ -1,0 +1,118 @@
+"""What the parent keeps an eye on while the run goes on, because it cannot be seen afterwards.
+
+How a process that is not our child has ended, when the kernel last killed for memory, and how full /dev/shm was: each
+is gone a moment after a death. A look takes some tens of microseconds, four times a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from torchmedic import rundir
+from torchmedic.supervise import outside
+
+_WINDOW = 10.0  # seconds before the end that belong to it: a DataLoader may take five to notice a dead worker
+_INTERVAL = 0.2
+_MOST = 512  # processes followed at the same time
+
+
+class Sight(msgspec.Struct, frozen=True):
+    time: float
+    oom_kills: int | None
+    host_oom_kills: int | None
+    shm_free: int | None
+
+
+class Vigil:
+    """Looks now and then, and remembers the last seconds."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self.started = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+        self._handles: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+        self._sights: deque[Sight] = deque([_look()])
+
+    def look(self) -> None:
+        now = time.monotonic()
+        if now - self._sights[-1].time < _INTERVAL:
+            return
+        self._sights.append(_look())
+        while len(self._sights) > 2 and self._sights[1].time < now - _WINDOW:
+            self._sights.popleft()
+        self._follow()
+
+    def last_look(self) -> None:
+        """The child has ended: see what it left."""
+        self._sights.append(_look())
+        self._follow()
+        for pid, handle in self._handles.items():
+            status = exit_status(handle)
+            if status is not None:
+                self._ended[pid] = status
+            os.close(handle)
+        self._handles.clear()
+
+    @property
+    def ended(self) -> dict[int, int]:
+        """Wait statuses, as Popen gives them, of processes that were not our children; few kernels tell them all."""
+        return self._ended
+
+    @property
+    def oom_kills(self) -> int | None:
+        return _rise([sight.oom_kills for sight in self._sights])
+
+    @property
+    def host_oom_kills(self) -> int | None:
+        return _rise([sight.host_oom_kills for sight in self._sights])
+
+    @property
+    def shm_low(self) -> int | None:
+        return min((sight.shm_free for sight in self._sights if sight.shm_free is not None), default=None)
+
+    def _follow(self) -> None:
+        for pid in rundir.stack_files(self._run).keys() - self._handles.keys() - self._ended.keys():
+            if len(self._handles) < _MOST and hasattr(os, "pidfd_open"):
+                with contextlib.suppress(OSError):
+                    self._handles[pid] = os.pidfd_open(pid)
+        for pid in [pid for pid in self._handles if not Path(f"/proc/{pid}").exists()]:
+            handle = self._handles.pop(pid)
+            status = exit_status(handle)
+            os.close(handle)
+            self._ended[pid] = 0 if status is None else status
+
+
+def _look() -> Sight:
+    return Sight(time.monotonic(), outside.memory_limits().oom_kills, outside.host_oom_kills(), outside.shm_free())
+
+
+def _rise(counts: list[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return known[-1] - known[0] if known else None
+
+
+# linux/pidfd.h, since 6.13 and with the exit code since 6.15: mask, cgroup, eleven ids, exit code.
+_INFO = struct.Struct("<QQ11Ii")
+_INFO_EXIT = 1 << 3
+_GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
+
+
+def exit_status(handle: int) -> int | None:
+    """The wait status of an ended process by its pidfd, where the kernel tells it to others than its parent."""
+    import fcntl
+
+    buffer = bytearray(_INFO.size)
+    struct.pack_into("<Q", buffer, 0, _INFO_EXIT)
+    try:
+        fcntl.ioctl(handle, _GET_INFO, buffer)
+    except OSError:
+        return None
+    mask, *_, code = _INFO.unpack(buffer)
+    return int(os.waitstatus_to_exitcode(code)) if mask & _INFO_EXIT else None
