@@ -39,7 +39,10 @@ class Location(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Treatment(msgspec.Struct, frozen=True, kw_only=True):
-    """Advice. It is `proven` only if a trial replay of the failing step passed with it."""
+    """Advice. It is `proven` only if a trial replay of the failing step passed with it.
+
+    `patch` is a unified diff without context lines, as `patch -p0` takes it.
+    """
 
     title: str
     safety: Safety = "edit"

@@ -270,3 +270,11 @@ def read_symptom(folder: Path) -> str | None:
 def stack_files(run: Path) -> dict[int, Path]:
     """Faulthandler's file of every process that has one."""
     return {int(path.stem): path for path in (run / STACKS).glob("*.txt") if path.stem.isdecimal()}
+
+
+def drop_empty_stacks(run: Path) -> None:
+    """Remove the files of processes that had nothing to say and are gone."""
+    for pid, path in stack_files(run).items():
+        with contextlib.suppress(OSError):
+            if not path.stat().st_size and not Path(f"/proc/{pid}").exists():
+                path.unlink()

@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-V", "--version", action="version", version=f"torchmedic {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for command in COMMANDS:
-        doc = (command.__doc__ or "").strip()
+        doc = (command.__doc__ or command.NAME).strip()  # none with `python -OO`
         verb = verbs.add_parser(
             command.NAME,
             help=doc.splitlines()[0].rstrip("."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -77,6 +78,7 @@ class NamedDeath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _WORKER = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([^.\n]+)")
+_WORKERS = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
 
 
 def named_death(error: BaseException) -> NamedDeath | None:
@@ -84,6 +86,8 @@ def named_death(error: BaseException) -> NamedDeath | None:
     pid, name = getattr(error, "error_pid", None), getattr(error, "signal_name", None)
     if isinstance(pid, int) and isinstance(name, str) and name in signal.Signals.__members__:
         return NamedDeath(pid=pid, signal=name, part="child")
+    if isinstance(failures := getattr(error, "failures", None), dict):
+        return _failed_rank(failures)
     chain: BaseException | None = error
     for _ in range(5):
         match = _WORKER.search(str(chain)) if isinstance(chain, RuntimeError) else None
@@ -91,6 +95,30 @@ def named_death(error: BaseException) -> NamedDeath | None:
             found = next((each for each in signal.Signals if signal.strsignal(each) == match[2].strip()), None)
             return None if found is None else NamedDeath(pid=int(match[1]), signal=found.name, part="worker")
         chain = chain.__cause__ if chain is not None else None
+    return _failed_worker(error) if _WORKERS.search(str(error)) else None
+
+
+def _failed_rank(failures: dict[Any, Any]) -> NamedDeath | None:
+    """The process that torchrun's launcher saw die first."""
+    for failure in sorted(failures.values(), key=lambda each: getattr(each, "timestamp", 0)):
+        pid, status = getattr(failure, "pid", None), getattr(failure, "exitcode", 0)
+        name = signal_name(status) if isinstance(status, int) and status < 0 else None
+        if isinstance(pid, int) and name is not None and name not in REQUESTED:
+            return NamedDeath(pid=pid, signal=name, part="child")
+    return None
+
+
+def _failed_worker(error: BaseException) -> NamedDeath | None:
+    """The loader saw that workers are gone, but not how; the frame that raised still holds them."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    workers = tb.tb_frame.f_locals.get("failed_workers", ()) if tb is not None else ()
+    for worker in workers:
+        status = worker.exitcode
+        name = signal_name(status) if isinstance(status, int) and status < 0 else None
+        if name is not None:
+            return NamedDeath(pid=worker.pid, signal=name, part="worker")
     return None
 
 

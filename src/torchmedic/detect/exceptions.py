@@ -22,6 +22,7 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
     batch_indices: tuple[Any, ...] = ()
     batch: tuple[Any, ...] = ()
     worker: WorkerFailure | None = None
+    agent: Any = None  # for a replay: notes, optimizers, the batch
 
 
 def symptom_of(error: BaseException) -> str:
@@ -51,4 +52,5 @@ def raised(error: BaseException, agent: Any) -> Raised:
         batch_indices=tuple(indices) if isinstance(indices, list | tuple) else () if indices is None else (indices,),
         batch=tuple(agent.batches.tensors()),
         worker=failure_of(error),
+        agent=agent,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import FrameType
 from typing import Any
 
+from torchmedic.detect.echoes import is_echo
 from torchmedic.detect.exceptions import raised
 from torchmedic.detect.nonfinite import turned_bad
 from torchmedic.diagnose import registry
@@ -16,6 +17,8 @@ from torchmedic.rundir import write_diagnosis
 
 def exception(error: BaseException, agent: Any) -> None:
     """Called by the agent while the frames of `error` are alive."""
+    if is_echo(error, agent):
+        return
     incident = raised(error, agent)
     diagnosis = diagnose(RaisedEvidence(incident), registry.RAISED)
     agent.events.write("exception", symptom=incident.symptom, step=incident.step, phase=incident.phase)

@@ -14,16 +14,33 @@ _RULES = "torchmedic.diagnose.rules."
 
 # Asked in the process that raised, while its frames are alive.
 RAISED: tuple[str, ...] = (
+    "process.unequal_samples",
+    "process.dataset_exception",
+    "autograd.inplace_on_saved_tensor",
+    "autograd.loss_without_graph",
+    "autograd.backward_through_freed_graph",
     "devices.label_out_of_range",
     "devices.index_out_of_range",
+    "devices.value_out_of_domain",
+    "graph.backward_on_non_scalar",
     "graph.matmul_shape_mismatch",
+    "graph.channel_mismatch",
+    "graph.kernel_larger_than_input",
 )
 
 # Asked in the process in which NaN or infinity is about to reach the weights.
 NUMBERS: tuple[str, ...] = ("numbers.division_by_zero",)
 
 # Asked in the parent, of a process that is gone.
-DEATHS: tuple[str, ...] = ()
+DEATHS: tuple[str, ...] = (
+    "process.segmentation_fault",
+    "process.abort",
+    "process.bus_error",
+    "process.illegal_instruction",
+    "process.arithmetic_fault",
+    "process.killed_for_memory",
+    "process.killed",
+)
 
 # Asked by nobody: what remains when all others are silent.
 LAST: tuple[str, ...] = ("unknown",)

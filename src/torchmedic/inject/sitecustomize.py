@@ -37,25 +37,30 @@ class _TorchLoader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module):
+        if _FINDER in sys.meta_path:
+            sys.meta_path.remove(_FINDER)
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         _start_agent()
 
 
 class _TorchFinder:
-    """A finder that waits for torch, and steps aside for good once it is asked for."""
+    """A finder that waits for torch, and steps aside for good once it is imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
+        # Also asked by those who only want to know whether torch is there, so it answers as often as it is asked.
         for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target)
+            spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = _TorchLoader(spec.loader)
                 return spec
         return None
+
+
+_FINDER = _TorchFinder()
 
 
 def _start_agent():
@@ -107,6 +112,6 @@ if _RUN_DIR:
                 "PYTHONPATH": os.pathsep.join(_rest) if any(_rest) else None,
             }
         )
-    sys.meta_path.insert(0, _TorchFinder())
+    sys.meta_path.insert(0, _FINDER)
 
 _chain()

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import faulthandler
+import functools
 import importlib
 import multiprocessing
 import os
@@ -49,6 +49,7 @@ class Agent:
         self.finite = FiniteWatch(self.turned_bad)
         self.hooks = Hooks(self.clock, self.batches, self.notes, self.finite)
         self._stacks: Any = None
+        self._catches = False
         self._waiting_faults: list[Fault] = []
 
     def open(self) -> None:
@@ -72,13 +73,32 @@ class Agent:
 
     def catch_fatal_signals(self) -> None:
         """Have the stacks of all threads written to the run folder when a signal ends this process."""
-        # A faulthandler of the user's own writes where the user wants it; there is only one per process.
-        if faulthandler.is_enabled():
-            return
         folder = self.run / STACKS
         folder.mkdir(mode=0o700, exist_ok=True)
+        # The file is also how the parent learns of this process.
         self._stacks = open(folder / f"{os.getpid()}.txt", "wb", buffering=0)  # noqa: SIM115 - open to the end
-        faulthandler.enable(self._stacks, all_threads=True)
+        # A faulthandler of the user's own writes where the user wants it; there is only one per process.
+        if not faulthandler.is_enabled():
+            faulthandler.enable(self._stacks, all_threads=True)
+            self._catches = True
+
+    def share_worker_signals(self) -> None:
+        """A DataLoader worker sets handlers of torch's own for the same signals: have both, ours first."""
+        from torch.utils.data._utils import signal_handling
+
+        original = signal_handling._set_worker_signal_handlers
+
+        @functools.wraps(original)
+        def _set_worker_signal_handlers(*args: Any, **kwargs: Any) -> Any:
+            ours = self._catches
+            if ours:
+                faulthandler.disable()
+            result = original(*args, **kwargs)
+            if ours:
+                faulthandler.enable(self._stacks, all_threads=True)
+            return result
+
+        setattr(signal_handling, "_set_worker_signal_handlers", _set_worker_signal_handlers)  # noqa: B010
 
     def fault(self, fault: Fault) -> None:
         if self.events is None:
@@ -91,7 +111,10 @@ class Agent:
         """An exception has ended this process's work: find out why, while its frames are alive."""
         self.open()
         self.hooks.paused = True
-        _later_stages().exception(error, self)
+        try:
+            _later_stages().exception(error, self)
+        finally:
+            self.hooks.paused = False
 
     @contained("observe.nonfinite")
     def turned_bad(self, optimizer: Any, frame: FrameType, what: str) -> None:
@@ -112,18 +135,21 @@ class Agent:
     @contained("observe.fork")
     def forked(self) -> None:
         """In a forked child: the parent's box and files are not ours to write to."""
-        global _agent
-        _agent = fresh = Agent(self.run)
-        fresh.hooks = self.hooks
-        # The hooks are bound to the clock and the batches, which from here on belong to the child.
-        fresh.clock, fresh.batches = self.clock, self.batches
-        fresh.notes, fresh.finite = self.notes, self.finite
-        fresh.clock.box = None
-        containment.on_fault(fresh.fault)
-        fresh.clock.open_box = fresh.open
-        if self._stacks is not None:
+        if self.events is not None:
+            self.events.close()
+        self.folder = self.events = self.clock.box = None
+        self._waiting_faults.clear()
+        if self._catches:
             faulthandler.disable()
-            fresh.catch_fatal_signals()
+            self._catches = False
+        self.catch_fatal_signals()
+
+    @contained("observe.child_exit")
+    def child_ends(self) -> None:
+        """A child of `multiprocessing` ends well: its file of last words, still empty, has served its purpose."""
+        self.exiting()
+        if self._stacks is not None and os.fstat(self._stacks.fileno()).st_size == 0:
+            os.unlink(self._stacks.name)
 
 
 def current() -> Agent | None:
@@ -141,9 +167,10 @@ def install(run_dir: str) -> None:
         contained("observe.open")(agent.open)()
     agent.clock.open_box = agent.open
     contained("observe.signals")(agent.catch_fatal_signals)()
+    contained("observe.signals")(agent.share_worker_signals)()
     agent.hooks.install()
     contained("observe.worker")(workers.install)()
-    contained("observe.endings")(endings.install)(_on_exception)
+    contained("observe.endings")(endings.install)(_on_exception, _on_child_end)
     os.register_at_fork(after_in_child=_on_fork)
     atexit.register(_on_exit)
 
@@ -151,6 +178,11 @@ def install(run_dir: str) -> None:
 def _on_exception(error: BaseException) -> None:
     if _agent is not None:
         _agent.raised(error)
+
+
+def _on_child_end() -> None:
+    if _agent is not None:
+        _agent.child_ends()
 
 
 def _on_fork() -> None:

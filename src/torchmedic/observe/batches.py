@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 import torch
+from torch.utils.data import Subset
 
 # Above this the batch is held weakly: looking on must not keep a big one alive.
 _STRONG_LIMIT = 64 * 1024 * 1024
@@ -16,28 +17,52 @@ class Batches:
     """References to the last batch that a DataLoader yielded, with its dataset indices."""
 
     def __init__(self) -> None:
-        self._pending: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
+        # By iterator: the pass over the sampler that is under way, and the indices that it drew.
+        self._pending: weakref.WeakKeyDictionary[Any, tuple[Any, deque[Any]]] = weakref.WeakKeyDictionary()
         self._strong: Any = None
         self._weak: list[weakref.ref[torch.Tensor]] = []
-        self.indices: Any = None
+        self._indices: Any = None
+        self._source: weakref.ref[Any] | None = None
         self.number = -1
 
     def index_drawn(self, iterator: Any, index: Any) -> None:
         """The sampler gave the indices of a coming batch; with workers, several are under way."""
         if not getattr(iterator, "_in_order", True):
             return  # batches may overtake each other, so the order of drawing says nothing
-        self._pending.setdefault(iterator, deque()).append(index)
+        drawn_by = getattr(iterator, "_sampler_iter", None)
+        pending = self._pending.get(iterator)
+        if pending is None or pending[0] is not drawn_by:
+            # Persistent workers keep their iterator for the next epoch, also when the last one was left early.
+            pending = self._pending[iterator] = (drawn_by, deque())
+        pending[1].append(index)
 
     def requested(self, iterator: Any) -> None:
         """The user asked for the next batch: the last one is no longer ours to hold."""
         self._strong = None
         self._weak = []
-        self.indices = None
+        self._indices = None
 
     def taken(self, iterator: Any) -> None:
         """A batch has come back, or failed to: name its indices."""
         pending = self._pending.get(iterator)
-        self.indices = pending.popleft() if pending else None
+        self._indices = pending[1].popleft() if pending and pending[1] else None
+        self._source = weakref.ref(iterator)
+
+    @property
+    def indices(self) -> Any:
+        """The items of the last batch, as indices of the user's own dataset."""
+        iterator = self._source() if self._source is not None else None
+        return through_subsets(getattr(iterator, "_dataset", None), self._indices)
+
+    def under_way(self, iterator: Any) -> list[Any]:
+        """The batches that were drawn and have not come back, oldest first."""
+        pending = self._pending.get(iterator)
+        dataset = getattr(iterator, "_dataset", None)
+        return [through_subsets(dataset, index) for index in pending[1]] if pending is not None else []
+
+    def iterators(self) -> list[Any]:
+        """The DataLoader iterators that are alive and have drawn something."""
+        return list(self._pending.keys())
 
     def arrived(self, batch: Any) -> None:
         self.number += 1
@@ -57,6 +82,18 @@ class Batches:
         if self._strong is not None:
             return list(tensors_in(self._strong))
         return [tensor for reference in self._weak if (tensor := reference()) is not None]
+
+
+def through_subsets(dataset: Any, index: Any) -> Any:
+    """An index, or a batch of them, as one of the dataset that `random_split` and `Subset` were made of."""
+    if isinstance(index, list | tuple) and isinstance(dataset, Subset):
+        return [through_subsets(dataset, item) for item in index]
+    while isinstance(dataset, Subset):
+        try:
+            index, dataset = dataset.indices[index], dataset.dataset
+        except (IndexError, KeyError, TypeError):
+            return index
+    return index
 
 
 def tensors_in(value: Any, depth: int = 4) -> list[torch.Tensor]:

@@ -12,8 +12,9 @@ import multiprocessing.process
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
 Handler = Callable[[BaseException], None]
@@ -24,10 +25,10 @@ _DEMOS = os.path.join(_PACKAGE, "demos") + os.sep
 _seen: BaseException | None = None
 
 
-def install(handler: Handler) -> None:
+def install(handler: Handler, child_ends: Callable[[], None]) -> None:
     _chain_sys_excepthook(handler)
     _chain_threading_excepthook(handler)
-    _watch_multiprocessing(handler)
+    _watch_multiprocessing(handler, child_ends)
     _watch_torch_spawn(handler)
 
 
@@ -70,47 +71,50 @@ def _chain_threading_excepthook(handler: Handler) -> None:
     threading.excepthook = excepthook
 
 
-def _watch_multiprocessing(handler: Handler) -> None:
-    """`Process` catches what its target raises, prints it and exits; we look in between."""
+def _watch_multiprocessing(handler: Handler, child_ends: Callable[[], None]) -> None:
+    """`Process._bootstrap` catches what its target raises and prints it; we look when it does."""
     original = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]
 
     @functools.wraps(original)
     def _bootstrap(process: Any, *args: Any, **kwargs: Any) -> Any:
-        run = process.run
-
-        def watched_run() -> None:
-            try:
-                run()
-            except Exception as error:
-                _without_our_frames(error)
-                _handle(error, handler)
-                raise
-
-        process.run = watched_run
-        return original(process, *args, **kwargs)
+        traceback.print_exc = _watching(traceback.print_exc, original.__code__, handler)
+        status = original(process, *args, **kwargs)
+        if status == 0:
+            child_ends()
+        return status
 
     multiprocessing.process.BaseProcess._bootstrap = _bootstrap  # type: ignore[attr-defined]
 
 
 def _watch_torch_spawn(handler: Handler) -> None:
-    """`torch.multiprocessing.spawn` catches before `Process` does. The child finds the wrapper under the same name."""
+    """`torch.multiprocessing.spawn` catches before `Process` does, and sends the traceback to its parent as text."""
     # `torch.multiprocessing.spawn` the attribute is the function; the module of that name is behind it.
     spawn = importlib.import_module("torch.multiprocessing.spawn")
     original = spawn._wrap
 
     @functools.wraps(original)
-    def _wrap(fn: Any, *args: Any, **kwargs: Any) -> Any:
-        def watched(*fn_args: Any) -> Any:
-            try:
-                return fn(*fn_args)
-            except Exception as error:
-                _without_our_frames(error)
-                _handle(error, handler)
-                raise
+    def _wrap(*args: Any, **kwargs: Any) -> Any:
+        traceback.format_exc = _watching(traceback.format_exc, original.__code__, handler)
+        return original(*args, **kwargs)
 
-        return original(watched, *args, **kwargs)
-
+    # The child finds the wrapper under the same name.
     setattr(spawn, "_wrap", _wrap)  # noqa: B010 - a name of torch's that its stubs do not know
+
+
+def _watching(show: Callable[..., Any], caller: CodeType, handler: Handler) -> Callable[..., Any]:
+    """A function that shows the current exception, and our look at that exception when one caller shows it."""
+
+    @functools.wraps(show)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        error = sys.exception()
+        if error is None or sys._getframe(1).f_code is not caller:
+            return show(*args, **kwargs)
+        _without_our_frames(error)
+        shown = show(*args, **kwargs)
+        _handle(error, handler)
+        return shown
+
+    return watched
 
 
 def _without_our_frames(error: BaseException) -> None:

@@ -25,3 +25,6 @@ class Events:
 
     def fault(self, fault: Fault) -> None:
         self.write("fault", fault=fault)
+
+    def close(self) -> None:
+        os.close(self._descriptor)

@@ -197,6 +197,7 @@ class Hooks:
         def _patch_step_function(optimizer: Any) -> Any:
             result = original(optimizer)
             note(optimizer)
+            self._step_begins()  # the first step of a loop that has no loader begins about here
             return result
 
         return _patch_step_function
@@ -214,7 +215,7 @@ class Hooks:
     def _gradients_cleared(self) -> None:
         if self.paused:
             return
-        if self._clock.micro_step == 0:
+        if self._clock.micro_step == 0 and self._notes.is_fresh():
             self._step_begins()  # many loops open with it, and some have no loader
         self.expect_forward()
 

@@ -6,9 +6,9 @@ identity and its code, which is safe because only frames that are still alive ar
 
 from __future__ import annotations
 
+import importlib
 import sys
 import weakref
-from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
@@ -30,8 +30,7 @@ class StepNotes:
         self.autocast: dict[str, torch.dtype] = {}
         self.carried: dict[str, Any] = {}
         self.carried_frame = 0
-        # Told which names of which frame carry values from one step to the next; see replay/segment.py.
-        self.carried_names: Callable[[FrameType], frozenset[str]] | None = None
+        self._carried_names: dict[tuple[CodeType, int], frozenset[str]] = {}
 
     def step_begins(self, frame: FrameType | None) -> None:
         """Batch loaded or weights updated: what follows is what a replay will run again."""
@@ -44,6 +43,10 @@ class StepNotes:
         }
         self._note_carried(frame)
 
+    def is_fresh(self) -> bool:
+        """Whether nothing that could be differentiated has happened since the step began."""
+        return self.rng is None or _get_sequence_nr() == self.sequence_number
+
     def forward_begins(self, frame: FrameType | None) -> None:
         """A root module is called: remember everybody on the stack."""
         noted: dict[int, tuple[CodeType, int]] = {}
@@ -55,9 +58,17 @@ class StepNotes:
     def _note_carried(self, frame: FrameType | None) -> None:
         """Keep the values that the step may overwrite and that the next one starts from (a hidden state, say)."""
         self.carried = {}
-        if frame is None or self.carried_names is None or sys.gettrace() is not None:
+        if frame is None or sys.gettrace() is not None:
             return
-        names = self.carried_names(frame)
+        key = (frame.f_code, frame.f_lineno)
+        names = self._carried_names.get(key)
+        if names is None:
+            # Named as text because imports point one way; asked once per place in the code.
+            segment = importlib.import_module("torchmedic.replay.segment")
+            names = segment.carried_names(frame, frame.f_lineno)
+            if sys.version_info < (3, 13) and not {"locals", "vars"}.isdisjoint(frame.f_code.co_names):
+                names = frozenset()  # there is one dict of locals per frame: reading it here would change the user's
+            self._carried_names[key] = names
         if not names:
             return
         values = frame.f_locals

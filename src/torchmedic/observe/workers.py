@@ -1,26 +1,38 @@
 """What a DataLoader worker saw of its own exception, sent along with it.
 
 A worker turns its exception into text, and the main process raises a new one. The live frames, the dataset index and
-the sample are gone by then; so they are read where they still exist and travel as one more attribute of torch's own
-`ExceptionWrapper`.
+the sample are gone by then; so they are read where they still exist, and travel as one more attribute of torch's own
+`ExceptionWrapper`. Nothing is done before an exception has been raised.
 """
 
 from __future__ import annotations
 
 import functools
+import linecache
 import os
+import sys
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import torch
 from torch._utils import ExceptionWrapper
 
 from torchmedic.contained import contained
+from torchmedic.observe.batches import through_subsets
 from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.sketch import plain, shape_of, text_of, variables_of
 from torchmedic.records import StackFrame, WorkerFailure
 
 ATTRIBUTE = "_torchmedic_worker_failure"
+
+_FETCH = os.path.join("torch", "utils", "data", "_utils", "fetch.py")
+_SAMPLES = 1024
+# A runaway recursion has a thousand frames; those at its ends tell it all.
+_INNER, _OUTER = 100, 20
+
+Entry = tuple[FrameType, TracebackType]
 
 
 def install() -> None:
@@ -61,45 +73,58 @@ def _wrap_reraise() -> None:
 
 @contained("observe.worker")
 def _note(wrapper: Any) -> None:
-    import sys
-
     error = sys.exception()
     if error is None:
         return
     info = torch.utils.data.get_worker_info()
-    setattr(wrapper, ATTRIBUTE, describe(error, None if info is None else info.id))
+    failure = describe(error, None if info is None else info.id)
+    # As bytes, so that the wrapper can be unpickled where torchmedic cannot be imported.
+    setattr(wrapper, ATTRIBUTE, msgspec.json.encode(failure))
 
 
 @contained("observe.worker")
 def _hand_over(wrapper: Any, error: BaseException) -> None:
     found = getattr(wrapper, ATTRIBUTE, None)
-    if found is not None:
-        setattr(error, ATTRIBUTE, found)
+    if isinstance(found, bytes):
+        # Past a `__setattr__` of the user's own.
+        BaseException.__setattr__(error, ATTRIBUTE, msgspec.json.decode(found, type=WorkerFailure))
 
 
 def describe(error: BaseException, worker: int | None) -> WorkerFailure:
     """Read everything that will be gone once the frames are: works in a worker and in the main process."""
     entries = list(_walk(error.__traceback__))
-    fetch = next((frame for frame, _ in entries if frame.f_code.co_name == "fetch"), None)
-    batch = None if fetch is None else fetch.f_locals.get("possibly_batched_index")
-    samples = None if fetch is None else fetch.f_locals.get("data")
-    index = _failing_index(entries, fetch, batch)
+    start = next((at for at, (frame, _) in enumerate(entries) if is_fetch(frame.f_code.co_filename)), None)
+    fetch = None if start is None else entries[start]
+    entries = entries[start:]
+    known = {} if fetch is None else fetch[0].f_locals
+    dataset = getattr(known.get("self"), "dataset", None)
+    batch = known.get("possibly_batched_index")
+    stage = _stage(fetch)
+    samples = known.get("data")
     last_user = next((entry for entry in reversed(entries) if is_user_file(entry[0].f_code.co_filename)), None)
     return WorkerFailure(
         pid=os.getpid(),
         worker=worker,
         exception=type(error).__name__,
-        message=str(error)[:2000],
-        stage="other" if fetch is None else "collate" if samples is not None else "sample",
-        index=plain(index),
-        batch_indices=tuple(plain(item) for item in batch[:1024]) if isinstance(batch, list | tuple) else (),
+        message=text_of(error),
+        stage=stage,
+        index=plain(_failing_index(entries, batch, dataset)) if stage == "sample" else None,
+        batch_indices=_indices(through_subsets(dataset, batch)),
         frames=tuple(
-            StackFrame(file=frame.f_code.co_filename, line=line.tb_lineno, function=frame.f_code.co_name)
-            for frame, line in reversed(entries)
+            StackFrame(file=frame.f_code.co_filename, line=tb.tb_lineno, function=frame.f_code.co_name)
+            for frame, tb in reversed(entries if len(entries) <= _INNER + _OUTER else entries[:_OUTER] + entries[-_INNER:])
         ),
         columns=_columns(last_user[1]) if last_user else (1, 1),
-        sample_shapes=tuple(shape_of(sample) for sample in samples[:1024]) if isinstance(samples, list) else (),
+        sample=variables_of(last_user[0]) if last_user else "",
+        sample_shapes=tuple(shape_of(sample) for sample in samples[:_SAMPLES])
+        if isinstance(samples, list | tuple)
+        else (),
     )
+
+
+def is_fetch(filename: str) -> bool:
+    """Whether this is the file of torch in which a batch is read from a dataset."""
+    return filename.endswith(_FETCH)
 
 
 def _walk(tb: TracebackType | None) -> Any:
@@ -109,46 +134,42 @@ def _walk(tb: TracebackType | None) -> Any:
 
 
 def _columns(tb: TracebackType) -> tuple[int, int]:
-    positions = list(tb.tb_frame.f_code.co_positions())
-    line, end_line, column, end_column = positions[tb.tb_lasti // 2]
-    if column is None or end_column is None or line != end_line:
-        return (1, 1)
-    return (column + 1, end_column + 1)
+    """The failing expression, as bytes of its line counted from 1; (1, 1) where it is not on one line."""
+    for index, (line, end_line, column, end_column) in enumerate(tb.tb_frame.f_code.co_positions()):
+        if index == tb.tb_lasti // 2:
+            if column is None or end_column is None or line != end_line:
+                break
+            return (column + 1, end_column + 1)
+    return (1, 1)
 
 
-def _failing_index(entries: list[tuple[FrameType, Any]], fetch: FrameType | None, batch: Any) -> Any:
-    """The index that was being read: the loop variable of torch's fetcher, or the argument of `__getitem__`."""
+def _stage(fetch: Entry | None) -> Literal["sample", "collate", "other"]:
     if fetch is None:
-        return None
-    below = False
+        return "other"
+    return "collate" if "collate_fn(" in linecache.getline(fetch[0].f_code.co_filename, fetch[1].tb_lineno) else "sample"
+
+
+def _indices(batch: Any) -> tuple[Any, ...]:
+    """The indices of a batch; none of an IterableDataset, whose sampler yields only None."""
+    if not isinstance(batch, list | tuple) or all(item is None for item in batch):
+        return ()
+    return tuple(plain(item) for item in batch[:_SAMPLES])
+
+
+def _failing_index(entries: list[Entry], batch: Any, dataset: Any) -> Any:
+    """The index that was being read, of the user's own dataset: an argument of `__getitem__`, or a loop variable."""
+    wanted = through_subsets(dataset, batch)
+    if not isinstance(wanted, list | tuple):
+        return wanted
     for frame, _ in entries:
-        below = below or frame is fetch
-        if below and "idx" in frame.f_locals and not is_user_file(frame.f_code.co_filename):
-            return frame.f_locals["idx"]
-        if below and frame.f_code.co_name == "__getitem__" and frame.f_code.co_argcount >= 2:
-            return frame.f_locals.get(frame.f_code.co_varnames[1])
-    return None if isinstance(batch, list | tuple) else batch
-
-
-def plain(value: Any) -> Any:
-    """An index as something that can be written to JSON."""
-    if isinstance(value, int | str | float | bool) or value is None:
-        return value
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    if hasattr(value, "item") and getattr(value, "size", 0) == 1:
-        return value.item()
-    return repr(value)[:200]
-
-
-def shape_of(sample: Any, depth: int = 3) -> str:
-    """The shape of a sample as a person would write it: `([3, 32, 32], int)`."""
-    if isinstance(sample, torch.Tensor) or (hasattr(sample, "shape") and hasattr(sample, "dtype")):
-        return str(list(sample.shape))
-    if depth and isinstance(sample, dict):
-        return "{" + ", ".join(f"{key}: {shape_of(item, depth - 1)}" for key, item in list(sample.items())[:8]) + "}"
-    if depth and isinstance(sample, list | tuple):
-        if isinstance(sample, list) and sample and isinstance(sample[0], int | float | str):
-            return f"list of {len(sample)}"
-        return "(" + ", ".join(shape_of(item, depth - 1) for item in sample[:8]) + ")"
-    return type(sample).__name__
+        code = frame.f_code
+        # The comprehension of torch's fetcher, which has no frame of its own since Python 3.12.
+        if is_fetch(code.co_filename) and "idx" in frame.f_locals:
+            return through_subsets(dataset, frame.f_locals["idx"])
+        if code.co_name == "__getitem__" and code.co_argcount >= 2:
+            index = frame.f_locals.get(code.co_varnames[1])
+            if not is_user_file(code.co_filename):
+                return through_subsets(frame.f_locals.get("self"), index)
+            # A method of the user's may have put something else into its variable since.
+            return index if any(index is item or plain(index) == plain(item) for item in wanted) else None
+    return None

@@ -49,15 +49,26 @@ class Argument:
 class Call:
     """An operation and its arguments, in order; keyword arguments come last and carry their name.
 
-    `whole` says that every argument of the call is listed, though the value of one may be UNKNOWN.
+    `whole` says that every argument of the call is listed, though the value of one may be UNKNOWN. `bound` says that the
+    first one is the object whose method was called.
     """
 
-    def __init__(self, frame: Frame, op: str, function: Any, arguments: list[Argument], *, whole: bool = True) -> None:
+    def __init__(
+        self,
+        frame: Frame,
+        op: str,
+        function: Any,
+        arguments: list[Argument],
+        *,
+        whole: bool = True,
+        bound: bool = False,
+    ) -> None:
         self.frame = frame
         self.op = op
         self.function = function
         self.arguments = arguments
         self.whole = whole
+        self.bound = bound
 
     @property
     def tensors(self) -> list[Argument]:
@@ -149,8 +160,13 @@ def _call(frame: Frame, node: ast.Call) -> Call:
         op = _NAMES.get(special[2], special[2]) + ("_" if special[1] == "i" else "")
     arguments = []
     whole = True
-    if isinstance(node.func, ast.Attribute) and isinstance(owner := read(node.func.value, frame), torch.Tensor):
-        arguments.append(Argument(node.func.value, owner))
+    bound = False
+    if isinstance(node.func, ast.Attribute):
+        owner = read(node.func.value, frame)
+        # What cannot be read is no module such as `torch`: so this is a method, and most likely of a tensor.
+        bound = owner is UNKNOWN or isinstance(owner, torch.Tensor)
+        if bound:
+            arguments.append(Argument(node.func.value, owner))
     for part in node.args:
         if isinstance(part, ast.Starred):
             values = read(part.value, frame)
@@ -168,7 +184,7 @@ def _call(frame: Frame, node: ast.Call) -> Call:
             arguments.extend(Argument(None, item, str(key)) for key, item in value.items())
         else:
             whole = False
-    return Call(frame, op, function, arguments, whole=whole)
+    return Call(frame, op, function, arguments, whole=whole, bound=bound)
 
 
 __all__ = ["UNKNOWN", "Argument", "Call", "operator_name", "raising_call", "read"]

@@ -12,6 +12,7 @@ from torch import nn
 from torchmedic.records import Location
 from torchmedic.replay.bindings import binds, own_statements
 from torchmedic.replay.frames import Frame, node_location, syntax_tree
+from torchmedic.replay.scopes import assignment_before, assignments
 
 
 def module_path(frames: list[Frame], module: nn.Module) -> tuple[nn.Module, str] | None:
@@ -78,8 +79,14 @@ def _built_below(root: nn.Module, path: str, kind: type) -> tuple[str, ast.expr]
 
 
 def _built_in_module(frame: Frame, name: str, path: list[str]) -> tuple[str, ast.expr] | None:
-    """`model = nn.Sequential(...)` in the file of a frame, if that is the only assignment of the name."""
+    """`model = nn.Sequential(...)` in a frame, or in its file if that is the only assignment of the name."""
     if not name or frame.tree is None:
+        return None
+    own = assignment_before(frame, name)
+    if isinstance(own, ast.Assign):
+        call = _descend(own.value, path)
+        return (frame.file, call) if isinstance(call, ast.Call) else None
+    if assignments(frame, name) and name in frame.variables and frame.function != "<module>":
         return None
     bodies = [frame.tree, *(node for node in ast.walk(frame.tree) if isinstance(node, ast.FunctionDef))]
     made = [
@@ -135,7 +142,7 @@ def _built_in_class(owner: type, path: str, kind: type | None = None) -> tuple[s
             calls = [call for call in calls if _called_name(call) == kind.__name__]
         if kind is not None and (len(calls) != 1 or _called_name(calls[0]) != kind.__name__):
             # Built in a loop, by a list or by a helper: the only constructor of that kind in the class must be it.
-            only = [
+            only: list[ast.expr] = [
                 node for node in ast.walk(body) if isinstance(node, ast.Call) and _called_name(node) == kind.__name__
             ]
             calls = only if len(only) == 1 else calls

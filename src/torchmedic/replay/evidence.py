@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+from traceback import FrameSummary
+from typing import Any
 
 from torchmedic.detect.exceptions import Raised
 from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Location, Role
-from torchmedic.replay.calls import Call, raising_call
-from torchmedic.replay.frames import Frame, frames_of
+from torchmedic.replay.calls import Argument, Call, raising_call
+from torchmedic.replay.frames import Frame, frames_of, place
 
 
 class RaisedEvidence:
@@ -16,9 +19,9 @@ class RaisedEvidence:
 
     def __init__(self, incident: Raised) -> None:
         self.incident = incident
-        self.error = incident.error
-        self.message = str(incident.error)
-        self.frames: list[Frame] = frames_of(incident.error.__traceback__)
+        self.error, self.frames = _root(incident.error)
+        worker = incident.worker
+        self.message = str(self.error) if worker is None or worker.stage != "other" else worker.message
 
     @functools.cached_property
     def kinds(self) -> frozenset[str]:
@@ -37,7 +40,36 @@ class RaisedEvidence:
     @functools.cached_property
     def call(self) -> Call | None:
         """The operation that raised, from the innermost frame."""
+        if self._traced is not None:
+            return self._traced
         return raising_call(self.frames[-1]) if self.frames else None
+
+    @functools.cached_property
+    def calls(self) -> list[Call]:
+        """What every frame was calling, from the innermost one out to the user's own."""
+        if self._traced is not None:
+            return [self._traced]
+        found = []
+        for frame in reversed(self.frames):
+            call = raising_call(frame)
+            if call is not None:
+                found.append(call)
+            if frame.is_user:
+                break
+        return found
+
+    def find(self, *ops: str) -> Call | None:
+        """The innermost of `calls` that is one of these operations."""
+        return next((call for call in self.calls if call.op in ops), None)
+
+    def inside(self, *functions: str) -> Frame | None:
+        """The innermost frame of one of these functions of torch's, if the exception came out of it."""
+        for frame in reversed(self.frames):
+            if frame.is_user:
+                return None
+            if frame.function in functions and _is_torch(frame):
+                return frame
+        return None
 
     @functools.cached_property
     def user_frame(self) -> Frame | None:
@@ -57,4 +89,78 @@ class RaisedEvidence:
 
     def at_user_line(self, role: Role, label: str = "") -> tuple[Location, ...]:
         """The expression of the user's innermost frame; nothing where no frame is left."""
+        remote = self._traced_place(role, label) or self._replica_place(role, label)
+        if remote is not None:
+            return (remote,)
         return (self.user_frame.location(role, label),) if self.user_frame is not None else ()
+
+    @property
+    def from_loader(self) -> bool:
+        """Whether a worker of a DataLoader raised it: its frames are gone, and it has rules of its own."""
+        worker = self.incident.worker
+        return worker is not None and worker.stage != "other"
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether `torch.compile` raised it while it looked through the user's code: that code has no live frame."""
+        return "TorchDynamoException" in self.kinds
+
+    @functools.cached_property
+    def _traced(self) -> Call | None:
+        """The operation that the tracer of `torch.compile` was trying on fake tensors, which have real shapes."""
+        if not self.is_traced:
+            return None
+        for frame in reversed(self.frames):
+            node, args = frame.variables.get("node"), frame.variables.get("args")
+            if frame.function in ("_get_fake_value_impl", "get_fake_value") and isinstance(args, tuple):
+                target: Any = getattr(node, "target", None)
+                op = target if isinstance(target, str) else getattr(target, "__name__", "")
+                kwargs = frame.variables.get("kwargs") or {}
+                named = [Argument(None, value, name) for name, value in kwargs.items()]
+                return Call(frame, op, target, [*(Argument(None, value) for value in args), *named])
+        return None
+
+    def _traced_place(self, role: Role, label: str) -> Location | None:
+        stack: list[FrameSummary] = list(getattr(self.error, "real_stack", None) or ()) if self.is_traced else []
+        for entry in reversed(stack):
+            if is_user_file(entry.filename) and entry.lineno is not None:
+                columns = (getattr(entry, "colno", None), getattr(entry, "end_colno", None))
+                return place(role, entry.filename, entry.lineno, label, *columns, getattr(entry, "end_lineno", None))
+        return None
+
+    def _replica_place(self, role: Role, label: str) -> Location | None:
+        """The user's line in a replica of `DataParallel`, which raises again in the main thread."""
+        worker = self.incident.worker
+        if worker is None or worker.stage != "other":
+            return None
+        for entry in worker.frames:
+            if is_user_file(entry.file):
+                start, end = worker.columns
+                columns = (None, None) if end <= start else (start - 1, end - 1)
+                return place(role, entry.file, entry.line, label, *columns)
+        return None
+
+
+def _is_torch(frame: Frame) -> bool:
+    return str(frame.live.f_globals.get("__name__", "")).startswith("torch")
+
+
+def _root(error: BaseException) -> tuple[BaseException, list[Frame]]:
+    """Past `raise TrainingFailed(...) from error` of the user's own, to what torch raised in the first place."""
+    frames = frames_of(error.__traceback__)
+    for _ in range(10):
+        inner = error.__cause__ or error.__context__
+        last = frames[-1] if frames else None
+        if inner is None or last is None or not last.is_user or not isinstance(last.statement, ast.Raise):
+            break
+        inner_frames = frames_of(inner.__traceback__)
+        if not inner_frames or not (_is_torch(inner_frames[-1]) or _has_tensors(inner_frames[-1])):
+            break
+        caught = next((at for at, frame in enumerate(frames) if frame.live is inner_frames[0].live), 0)
+        error, frames = inner, frames[:caught] + inner_frames
+    return error, frames
+
+
+def _has_tensors(frame: Frame) -> bool:
+    call = raising_call(frame)
+    return call is not None and bool(call.tensors)

@@ -6,17 +6,16 @@ parameters of the layer that made it, and the model is still held by a variable,
 
 from __future__ import annotations
 
-import ast
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Location
+from torchmedic.replay.construction import _built_in_class, built_at
 from torchmedic.replay.frames import Frame, node_location
-from torchmedic.replay.origins import _built_in_class, _descend, assignment_before, built_at, origin_of, user_argument
+from torchmedic.replay.origins import origin_of, user_argument
 
 _NODES = 64  # of the graph behind a tensor: far enough for a head with its softmax and its reshaping
 
@@ -36,33 +35,17 @@ def maker_of(tensor: torch.Tensor, size: int, frames: list[Frame]) -> torch.nn.M
 
 
 def layer_built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> Location | None:
-    """The line that built a layer, also when the model that owns it has no frame of its own."""
+    """The line that built a layer, also when an attribute of a trainer holds the model."""
     found = built_at(frames, layer, label)
     if found is not None:
         return found
-    for frame, name, root in _named_roots(frames):
+    for holder, name, root in _held(frames):
         path = next((path for path, module in root.named_modules() if module is layer), None)
-        if path is None:
+        if path is None or holder is None:
             continue
-        owner, rest = root, path
-        module = root
-        parts = path.split(".") if path else []
-        for position, part in enumerate(parts):
-            if _is_users(type(module)):
-                owner, rest = module, ".".join(parts[position:])
-            module = module._modules[part]  # type: ignore[assignment]
-        node = None
-        if _is_users(type(owner)) and rest:
-            node = _built_in_class(type(owner), rest)
-        elif name.startswith("self."):
-            node = _built_in_class(type(frame.variables["self"]), ".".join([name.removeprefix("self."), *parts]))
+        node = _built_in_class(type(holder), f"{name}.{path}".rstrip("."))
         if node is not None:
             return node_location("origin", node[0], node[1], label)
-        statement = assignment_before(frame, name)
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-            call = _descend(statement.value, parts)
-            if call is not None:
-                return node_location("origin", frame.file, call, label)
     return None
 
 
@@ -88,27 +71,21 @@ def table_built_at(frames: list[Frame], table: Any, layer: torch.nn.Module | Non
 
 def roots(frames: list[Frame]) -> list[torch.nn.Module]:
     """The modules that the user's live frames hold, the innermost frame's first, each once."""
-    found = {id(module): module for _, _, module in _named_roots(frames)}
-    return list(found.values())
+    return list({id(module): module for _, _, module in _held(frames)}.values())
 
 
-def _named_roots(frames: list[Frame]) -> Iterator[tuple[Frame, str, torch.nn.Module]]:
+def _held(frames: list[Frame]) -> Iterator[tuple[Any, str, torch.nn.Module]]:
+    """Every module that a variable, or an attribute of a method's object, holds: that object, the name, the module."""
     for frame in reversed(frames):
         if not frame.is_user:
             continue
         for name, value in [*frame.variables.items(), *frame.live.f_globals.items()]:
             if isinstance(value, torch.nn.Module):
-                yield frame, name, value
+                yield None, name, value
             elif name == "self":
                 for attribute, held in list(getattr(value, "__dict__", {}).items()):
                     if isinstance(held, torch.nn.Module):
-                        yield frame, f"self.{attribute}", held
-
-
-def _is_users(kind: type) -> bool:
-    init = kind.__dict__.get("__init__")
-    code: Any = getattr(init, "__code__", None)
-    return code is not None and is_user_file(code.co_filename)
+                        yield value, attribute, held
 
 
 def _outputs(module: torch.nn.Module) -> int | None:
@@ -122,7 +99,7 @@ def _outputs(module: torch.nn.Module) -> int | None:
 def _parameter_behind(tensor: torch.Tensor, size: int) -> torch.Tensor | None:
     """The nearest parameter in the graph of a tensor that has this size."""
     queue = deque([tensor.grad_fn])
-    seen = set()
+    seen: set[Any] = set()
     while queue and len(seen) < _NODES:
         node = queue.popleft()
         if node is None or node in seen:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import torch
 
-from torchmedic.replay.calls import UNKNOWN, Call, raising_call
+from torchmedic.replay.calls import UNKNOWN, Call, raising_call, read
 from torchmedic.replay.frames import Frame
 
 # name -> (position of the dimension, of the index, whether -1 counts from the end), the table being argument 0
@@ -26,6 +27,7 @@ _ALONG = {
     "take_along_dim": (2, 1, True),
 }
 _FLAT = frozenset({"take", "put"})
+NO_BOUND = 1 << 62
 
 
 class Lookup(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +38,10 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True):
     index: torch.Tensor
     bound: int
     wraps: bool = False
-    what: str = "the dimension"
-    unit: str = "element"
     layer: torch.nn.Module | None = None
+    # The table and its size in words: "the `Embedding` has 20 rows", and beside an index: "20 rows".
+    table_words: str
+    size_words: str
 
 
 def lookup_of(frames: list[Frame]) -> list[Lookup]:
@@ -52,7 +55,7 @@ def lookup_of(frames: list[Frame]) -> list[Lookup]:
     if call is None:
         return []
     op = call.op.rstrip("_")
-    if op == "index":
+    if op in ("index", "index_put"):
         return list(_subscript(call))
     if op in ("embedding", "embedding_bag"):
         table, index = (call.get(0, "weight"), call.get(1, "indices"))
@@ -63,8 +66,18 @@ def lookup_of(frames: list[Frame]) -> list[Lookup]:
         classes = call.get(1, "num_classes")
         index = call.get(0, "tensor")
         if isinstance(index, torch.Tensor):
-            bound = classes if isinstance(classes, int) and classes > 0 else 1 << 62
-            return [Lookup(op=op, table=None, index=index, bound=bound, what="`one_hot`", unit="class")]
+            given = classes if isinstance(classes, int) and classes > 0 else None
+            words = f"{given} classes" if given is not None else "no negative index"
+            return [
+                Lookup(
+                    op=op,
+                    table=None,
+                    index=index,
+                    bound=given if given is not None else NO_BOUND,
+                    table_words=f"`one_hot` takes {words}",
+                    size_words=words,
+                )
+            ]
         return []
     return list(_along(call, op))
 
@@ -74,15 +87,17 @@ def _embedding(frames: list[Frame], table: Any, index: Any, op: str) -> list[Loo
         return []
     layer = frames[-2].module if len(frames) > 1 else None
     named = isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) and layer.weight is table
+    rows = int(table.shape[0])
+    words = f"{rows} row{'s' if rows != 1 else ''}"
     return [
         Lookup(
             op=op,
             table=table,
             index=index,
-            bound=int(table.shape[0]),
-            what=f"the `{type(layer).__name__}`" if named else "the table",
-            unit="row",
+            bound=rows,
             layer=layer if named else None,
+            table_words=(f"the `{type(layer).__name__}`" if named else "the table") + f" has {words}",
+            size_words=words,
         )
     ]
 
@@ -94,7 +109,16 @@ def _along(call: Call, op: str) -> Iterator[Lookup]:
     if op in _FLAT:
         index = call.get(1, "index")
         if isinstance(index, torch.Tensor):
-            yield Lookup(op=op, table=table, index=index, bound=table.numel(), wraps=True, what="the tensor")
+            words = f"{table.numel()} elements"
+            yield Lookup(
+                op=op,
+                table=table,
+                index=index,
+                bound=table.numel(),
+                wraps=True,
+                table_words=f"the tensor has {words}",
+                size_words=words,
+            )
         return
     if op not in _ALONG:
         return
@@ -103,22 +127,32 @@ def _along(call: Call, op: str) -> Iterator[Lookup]:
     if isinstance(index, int):
         index = torch.tensor(index)
     if isinstance(dim, int) and isinstance(index, torch.Tensor) and -table.dim() <= dim < table.dim():
-        yield Lookup(
-            op=op,
-            table=table,
-            index=index,
-            bound=int(table.shape[dim]),
-            wraps=wraps,
-            what=f"dimension {dim % table.dim()} of {list(table.shape)}",
-        )
+        yield _in_dimension(op, table, index, dim % table.dim(), wraps=wraps)
+
+
+def _in_dimension(op: str, table: torch.Tensor, index: torch.Tensor, dim: int, *, wraps: bool) -> Lookup:
+    size = int(table.shape[dim])
+    return Lookup(
+        op=op,
+        table=table,
+        index=index,
+        bound=size,
+        wraps=wraps,
+        table_words=f"dimension {dim} of {list(table.shape)} has size {size}",
+        size_words=f"size {size}",
+    )
 
 
 def _subscript(call: Call) -> Iterator[Lookup]:
     """`x[i]`, `x[:, index]`, `x[rows, columns] = y`: one lookup per indexed dimension."""
     table, index = (argument.value for argument in call.arguments[:2])
-    if not isinstance(table, torch.Tensor) or index is UNKNOWN:
+    if not isinstance(table, torch.Tensor):
         return
     parts = list(index) if isinstance(index, tuple) else [index]
+    node = call.arguments[1].node
+    if index is UNKNOWN and isinstance(node, ast.Tuple):
+        # One part that cannot be read (a call) does not hide the others.
+        parts = [read(element, call.frame) for element in node.elts]
     taken = sum(_dimensions(part) for part in parts)
     dim = 0
     for part in parts:
@@ -127,14 +161,7 @@ def _subscript(call: Call) -> Iterator[Lookup]:
             continue
         whole = _as_index(part)
         if whole is not None and dim < table.dim():
-            yield Lookup(
-                op="[]",
-                table=table,
-                index=whole,
-                bound=int(table.shape[dim]),
-                wraps=True,
-                what=f"dimension {dim} of {list(table.shape)}",
-            )
+            yield _in_dimension("[]", table, whole, dim, wraps=True)
         dim += _dimensions(part)
 
 

@@ -55,7 +55,20 @@ class Leaf(NamedTuple):
 class Op:
     """One operation. `inputs` holds numbers of earlier operations, or leaves."""
 
-    __slots__ = ("captured", "explicit", "forward", "index", "inputs", "magnitudes", "name", "node", "spot", "writes")
+    __slots__ = (
+        "captured",
+        "explicit",
+        "forward",
+        "index",
+        "inputs",
+        "magnitudes",
+        "module",
+        "name",
+        "node",
+        "spot",
+        "writes",
+        "written",
+    )
 
     def __init__(self, index: int, name: str, spot: Spot | None, node: str) -> None:
         self.index = index
@@ -67,6 +80,8 @@ class Op:
         self.magnitudes: list[int] = []  # into Microscope.values
         self.explicit = False  # a non-finite constant was among its arguments
         self.writes = False
+        self.written: tuple[int, ...] = ()  # storages
+        self.module: torch.nn.Module | None = None  # for a write: the layer of torch's that made it
         self.captured: Captured | None = None
 
     @property
@@ -107,7 +122,7 @@ class Microscope(TorchDispatchMode):
         return max(found, key=lambda value: (math.isnan(value), value)) if found else 0.0
 
     def producer_of(self, tensor: torch.Tensor) -> int | Leaf | None:
-        key = _storage(tensor)
+        key = storage_of(tensor)
         if key is None:
             return None
         return self._producer.get(key, self._leaves.get(key))
@@ -157,7 +172,10 @@ class Microscope(TorchDispatchMode):
         outputs = [value for value in tree_iter(result) if isinstance(value, torch.Tensor)]
         op.writes = func._schema.is_mutable
         if op.writes:
-            outputs = [*outputs, *(value for value in _written(func, args, kwargs))]
+            op.module = _layer(sys._getframe(1))
+            written = _written(func, args, kwargs)
+            op.written = tuple(key for tensor in written if (key := storage_of(tensor)) is not None)
+            outputs = [*outputs, *written]
         for tensor in outputs:
             self._note_output(op, tensor, sources)
         if kept is not None:
@@ -165,7 +183,7 @@ class Microscope(TorchDispatchMode):
         return result
 
     def _note_input(self, op: Op, tensor: torch.Tensor, sources: list[int]) -> None:
-        key = _storage(tensor)
+        key = storage_of(tensor)
         if key is None:
             return
         sources.append(key)
@@ -179,7 +197,7 @@ class Microscope(TorchDispatchMode):
         op.inputs.append(leaf)
 
     def _note_output(self, op: Op, tensor: torch.Tensor, sources: list[int]) -> None:
-        key = _storage(tensor)
+        key = storage_of(tensor)
         if key is None:
             return
         if key in sources and not op.writes:
@@ -222,11 +240,21 @@ class Microscope(TorchDispatchMode):
         return Spot(code.co_filename, line or frame.f_lineno, column, end_line, end_column, code.co_name)
 
 
-def _storage(tensor: torch.Tensor) -> int | None:
+def storage_of(tensor: torch.Tensor) -> int | None:
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return None  # sparse, meta without storage, wrapper subclasses
+
+
+def _layer(frame: FrameType | None) -> torch.nn.Module | None:
+    """The layer below the user's innermost line that is running."""
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        if frame.f_code.co_name == "forward":
+            owner = frame.f_locals.get("self")
+            return owner if isinstance(owner, torch.nn.Module) else None
+        frame = frame.f_back
+    return None
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from torchmedic.records import Location, Role
-from torchmedic.replay.bindings import ENTRY, FUNCTIONS, binds, own_statements, reaching
+from torchmedic.replay.bindings import ENTRY, binds, own_statements
 from torchmedic.replay.calls import UNKNOWN, Argument, Call, raising_call, read
 from torchmedic.replay.construction import _built_in_class, _descend, built_at, class_node, module_path
 from torchmedic.replay.frames import Frame, node_location, syntax_tree
 from torchmedic.replay.reading import mangled
+from torchmedic.replay.scopes import assignment_before, assignments, function_body, header, parameters
 
 _CALLING = ("_wrapped_call_impl", "_call_impl", "inner")
 
@@ -31,7 +31,7 @@ class Origin:
         return node_location(role, self.file, self.node, label)
 
     @property
-    def is_loop_header(self) -> bool:
+    def is_loopheader(self) -> bool:
         return isinstance(self.node, ast.expr)
 
     @property
@@ -71,7 +71,7 @@ def origin_of(frames: list[Frame], frame: Frame, node: ast.expr | None) -> Origi
         if len(made) > 1 or (made and made[0] is ENTRY and name not in parameters(frame)):
             return None
         if made and made[0] is not ENTRY:
-            return Origin(frame.file, _header(made[0]), name)
+            return Origin(frame.file, header(made[0]), name)
         outer = _from_outside(frames, frame, name)
         if outer is None or isinstance(outer, Origin):
             return outer
@@ -91,52 +91,12 @@ def _holder(node: ast.expr | None, frame: Frame) -> ast.expr | None:
     return node
 
 
-def function_body(frame: Frame) -> ast.AST | None:
-    """The syntax of the function, lambda, comprehension or module that a frame runs."""
-    tree = frame.tree
-    if tree is None or frame.function == "<module>":
-        return tree
-    first = frame.live.f_code.co_firstlineno
-    for node in ast.walk(tree):
-        if isinstance(node, FUNCTIONS) and node.name == frame.function:
-            if min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) == first:
-                return node
-    return None
-
-
-def parameters(frame: Frame) -> frozenset[str]:
-    code = frame.live.f_code
-    starred = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    return frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + starred])
-
-
-def assignments(frame: Frame, name: str) -> list[ast.AST]:
-    """Every statement of the frame's own function that may have given a name its value; ENTRY for a parameter."""
-    body = function_body(frame)
-    if body is None:
-        return [ENTRY] if name in parameters(frame) else []
-    if frame.statement is None or not isinstance(body, FUNCTIONS | ast.Module):
-        return []
-    found = reaching(body.body, name, frame.statement)
-    if found == {ENTRY} and name not in parameters(frame):
-        return []
-    return sorted(found, key=lambda node: getattr(node, "lineno", 0))
-
-
-def assignment_before(frame: Frame, name: str) -> ast.AST | None:
-    """The statement that gave a name its value at the line that a frame is at; a loop header counts as one."""
-    found = [node for node in assignments(frame, name) if node is not ENTRY]
-    return _header(found[0]) if len(found) == 1 else None
-
-
-def _header(statement: ast.AST) -> ast.AST:
-    return statement.iter if isinstance(statement, ast.For | ast.AsyncFor) else statement
-
-
 def _from_outside(frames: list[Frame], frame: Frame, name: str) -> tuple[Frame, ast.expr] | Origin | None:
     """Where a name that this function does not assign comes from: its caller, an enclosing function, the module."""
     if name in parameters(frame):
         return _passed_by_caller(frames, frame, name)
+    if name in frame.live.f_code.co_varnames:
+        return None  # the loop variable of a comprehension
     before = frames[: frames.index(frame)] if frame in frames else frames
     enclosing = name in frame.live.f_code.co_freevars
     for outer in reversed(before):
@@ -149,7 +109,7 @@ def _from_outside(frames: list[Frame], frame: Frame, name: str) -> tuple[Frame, 
         return None
     tree = frame.tree
     made = [statement for statement in own_statements(tree) if binds(statement, name)] if tree is not None else []
-    return Origin(frame.file, _header(made[0]), name) if len(made) == 1 else None
+    return Origin(frame.file, header(made[0]), name) if len(made) == 1 else None
 
 
 def _passed_by_caller(frames: list[Frame], frame: Frame, name: str) -> tuple[Frame, ast.expr] | None:
@@ -180,7 +140,7 @@ def _by_position(call: Call, outer: Frame, frame: Frame, name: str) -> tuple[Fra
         own = own[1:]
     if name not in own or not call.whole:
         return None
-    found = call.argument(own.index(name), name)
+    found = call.argument(own.index(name) + call.bound, name)
     if found is None or found.value is not UNKNOWN or found.node is None:
         return None
     return outer, found.node

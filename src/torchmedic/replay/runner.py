@@ -5,18 +5,23 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.autograd.graph
+from torch._C._autograd import _get_sequence_nr
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from torchmedic.observe.frames import user_frame
 from torchmedic.observe.notes import StepNotes, released
-from torchmedic.replay.microscope import ReplayTooLong
+from torchmedic.replay.microscope import ReplayTooLong, Spot
 from torchmedic.replay.segment import AWAIT, END, Segment
 from torchmedic.replay.state import muted, preserved, rewind_rng
 
@@ -25,18 +30,30 @@ class SegmentEnd(Exception):
     """The segment ran into its own `return`, `break` or `continue`."""
 
 
+class BackwardCall(NamedTuple):
+    """One call of backward in a replay: on what, and from which line of the user's."""
+
+    roots: tuple[torch.Tensor, ...]
+    spot: Spot | None
+
+
 class Played:
     """One replay that is over."""
 
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {}
-        self.roots: list[torch.Tensor] = []
+        self.backward_calls: list[BackwardCall] = []
         self.error: BaseException | None = None
         self.loss: float | None = None
         self.loss_finite = False
         self.gradients_finite: bool | None = None
-        self.drew_random: set[int] = set()  # lines of statements that drew random numbers
+        self.drew_random: set[int] = set()  # lines of assignments that drew random numbers and computed nothing
         self.seconds = 0.0
+
+    @property
+    def roots(self) -> list[torch.Tensor]:
+        """Every tensor that backward was called on, in order."""
+        return [root for call in self.backward_calls for root in call.roots]
 
 
 class Runner:
@@ -59,6 +76,7 @@ class Runner:
         self._batch = batch
         self._target = target
         self._locals = dict(frame.f_locals)
+        self._module_calls = 0
         self.frozen: set[int] = set()  # lines of statements that are not run again: their result is taken over
 
     @property
@@ -87,6 +105,7 @@ class Runner:
         change: Callable[[dict[str, Any]], None] | None = None,
         replace: dict[int, Any] | None = None,
         backward: bool = True,
+        keep_graphs: bool = True,
     ) -> Played:
         """Run the segment.
 
@@ -95,6 +114,7 @@ class Runner:
             change: Given the variables before the first statement, for a trial.
             replace: Code objects to run in place of statements, by line, for a trial.
             backward: Whether backward calls are carried out, or only noted.
+            keep_graphs: Whether every backward keeps its graph, or only where the code says so.
         """
         played = Played()
         namespace = self._namespace()
@@ -104,7 +124,7 @@ class Runner:
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
             stack.enter_context(preserved(self.modules, self.parameters))
-            stack.enter_context(self._no_side_effects(played, backward))
+            stack.enter_context(self._no_side_effects(played, backward, keep_graphs))
             stack.enter_context(torch.set_grad_enabled(self._notes.grad_enabled))
             for device, dtype in self._notes.autocast.items():
                 stack.enter_context(torch.autocast(device, dtype=dtype))
@@ -138,12 +158,14 @@ class Runner:
         for statement, code in self.segment.code():
             if statement.lineno in self.frozen:
                 continue
-            before = torch.get_rng_state()
-            try:
-                exec(replace.get(statement.lineno, code), namespace)
-            finally:
-                if not torch.equal(before, torch.get_rng_state()):
-                    played.drew_random.add(statement.lineno)
+            before = (torch.get_rng_state(), _get_sequence_nr(), self._module_calls)
+            exec(replace.get(statement.lineno, code), namespace)
+            if not isinstance(statement, ast.Assign | ast.AnnAssign):
+                continue
+            # Data that was drawn at random can be taken over; what a model computed from it cannot.
+            computed = (_get_sequence_nr(), self._module_calls) != before[1:]
+            if not computed and not torch.equal(before[0], torch.get_rng_state()):
+                played.drew_random.add(statement.lineno)
 
     def _namespace(self) -> dict[str, Any]:
         namespace = {**self._frame.f_globals, **self._locals}
@@ -159,18 +181,18 @@ class Runner:
         return namespace
 
     @contextlib.contextmanager
-    def _no_side_effects(self, played: Played, backward: bool) -> Iterator[None]:
+    def _no_side_effects(self, played: Played, backward: bool, keep_graphs: bool) -> Iterator[None]:
         """Backward keeps its graph, updates update nothing, loaders repeat their batch, nothing is saved."""
         engine = torch.autograd.graph._engine_run_backward
         batch = self._batch
 
         def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            played.roots.extend(t_outputs)
+            played.backward_calls.append(BackwardCall(tuple(t_outputs), _caller(sys._getframe(1))))
             wants_result = not (args[-1] if args else True)
             if not backward and not wants_result:
                 return None
             arguments = list(args)
-            if len(arguments) > 1:
+            if keep_graphs and len(arguments) > 1:
                 arguments[1] = True  # keep the graph: parts of it may still be needed by the real step
             return engine(t_outputs, *arguments, **kwargs)
 
@@ -180,16 +202,38 @@ class Runner:
             return batch
 
         scheduler = importlib.import_module("torch.optim.lr_scheduler").LRScheduler
+
+        def count(module: Any, args: Any) -> None:
+            self._module_calls += 1
+
         with contextlib.ExitStack() as stack:
+            stack.callback(register_module_forward_pre_hook(count).remove)
             stack.enter_context(_attribute(torch.autograd, "_engine_run_backward", run_backward))
             stack.enter_context(_attribute(_BaseDataLoaderIter, "__next__", next_batch))
             stack.enter_context(_attribute(scheduler, "step", lambda *args, **kwargs: None))
             stack.enter_context(_attribute(torch, "save", lambda *args, **kwargs: None))
+            stack.enter_context(
+                _attribute(GradScaler, "step", lambda scaler, optimizer, *args, **kwargs: optimizer.step())
+            )
+            stack.enter_context(_attribute(GradScaler, "update", lambda *args, **kwargs: None))
+            stack.enter_context(_attribute(GradScaler, "unscale_", lambda *args, **kwargs: None))
             with contextlib.suppress(AttributeError, RuntimeError):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             for optimizer in self._optimizers:
                 stack.enter_context(_instance_attribute(optimizer, "step", _touch(optimizer)))
             yield
+
+
+def _caller(frame: FrameType | None) -> Spot | None:
+    user = user_frame(frame)
+    if user is None:
+        return None
+    for index, (line, end_line, column, end_column) in enumerate(user.f_code.co_positions()):
+        if index == user.f_lasti // 2:
+            return Spot(
+                user.f_code.co_filename, line or user.f_lineno, column, end_line, end_column, user.f_code.co_name
+            )
+    return None
 
 
 def _all_finite(tensor: torch.Tensor) -> bool:

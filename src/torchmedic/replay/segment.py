@@ -17,11 +17,12 @@ from torchmedic.replay.frames import syntax_tree
 
 Block = list[ast.stmt]
 
+_LINE_END = 1 << 30
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _BOOKKEEPING = frozenset(
     "append extend add insert put write log info debug warning warn print add_scalar add_scalars add_histogram "
-    "set_postfix set_description update_postfix record save dump flush step update log_metrics appendleft".split()
+    "set_postfix set_description update_postfix record save dump flush update log_metrics appendleft".split()
 )
 
 
@@ -52,6 +53,7 @@ def cut(
     line: int,
     forward_line: int | None,
     *,
+    column: int | None = None,
     include_failing: bool = True,
     tree: ast.Module | None = None,
 ) -> Segment:
@@ -61,6 +63,7 @@ def cut(
         frame: The replay frame.
         line: Its line that failed, or that was being executed.
         forward_line: Its line at the forward pass, where that is known.
+        column: Where on that line, in bytes from 0, should several statements share it.
         include_failing: Whether the failing statement belongs to the step (`backward()` does, `optimizer.step()` not).
         tree: Other syntax for the same file, for a trial.
 
@@ -76,7 +79,7 @@ def cut(
         raise CannotCut(f"`{frame.f_code.co_name}` is not in the source of {file}")
     lines = {line} if forward_line is None else {line, forward_line}
     block = _innermost_block(body, lines)
-    statements = _truncate(block, line, include_failing)
+    statements = _truncate(block, (line, _LINE_END if column is None else column), include_failing)
     if not statements:
         raise CannotCut("no statement stands before the failing one")
     needed = _needed(statements)
@@ -90,7 +93,7 @@ def carried_names(frame: FrameType, line: int) -> frozenset[str]:
     body = _body_of(tree, frame) if tree is not None else None
     if body is None:
         return frozenset()
-    block = _innermost_block(body, {line})
+    block = _innermost_block(body, {line}, header_counts=True)
     written: set[str] = set()
     carried: set[str] = set()
     assigned = {name for statement in block for name in _written(statement)}
@@ -112,8 +115,11 @@ def _body_of(tree: ast.Module, frame: FrameType) -> Block | None:
     return None
 
 
-def _innermost_block(body: Block, lines: set[int]) -> Block:
-    """The body of the innermost loop that holds all lines, else the whole body."""
+def _innermost_block(body: Block, lines: set[int], *, header_counts: bool = False) -> Block:
+    """The body of the innermost loop that holds all lines, else the whole body.
+
+    A loop that fetches its next item is at its header; `header_counts` takes that for its body.
+    """
     best = body
     candidates = list(body)
     while candidates:
@@ -126,8 +132,10 @@ def _innermost_block(body: Block, lines: set[int]) -> Block:
             return best
         candidates = []
         for block in _blocks(found):
-            if isinstance(found, _LOOPS) and block is found.body and _spans_block(block, lines):
-                best = block
+            if isinstance(found, _LOOPS) and block is found.body:
+                at_header = header_counts and all(found.lineno <= line < block[0].lineno for line in lines)
+                if at_header or _spans_block(block, lines):
+                    best = block
             candidates.extend(block)
     return best
 
@@ -151,32 +159,30 @@ def _spans_block(block: Block, lines: set[int]) -> bool:
     return all(block[0].lineno <= line <= (block[-1].end_lineno or block[-1].lineno) for line in lines)
 
 
-def _truncate(block: Block, line: int, include_failing: bool) -> Block:
-    """The statements up to the failing line; the branch that was taken in place of the `if` or `try` around it."""
+def _truncate(block: Block, point: tuple[int, int], include_failing: bool) -> Block:
+    """The statements up to the failing point; the branch that was taken in place of the `if` or `try` around it."""
     kept: Block = []
     for statement in block:
-        end = statement.end_lineno or statement.lineno
-        if end < line:
+        if (statement.lineno, statement.col_offset) > point:
+            break
+        end = (statement.end_lineno or statement.lineno, statement.end_col_offset or 0)
+        if end <= point and not (point[1] == _LINE_END and end[0] == point[0]):
             kept.append(statement)
             continue
-        if statement.lineno > line:
-            break
-        inner = next((part for part in _blocks(statement) if _spans_block(part, {line})), None)
+        inner = next((part for part in _blocks(statement) if _spans_block(part, {point[0]})), None)
         if inner is None:
             if include_failing:
                 kept.append(statement)
         elif isinstance(statement, ast.With | ast.AsyncWith):
-            body = _truncate(inner, line, include_failing)
+            body = _truncate(inner, point, include_failing)
             if body:
                 shortened = copy.copy(statement)
                 shortened.body = body
                 kept.append(shortened)
-        elif isinstance(statement, _LOOPS):
+        elif isinstance(statement, (*_LOOPS, *_FUNCTIONS, ast.ClassDef)):
             kept.append(statement)  # the forward pass is outside, so all of the loop belongs to the step
-        elif isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
-            kept.append(statement)
         else:
-            kept.extend(_truncate(inner, line, include_failing))
+            kept.extend(_truncate(inner, point, include_failing))
         break
     return kept
 

@@ -15,6 +15,10 @@ from torchmedic.replay.runner import Played, Runner
 from torchmedic.replay.segment import CannotCut, Segment, cut
 
 
+# Frames with the line and column that each is at, innermost first.
+Stack = list[tuple[FrameType, int, int | None]]
+
+
 class Step:
     """A replayable step."""
 
@@ -24,14 +28,30 @@ class Step:
         self.runner = runner
         self._recut = recut
 
-    def again(self, tree: ast.Module | None = None) -> Played:
+    def again(self, tree: ast.Module | None = None, *, keep_graphs: bool = True) -> Played:
         """Replay plainly, from other syntax if it is given."""
         original = self.runner.segment
         self.runner.segment = self._recut(tree) if tree is not None else original
         try:
-            return self.runner.play()
+            return self.runner.play(keep_graphs=keep_graphs)
         finally:
             self.runner.segment = original
+
+    def settle(self, loss: Sequence[torch.Tensor]) -> bool:
+        """Make the replay the same as the original if need be by taking over what it drew at random.
+
+        Returns:
+            Whether the replayed loss now equals the original one bit for bit.
+        """
+        played = self.runner.play()
+        if self.is_faithful(played, loss):
+            return True
+        if played.drew_random:
+            self.runner.frozen = played.drew_random
+            if self.is_faithful(self.runner.play(), loss):
+                return True
+            self.runner.frozen = set()
+        return False
 
     def is_faithful(self, played: Played, loss: Sequence[torch.Tensor]) -> bool:
         """Whether the replayed loss equals the original one bit for bit."""
@@ -54,9 +74,9 @@ def from_stack(frame: FrameType | None, agent: Any, *, include_failing: bool) ->
     Raises:
         CannotCut: With the reason.
     """
-    stack: list[tuple[FrameType, int]] = []
+    stack: Stack = []
     while frame is not None:
-        stack.append((frame, frame.f_lineno))
+        stack.append((frame, *_point(frame, frame.f_lasti, frame.f_lineno)))
         frame = frame.f_back
     return _step(stack, agent, include_failing)
 
@@ -67,37 +87,49 @@ def from_traceback(tb: TracebackType | None, agent: Any) -> Step:
     Raises:
         CannotCut: With the reason.
     """
-    entries: list[tuple[FrameType, int]] = []
+    entries: Stack = []
     while tb is not None:
-        entries.append((tb.tb_frame, tb.tb_lineno))
+        entries.append((tb.tb_frame, *_point(tb.tb_frame, tb.tb_lasti, tb.tb_lineno)))
         tb = tb.tb_next
     if not entries:
         raise CannotCut("the exception has no frames")
     outer = entries[0][0].f_back
     entries.reverse()
     while outer is not None:
-        entries.append((outer, outer.f_lineno))
+        entries.append((outer, *_point(outer, outer.f_lasti, outer.f_lineno)))
         outer = outer.f_back
     return _step(entries, agent, True)
 
 
-def _step(stack: list[tuple[FrameType, int]], agent: Any, include_failing: bool) -> Step:
+def _step(stack: Stack, agent: Any, include_failing: bool) -> Step:
     """`stack` is innermost first."""
     notes = agent.notes
-    for frame, line in stack:
+    for frame, line, column in stack:
         noted = notes.forward.get(id(frame))
         if noted is not None and noted[0] is frame.f_code:
-            return _cut(frame, line, noted[1], agent, include_failing)
+            return _cut(frame, (line, column), noted[1], agent, include_failing)
     # No module was called: a functional model. The user's innermost frame does both.
-    for frame, line in stack:
+    for frame, line, column in stack:
         if is_user_file(frame.f_code.co_filename):
-            return _cut(frame, line, None, agent, include_failing)
+            return _cut(frame, (line, column), None, agent, include_failing)
     raise CannotCut("no frame of the step is left")
 
 
-def _cut(frame: FrameType, line: int, forward_line: int | None, agent: Any, include_failing: bool) -> Step:
+def _point(frame: FrameType, lasti: int, line: int) -> tuple[int, int | None]:
+    """Line and column of the expression that a frame is evaluating."""
+    for index, (start, _, column, _) in enumerate(frame.f_code.co_positions()):
+        if index == lasti // 2:
+            return (start or line, column)
+    return (line, None)
+
+
+def _cut(
+    frame: FrameType, point: tuple[int, int | None], forward_line: int | None, agent: Any, include_failing: bool
+) -> Step:
     def recut(tree: ast.Module | None) -> Segment:
-        return cut(frame, line, forward_line, include_failing=include_failing, tree=tree)
+        # An edit may move what stands behind it on the line, so a trial goes by the line alone.
+        column = point[1] if tree is None else None
+        return cut(frame, point[0], forward_line, column=column, include_failing=include_failing, tree=tree)
 
     segment = recut(None)
     runner = Runner(

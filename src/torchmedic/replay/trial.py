@@ -6,15 +6,18 @@ import ast
 import contextlib
 import gc
 import linecache
+import math
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import NamedTuple
 
 import torch
 
+from torchmedic.records import Safety, Treatment
 from torchmedic.replay.microscope import Spot
 from torchmedic.replay.runner import Played
 from torchmedic.replay.segment import CannotCut
+from torchmedic.replay.source import relative
 from torchmedic.replay.step import Step
 
 
@@ -55,33 +58,55 @@ def expression_at(spot: Spot) -> ast.expr | None:
 
 
 def edited(edit: Edit) -> tuple[str, str]:
-    """The whole source after an edit, with as many lines as before, and the edited line."""
+    """The whole source after an edit, with as many lines as before, and the edit as a unified diff."""
     spot = edit.spot
     lines = list(linecache.getlines(spot.file))
     if not 0 < spot.line <= len(lines):
         raise CannotCut("the source is missing")
     end = spot.end_line or spot.line
+    before = lines[spot.line - 1 : end]
     if spot.column is None or spot.end_column is None:
-        indent = lines[spot.line - 1][: len(lines[spot.line - 1]) - len(lines[spot.line - 1].lstrip())]
+        indent = before[0][: len(before[0]) - len(before[0].lstrip())]
         new = indent + edit.text + "\n"
     else:
-        head = lines[spot.line - 1].encode()[: spot.column].decode()
-        tail = lines[end - 1].encode()[spot.end_column :].decode()
+        head = before[0].encode()[: spot.column].decode()
+        tail = before[-1].encode()[spot.end_column :].decode()
         new = head + edit.text + tail
     lines[spot.line - 1 : end] = [new, *["\n"] * (end - spot.line)]
-    return "".join(lines), new.strip()
+    name = relative(spot.file)
+    span = f"{spot.line}" if end == spot.line else f"{spot.line},{end - spot.line + 1}"
+    diff = [f"--- {name}", f"+++ {name}", f"@@ -{span} +{spot.line} @@"]
+    diff += [f"-{line.rstrip()}" for line in before]
+    diff.append(f"+{new.rstrip()}")
+    return "".join(lines), "\n".join(diff)
 
 
-def attempt(step: Step, edit: Edit) -> Verdict:
-    """Replay the step with an edited line. It passes if the step ends with a finite loss and finite gradients."""
+def attempt(step: Step, edit: Edit, *, same_loss: float | None = None, keep_graphs: bool = True) -> Verdict:
+    """Replay the step with an edited line.
+
+    It passes if the step ends with a finite loss and finite gradients; where the loss itself was right, it must also
+    be the same as before.
+    """
     try:
-        source, line = edited(edit)
+        source, patch = edited(edit)
         tree = ast.parse(source, edit.spot.file)
     except (CannotCut, SyntaxError, UnicodeError):
         return Verdict(False, "", "")
     with _swapped(edit.spot, compile(tree, edit.spot.file, "exec", dont_inherit=True)):
-        played = step.again(tree if edit.spot.file == step.frame.f_code.co_filename else None)
-    return Verdict(passes(played), describe(played), line)
+        played = step.again(tree if edit.spot.file == step.frame.f_code.co_filename else None, keep_graphs=keep_graphs)
+    passed = passes(played) and (same_loss is None or _close(played.loss, same_loss))
+    return Verdict(passed, describe(played), patch)
+
+
+def _close(loss: float | None, wanted: float) -> bool:
+    return loss is not None and math.isclose(loss, wanted, rel_tol=1e-5, abs_tol=1e-7)
+
+
+def treatment(title: str, verdict: Verdict, *, safety: Safety = "edit") -> Treatment | None:
+    """A proven treatment, or None where the trial did not pass."""
+    if not verdict.passed:
+        return None
+    return Treatment(title=title, safety=safety, proven=True, result=verdict.result, patch=verdict.patch)
 
 
 def passes(played: Played) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +66,7 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
         yield Text(" " * (gutter + 1) + " |", _GUTTER)
     yield from _notes(diagnosis, gutter, width)
     for treatment in diagnosis.treatments:
-        yield from _help(treatment, primary, gutter, width)
+        yield from _help(treatment, gutter, width)
 
 
 def _snippets(
@@ -133,7 +134,7 @@ def _notes(diagnosis: Diagnosis, gutter: int, width: int) -> Iterator[Text]:
                 yield Text(" " * len(lead) + "  " + part)
 
 
-def _help(treatment: Treatment, primary: Location | None, gutter: int, width: int) -> Iterator[Text]:
+def _help(treatment: Treatment, gutter: int, width: int) -> Iterator[Text]:
     verdict = f"[proven on your step: {treatment.result}]" if treatment.proven else "[not tried]"
     line = f"help: {treatment.title}  {verdict}"
     for number, part in enumerate(textwrap.wrap(line, width, subsequent_indent="      ", break_long_words=False)):
@@ -141,8 +142,22 @@ def _help(treatment: Treatment, primary: Location | None, gutter: int, width: in
             yield Text("help:", "bold green").append(part.removeprefix("help:"), "not bold not green")
         else:
             yield Text(part)
-    if treatment.patch:
-        at = primary.line if primary is not None else ""
-        for position, part in enumerate(treatment.patch.splitlines()):
-            mark = f"{at:>{gutter + 1}}" if position == 0 else " " * (gutter + 1)
-            yield Text(f"{mark} | ", _GUTTER).append("    " + part.strip(), "green not blue")
+    yield from _patch(treatment.patch, gutter)
+
+
+_HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)")
+
+
+def _patch(patch: str, gutter: int) -> Iterator[Text]:
+    """A unified diff as numbered lines that go and lines that come."""
+    old = new = 0
+    for line in patch.splitlines():
+        hunk = _HUNK.match(line)
+        if hunk is not None:
+            old, new = int(hunk[1]), int(hunk[2])
+        elif line.startswith("-") and not line.startswith("---"):
+            yield Text(f"{old:>{gutter + 1}} ", _GUTTER).append(f"- {line[1:]}", "red not blue")
+            old += 1
+        elif line.startswith("+") and not line.startswith("+++"):
+            yield Text(f"{new:>{gutter + 1}} ", _GUTTER).append(f"+ {line[1:]}", "green not blue")
+            new += 1

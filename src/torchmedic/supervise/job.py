@@ -23,7 +23,13 @@ def identity(environ: Mapping[str, str]) -> str | None:
         return None
     named = [
         environ.get(name, "")
-        for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+        for name in (
+            "TORCHELASTIC_RUN_ID",
+            "MASTER_PORT",
+            "TORCHELASTIC_RESTART_COUNT",
+            "SLURM_JOB_ID",
+            "SLURM_STEP_ID",
+        )
     ]
     # Run ids and ports are used again; the launcher that is our parent is there once.
     return ":".join([*named, str(os.getppid()), _started(os.getppid())])
@@ -54,7 +60,11 @@ class Ledger:
             parts = rundir.write_part(self._run, self._rank, report)
             rundir.write_report(self._run, merged(parts))
         return frozenset(
-            same_finding(found) for part in parts if part != report for found in part.diagnoses if found.rank != self._rank
+            same_finding(found)
+            for part in parts
+            if part != report
+            for found in part.diagnoses
+            if found.rank != self._rank
         )
 
 
@@ -65,22 +75,15 @@ def same_finding(diagnosis: Diagnosis) -> object:
 
 
 def merged(parts: list[Report]) -> Report:
-    """One report of several ranks: the outcome is that of the first rank that has a symptom, then a bad status."""
-    outcomes = [part.outcome for part in parts]
-    worst = next(
-        iter(
-            [each for each in outcomes if each.symptom is not None]
-            + [each for each in outcomes if each.exit_status]
-            + outcomes
-        ),
-        Outcome(),
-    )
+    """One report of several ranks. The outcome is that of the first rank that has a diagnosis, else a bad status."""
+    telling = [part for part in parts if part.diagnoses] + [part for part in parts if part.outcome.exit_status] + parts
+    outcome = telling[0].outcome if telling else Outcome()
     return Report(
         outcome=Outcome(
-            exit_status=worst.exit_status,
-            signal=worst.signal,
-            steps=max((each.steps for each in outcomes), default=0),
-            symptom=worst.symptom,
+            exit_status=outcome.exit_status,
+            signal=outcome.signal,
+            steps=max((part.outcome.steps for part in parts), default=0),
+            symptom=outcome.symptom,
         ),
         diagnoses=tuple(diagnosis for part in parts for diagnosis in part.diagnoses),
     )

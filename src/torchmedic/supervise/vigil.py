@@ -37,7 +37,7 @@ class Vigil:
         self._run = run
         self.started = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
         self._handles: dict[int, int] = {}
-        self._ended: dict[int, int] = {}
+        self._ended: dict[int, int | None] = {}
         self._sights: deque[Sight] = deque([_look()])
 
     def look(self) -> None:
@@ -53,17 +53,13 @@ class Vigil:
         """The child has ended: see what it left."""
         self._sights.append(_look())
         self._follow()
-        for pid, handle in self._handles.items():
-            status = exit_status(handle)
-            if status is not None:
-                self._ended[pid] = status
-            os.close(handle)
-        self._handles.clear()
+        for pid in list(self._handles):
+            self._let_go(pid)
 
     @property
     def ended(self) -> dict[int, int]:
-        """Wait statuses, as Popen gives them, of processes that were not our children; few kernels tell them all."""
-        return self._ended
+        """Wait statuses, as Popen gives them, of processes that were not our children; old kernels tell none."""
+        return {pid: status for pid, status in self._ended.items() if status is not None}
 
     @property
     def oom_kills(self) -> int | None:
@@ -83,10 +79,12 @@ class Vigil:
                 with contextlib.suppress(OSError):
                     self._handles[pid] = os.pidfd_open(pid)
         for pid in [pid for pid in self._handles if not Path(f"/proc/{pid}").exists()]:
-            handle = self._handles.pop(pid)
-            status = exit_status(handle)
-            os.close(handle)
-            self._ended[pid] = 0 if status is None else status
+            self._let_go(pid)
+
+    def _let_go(self, pid: int) -> None:
+        handle = self._handles.pop(pid)
+        self._ended[pid] = exit_status(handle)
+        os.close(handle)
 
 
 def _look() -> Sight:

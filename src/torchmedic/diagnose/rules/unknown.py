@@ -16,12 +16,24 @@ from torchmedic.records import Death, Diagnosis
 
 if TYPE_CHECKING:
     from torchmedic.replay.evidence import RaisedEvidence
+    from torchmedic.replay.numbers import NumbersEvidence
 
 CODE, NAME = "TM900", "cause-not-known"
 
 
-def not_explained(evidence: RaisedEvidence | Death) -> Diagnosis:
-    return _death(evidence) if isinstance(evidence, Death) else _exception(evidence)
+def not_explained(evidence: RaisedEvidence | NumbersEvidence | Death) -> Diagnosis:
+    if isinstance(evidence, Death):
+        return _death(evidence)
+    return _exception(evidence) if hasattr(evidence, "error") else _numbers(evidence)  # type: ignore[arg-type]
+
+
+def _numbers(evidence: NumbersEvidence) -> Diagnosis:
+    """NaN was seen, and no rule on numbers spoke; they end in one that always does, so this is for their faults."""
+    incident = evidence.incident
+    message = f"the {incident.what} is not finite in step {incident.step}"
+    draft = Draft(CODE, NAME, "possible", message, "where it was born is not known")
+    draft.because(f"the step could not be replayed: {evidence.why_not}" if evidence.why_not else "")
+    return draft.done(step=incident.step, rank=incident.rank)
 
 
 def _exception(evidence: RaisedEvidence) -> Diagnosis:

@@ -16,12 +16,13 @@ import re
 
 import torch
 
+from torchmedic.diagnose.describe import listed, made_here
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.layers import table_built_at
-from torchmedic.replay.lookups import Lookup, lookup_of
-from torchmedic.replay.origins import origin_of, user_argument
+from torchmedic.replay.lookups import NO_BOUND, Lookup, lookup_of
+from torchmedic.replay.origins import user_argument
 from torchmedic.replay.samples import items_of
 from torchmedic.replay.values import Strays, is_whole, outside, readable, span
 
@@ -42,14 +43,14 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, strays: Strays) -> Diagnosis:
-    bound = lookup.bound
-    valid = f"{-bound if lookup.wraps else 0} to {bound - 1}"
-    what = f"{lookup.what} has {bound} {lookup.unit}{'s' if bound != 1 else ''}, {valid}"
-    if strays.count == 1 or len(strays.distinct) == 1:
+    valid = (
+        f"{-lookup.bound if lookup.wraps else 0} to {lookup.bound - 1}" if lookup.bound < NO_BOUND else "0 and above"
+    )
+    if len(strays.distinct) == 1:
         times = f" ({strays.count} times)" if strays.count > 1 else ""
-        message = f"index {strays.listed}{times} is out of range: {what}"
+        message = f"index {strays.listed}{times} is out of range: {lookup.table_words}"
     else:
-        message = f"{strays.count} indices are out of range: {what}"
+        message = f"{strays.count} indices are out of range: {lookup.table_words}"
     passed = user_argument(evidence.frames, lookup.index)
     items = items_of(evidence.incident, index, strays.positions)
     item = f" (dataset item {items[0]})" if items else ""
@@ -59,24 +60,21 @@ def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, stray
         NAME,
         "proven",
         message,
-        f"`{first}`{item} is {strays.values[0]}, and `{lookup.op}` takes {valid}",
+        f"`{first}`{item} is {strays.values[0]}; valid is {valid}",
     )
-    draft.at(*evidence.at_user_line("cause", f"index {strays.values[0]} meets {bound} {lookup.unit}s"))
-    if passed is not None:
-        origin = origin_of(evidence.frames, passed[0], passed[1].node)
-        if origin is not None:
-            draft.at(origin.location("origin", f"`{origin.name}` comes from here"))
-    draft.at(table_built_at(evidence.frames, lookup.table, lookup.layer, f"{bound} {lookup.unit}s are made here"))
+    draft.at(*evidence.at_user_line("cause", f"index {strays.values[0]} meets {lookup.size_words}"))
+    draft.at(made_here(evidence, lookup.index, "comes from"))
+    draft.at(table_built_at(evidence.frames, lookup.table, lookup.layer, f"{lookup.size_words}, set here"))
     extent = span(index)
     if extent is not None and strays.total > 1:
         verb = "is" if strays.count == 1 else "are"
         many = f": {strays.listed}" if strays.count > 1 else ""
         draft.because(
-            f"{strays.count} of {strays.total} indices {verb} out of range{many}; all run from {extent[0]} to {extent[1]}"
+            f"{strays.count} of {strays.total} indices {verb} out of range{many}; "
+            f"all of them run from {extent[0]} to {extent[1]}"
         )
     if len(items) > 1:
-        listed = ", ".join(str(each) for each in items[:8]) + (", ..." if len(items) > 8 else "")
-        draft.because(f"the dataset items with such an index: {listed}")
+        draft.because(f"the dataset items with such an index: {listed([str(each) for each in items], 8)}")
     _advise(draft, lookup, index, strays)
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
@@ -85,17 +83,22 @@ def _advise(draft: Draft, lookup: Lookup, index: torch.Tensor, strays: Strays) -
     """Only what the values of this very index bear out."""
     bound, bad = lookup.bound, strays.distinct
     length = index.shape[-1] if index.dim() else 0
-    row = index.reshape(-1, length)[0] if index.numel() else index
-    if length > bound and lookup.layer is not None and torch.equal(row, torch.arange(length, dtype=row.dtype)):
+    if lookup.layer is not None and length > bound and _are_positions(index, length):
         draft.because(f"the indices are the positions 0 to {length - 1}: the sequence is {length} long")
         draft.help(f"cut the sequence to {bound}, or build the table for {length} positions")
     elif bad == [-1]:
         draft.because("the only value out of range is -1, a usual marker for padding")
-        draft.help("replace -1 by an index that the table has before it is looked up")
-    elif bad == [bound]:
-        draft.help(f"build the table for {bound + 1} {lookup.unit}s if {bound} is a valid index, or correct the index")
+        draft.help("replace -1 by an index that is in range before it is looked up")
+    elif lookup.op in ("embedding", "embedding_bag"):
+        rows = max([*bad, bound]) + 1
+        draft.help(f"build the table for {rows} rows if {rows - 1} is a valid index, or correct the index")
     else:
-        draft.help(f"correct the index, or build the table for at least {max([*bad, bound]) + 1} {lookup.unit}s")
+        draft.help("correct the index where it is made, or give the indexed tensor the size that was meant")
+
+
+def _are_positions(index: torch.Tensor, length: int) -> bool:
+    row = index.reshape(-1, length)[0]
+    return torch.equal(row, torch.arange(length, dtype=row.dtype))
 
 
 def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
+from torchmedic.diagnose.describe import listed, made_here
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.layers import layer_built_at, maker_of
-from torchmedic.replay.origins import origin_of, user_argument
+from torchmedic.replay.origins import user_argument
 from torchmedic.replay.samples import items_of
 from torchmedic.replay.values import Strays, is_whole, outside, readable, span
 
@@ -92,18 +93,14 @@ def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, stray
     first = strays.at(passed[1].text if passed is not None and passed[1].text.isidentifier() else "label")
     draft = Draft(CODE, NAME, "proven", message, f"`{first}`{item} is {strays.values[0]}; {known} means labels {valid}")
     draft.at(*evidence.at_user_line("cause", f"label {strays.values[0]} meets {known}"))
-    if passed is not None:
-        origin = origin_of(evidence.frames, passed[0], passed[1].node)
-        if origin is not None:
-            draft.at(origin.location("origin", f"`{origin.name}` comes from here"))
+    draft.at(made_here(evidence, given.labels, "comes from"))
     if given.scores is not None:
         layer = maker_of(given.scores, classes, evidence.frames)
         if layer is not None:
             draft.at(layer_built_at(evidence.frames, layer, f"{known} because of this layer"))
     draft.because(_counted(labels, strays))
     if len(items) > 1:
-        listed = ", ".join(str(index) for index in items[:8]) + (", ..." if len(items) > 8 else "")
-        draft.because(f"the dataset items with such a label: {listed}")
+        draft.because(f"the dataset items with such a label: {listed([str(index) for index in items], 8)}")
     _advise(draft, labels, strays, classes, item.strip(" ()"))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
@@ -133,7 +130,9 @@ def _advise(draft: Draft, labels: torch.Tensor, strays: Strays, classes: int, it
         draft.help(f"pass `ignore_index={bad[0]}` to the loss if {bad[0]} marks what should not count")
     elif bad == [classes]:
         whose = f"label of {item}" if item and strays.count == 1 else "labels"
-        draft.help(f"correct the {whose}, or build the last layer for {classes + 1} classes if {classes} is one of them")
+        draft.help(
+            f"correct the {whose}, or build the last layer for {classes + 1} classes if {classes} is one of them"
+        )
     else:
         draft.help("correct these labels, or build the last layer for as many classes as the data has")
 

@@ -1,0 +1,37 @@
+"""Exceptions that are only the news of what happened in another process, which is where the cause is looked for."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from torchmedic import rundir
+from torchmedic.detect.death import REQUESTED, named_death, raised_elsewhere
+from torchmedic.observe.frames import is_user_file
+from torchmedic.records import StackFrame
+
+
+def is_echo(error: BaseException, agent: Any) -> bool:
+    """Whether this exception needs no explanation of its own; what it tells is passed on to the parent."""
+    pid = raised_elsewhere(error)
+    if pid is not None:
+        folder = rundir.folder_of(agent.run, pid)
+        if folder is not None and rundir.read_diagnoses(folder):
+            agent.events.write("echo", pid=pid)
+            return True
+    death = named_death(error)
+    if death is None or death.signal in REQUESTED:
+        return False
+    at = _user_line(error.__traceback__)
+    agent.events.write("death", pid=death.pid, signal=death.signal, part=death.part, at=at)
+    return True
+
+
+def _user_line(tb: TracebackType | None) -> StackFrame | None:
+    found = None
+    while tb is not None:
+        code = tb.tb_frame.f_code
+        if is_user_file(code.co_filename):
+            found = StackFrame(file=code.co_filename, line=tb.tb_lineno, function=code.co_name)
+        tb = tb.tb_next
+    return found

@@ -1,0 +1,1 @@
+"""TM10x to TM14x: the autograd graph."""

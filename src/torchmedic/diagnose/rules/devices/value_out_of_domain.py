@@ -1,0 +1,81 @@
+"""A loss or a distribution was given a value for which it has no meaning.
+
+What: binary cross entropy takes probabilities between 0 and 1, a sampler takes probabilities that are not negative, a
+normal distribution a spread above 0, a distribution values inside its support. Outside of that the formula has no
+value, so torch refuses.
+
+Why: raw scores were passed where probabilities are expected (the sigmoid or softmax is missing), a scale comes straight
+out of a layer and is free to be negative, or the values have been NaN since an earlier line.
+
+Cure: pass scores to the variant that takes scores (`binary_cross_entropy_with_logits`, `logits=`), or bring the value
+into its domain first (`softplus` or `exp` for a scale).
+"""
+
+from __future__ import annotations
+
+import math
+
+from torchmedic.diagnose.describe import count, made_here
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.domains import Domain, domain_of
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.samples import items_of
+from torchmedic.replay.values import number, readable, span
+
+CODE, NAME = "TM303", "value-out-of-domain"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if not (evidence.kinds & {"RuntimeError", "ValueError"}):
+        return None
+    domain = domain_of(evidence)
+    if domain is None:
+        return None
+    strays = domain.strays
+    not_numbers = sum(1 for value in strays.values if isinstance(value, float) and math.isnan(value))
+    first = number(strays.values[0])
+    if not_numbers:
+        message = f"`{domain.op}` was given NaN as {domain.name}, which must be {domain.must}"
+    elif domain.as_a_whole:
+        message = f"`{domain.op}` was given {domain.name} that are not {domain.must}"
+    else:
+        message = f"`{domain.op}` was given {first} as {domain.name}, which must be {domain.must}"
+    if domain.as_a_whole and not not_numbers:
+        cause = f"`{domain.name}` {list(strays.shape)} is not {domain.must}"
+    elif strays.total == 1:
+        cause = f"`{domain.name}` is {first}"
+    else:
+        verb = "are" if strays.count > 1 else "is"
+        cause = (
+            f"{strays.count} of {strays.total} values {verb} not {domain.must}: `{strays.at(domain.name)}` is {first}"
+        )
+    draft = Draft(CODE, NAME, "likely" if not_numbers else "proven", message, cause)
+    draft.at(*evidence.at_user_line("cause", f"{domain.name} must be {domain.must}"))
+    draft.at(made_here(evidence, domain.value, "comes from"))
+    tensor = readable(domain.value)
+    items = items_of(evidence.incident, tensor, strays.positions) if tensor is not None else []
+    if items:
+        draft.because(f"first in dataset item {items[0]}")
+    if not_numbers:
+        draft.because(f"{count(not_numbers, 'value')} NaN: this line makes none, so it is older than this line")
+        draft.help("look for the first NaN before this line; this line only refused it")
+        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    extent = span(tensor) if tensor is not None and strays.total > 1 else None
+    if extent is not None:
+        draft.because(f"the values run from {number(extent[0])} to {number(extent[1])}")
+    _advise(draft, domain)
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _advise(draft: Draft, domain: Domain) -> None:
+    made_by = domain.value.grad_fn.name() if domain.value is not None and domain.value.grad_fn is not None else ""
+    squashed = any(word in made_by for word in ("Sigmoid", "Softmax", "Clamp", "Exp", "Softplus"))
+    if made_by and not squashed:
+        draft.because(
+            f"it was made by `{made_by.removesuffix('0').removesuffix('Backward').lower()}`, which bounds nothing"
+        )
+    draft.help(domain.advice)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,43 @@
+"""Native code gave up and ended the process.
+
+What: compiled code called `abort()` (SIGABRT). It does so when it finds a state that it cannot go on with: a C++
+exception that nobody catches (`terminate called ...`), a heap that was written over (`free(): invalid pointer`,
+`double free`), a failed assertion, an error of Python's own interpreter. Its reason is printed above, by itself.
+
+Why: most often an extension that was built for another version of torch or linked against another C++ library, an
+out-of-range write of native code some time before, or an error in a thread where no exception can be raised.
+
+Cure: read the last line that was printed before the end; it names the check that failed. Then look at what the marked
+line calls into.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.last_words import draft_of, line_grade, native_package, shutting_down, step_of, who
+from torchmedic.diagnose.rule import Rule
+from torchmedic.records import Death, Diagnosis
+
+CODE, NAME = "TM802", "abort"
+
+
+def check(death: Death) -> Diagnosis | None:
+    if death.signal != "SIGABRT":
+        return None
+    when = " while the interpreter was shutting down" if shutting_down(death) else ""
+    draft = draft_of(
+        death,
+        CODE,
+        NAME,
+        line_grade(death),
+        f"{who(death)} was aborted by its own native code{when}",
+        "compiled code called `abort()` (SIGABRT); what it printed just before is its reason",
+    )
+    package = native_package(death)
+    if package:
+        draft.help(f"read what was printed last; if it says nothing, update or reinstall `{package}`")
+    else:
+        draft.help("read what was printed last: it names the check that failed")
+    return draft.done(step=step_of(death), rank=death.rank)
+
+
+RULE = Rule(CODE, NAME, check)

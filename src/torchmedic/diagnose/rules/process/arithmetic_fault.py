@@ -1,0 +1,35 @@
+"""Native code divided an integer by zero.
+
+What: compiled code did an integer division that has no result, and the processor stopped it (SIGFPE). In spite of its
+name the signal has nothing to do with floating point: NaN and infinity never raise it.
+
+Why: an extension divides by a size, stride or count that is zero here, for example because a batch is empty.
+
+Cure: look at the sizes that the marked line hands to native code, and keep empty ones away from it.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.last_words import draft_of, line_grade, step_of, who
+from torchmedic.diagnose.rule import Rule
+from torchmedic.records import Death, Diagnosis
+
+CODE, NAME = "TM807", "arithmetic-fault"
+
+
+def check(death: Death) -> Diagnosis | None:
+    if death.signal != "SIGFPE":
+        return None
+    draft = draft_of(
+        death,
+        CODE,
+        NAME,
+        line_grade(death),
+        f"{who(death)} died of an integer division without a result",
+        "compiled code divided an integer by zero, or the smallest integer by -1 (SIGFPE)",
+    )
+    draft.help("look for an empty batch, a size or a stride of zero in what this line hands to native code")
+    return draft.done(step=step_of(death), rank=death.rank)
+
+
+RULE = Rule(CODE, NAME, check)

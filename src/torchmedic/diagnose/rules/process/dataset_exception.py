@@ -1,0 +1,113 @@
+"""The dataset, its transform or the collate function raised an exception.
+
+What: reading an item or making a batch of items failed in the user's own code, in a DataLoader worker or in the main
+process. The traceback of the main process ends in the training loop; the line to look at is the dataset's.
+
+Why: one damaged or unusual item (a missing file or key, an empty text, another number of channels), an index beyond the
+end, or a mistake in `__getitem__`, in a transform or in `collate_fn`.
+
+Cure: call `dataset[index]` with the index named here: it fails the same way, without a DataLoader around it.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.describe import listed
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.loading import Loading, loading_of
+
+CODE, NAME = "TM820", "dataset-exception"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    loading = loading_of(evidence)
+    if loading is None:
+        return None
+    failure = loading.failure
+    nothing = _nothing(evidence, loading)
+    if nothing is not None:
+        return nothing
+    item = f"item {failure.index}" if failure.index is not None else ""
+    what = {"sample": "the dataset", "collate": "the collate function", "other": "a DataLoader worker"}[failure.stage]
+    first_line = failure.message.strip().splitlines()[0][:200] if failure.message.strip() else "no message"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"{what} raised {failure.exception}" + (f" for {item}" if item else ""),
+        f"{failure.exception}: {first_line}",
+    )
+    draft.at(*_places(loading, item))
+    draft.because(f"{loading.process}" + (f", {_where(loading)}" if _where(loading) else ""))
+    if failure.batch_indices:
+        draft.because(f"the batch: dataset items {listed([str(each) for each in failure.batch_indices], 8)}")
+    if failure.sample:
+        draft.because(f"at that line: {failure.sample}")
+    if failure.stage == "collate" and failure.sample_shapes:
+        draft.because(f"the samples of the batch: {listed(list(dict.fromkeys(failure.sample_shapes)), 4)}")
+    draft.because(_explained(evidence))
+    if isinstance(failure.index, int | str):
+        draft.help(f"call `dataset[{failure.index}]` by itself: it fails the same way")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _nothing(evidence: RaisedEvidence, loading: Loading) -> Diagnosis | None:
+    """An item that is None, which torch's own collate function refuses with whatever words."""
+    failure = loading.failure
+    if failure.stage != "collate" or loading.user_frame is not None or "NoneType" not in failure.sample_shapes:
+        return None
+    position = failure.sample_shapes.index("NoneType")
+    at = failure.batch_indices[position] if position < len(failure.batch_indices) else None
+    item = f"item {at}" if at is not None else f"sample {position} of the batch"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the dataset returned None for {item}",
+        f"{failure.sample_shapes.count('NoneType')} of {len(failure.sample_shapes)} samples are None",
+    )
+    draft.at(loading.at_samples("cause", f"None for {item}", nothing=True) or loading.at_loader("cause", item))
+    draft.at(loading.at_loop("surfaced", "the batch was asked for here")).because(loading.process)
+    draft.help("return a sample for every index, or leave such items out of the dataset before training")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _places(loading: Loading, item: str) -> list[Location | None]:
+    failure = loading.failure
+    label = f"{failure.exception}" + (f", {item}" if item else "")
+    places = [loading.at_user_frame("cause", label)]
+    if places[0] is None and failure.stage == "collate":
+        # Torch's own collate function could not make a batch of what the dataset hands out.
+        places = [loading.at_samples("cause", "these samples cannot be made into a batch")]
+    if places[0] is None:
+        places = [loading.at_loader("cause", f"{label}, in a dataset that is not the script's own")]
+    if places[0] is None:
+        return [loading.at_loop("cause", label)]
+    return [*places, loading.at_loop("surfaced", "the batch was asked for here")]
+
+
+def _where(loading: Loading) -> str:
+    frame = loading.user_frame
+    return f"in `{frame.function}`" if frame is not None else ""
+
+
+def _explained(evidence: RaisedEvidence) -> str:
+    """What the rules about operations say, where the frames are still alive to be asked."""
+    if evidence.incident.worker is not None:
+        return ""
+    from torchmedic.diagnose import registry
+
+    for rule in registry.RAISED:
+        if rule.startswith(("process.", "memory.")):
+            continue
+        try:
+            found = registry.load(rule).check(evidence)
+        except Exception:  # the rule is asked out of turn; its own faults are not the point here
+            continue
+        if found is not None and found.grade == "proven":
+            return f"{found.code} explains it: {found.message}"
+    return ""
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,38 @@
+"""The processor does not know an instruction of a compiled library.
+
+What: compiled code reached an instruction that this processor cannot execute (SIGILL).
+
+Why: a wheel or an extension was built for a newer processor (AVX2, AVX-512, AMX) than this one, often because it was
+compiled with `-march=native` on another machine of the cluster, or a virtual machine hides what its host could do.
+More rarely native code ran into a deliberate trap after a failed check.
+
+Cure: install a build for this processor, or build the extension on the machine that runs it.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.last_words import draft_of, line_grade, native_package, step_of, who
+from torchmedic.diagnose.rule import Rule
+from torchmedic.records import Death, Diagnosis
+
+CODE, NAME = "TM804", "illegal-instruction"
+
+
+def check(death: Death) -> Diagnosis | None:
+    if death.signal != "SIGILL":
+        return None
+    draft = draft_of(
+        death,
+        CODE,
+        NAME,
+        line_grade(death),
+        f"{who(death)} died of an instruction that this processor does not know",
+        "compiled code reached an illegal instruction (SIGILL)",
+    )
+    package = native_package(death)
+    what = f"`{package}`" if package else "the library that is called here"
+    draft.help(f"install or build {what} for the processor of this machine (`lscpu` lists what it can do)")
+    return draft.done(step=step_of(death), rank=death.rank)
+
+
+RULE = Rule(CODE, NAME, check)

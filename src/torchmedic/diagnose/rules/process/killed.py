@@ -1,0 +1,45 @@
+"""Something outside killed the process, and nothing says who.
+
+What: the process was ended by SIGKILL. It cannot be caught, and Linux keeps no record of the sender. The line is where
+training was last seen.
+
+Why: somebody or something sent it: `kill -9`, a scheduler whose time or memory limit was reached, a container that was
+stopped, a watchdog. The kernel's OOM killer sends it too, but leaves a count in the cgroup and a line in its log; what
+could be seen of both is listed.
+
+Cure: ask the scheduler first (`sacct -j JOB -o State,MaxRSS`, `kubectl describe pod`, `docker inspect`), then the
+kernel's log (`dmesg`, as root).
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.last_words import draft_of, last_line, size, step_of, who
+from torchmedic.diagnose.rule import Rule
+from torchmedic.records import Death, Diagnosis
+
+CODE, NAME = "TM805", "killed"
+
+
+def check(death: Death) -> Diagnosis | None:
+    if death.signal != "SIGKILL":
+        return None
+    draft = draft_of(
+        death,
+        CODE,
+        NAME,
+        "likely" if last_line(death) is not None else "possible",
+        f"{who(death)} was killed from outside (SIGKILL); who did it is not known",
+        "the wait status says SIGKILL; the kernel does not keep who sent it, and the process could not react",
+    )
+    if death.oom_kills is None and not death.kernel_lines:
+        draft.because("not ruled out: the kernel's OOM killer (neither its counter nor its log can be read here)")
+    else:
+        draft.because("the kernel's count of kills for memory did not rise, so its OOM killer was hardly the sender")
+    limit = min((each for each in (death.memory_limit, death.host_memory) if each), default=None)
+    if limit is not None and death.peak_rss:
+        draft.because(f"the largest process of the run held {size(death.peak_rss)} of {size(limit)}")
+    draft.help("ask the scheduler or the container runtime why it ended the job; then `dmesg`")
+    return draft.done(step=step_of(death), rank=death.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,48 @@
+"""Native code touched memory that is not its own.
+
+What: the processor refused an access of compiled code, and the kernel ended the process (SIGSEGV). Python could raise
+no exception; the line is from a dump that was written at that instant.
+
+Why: a compiled extension that was built for another version of Python or torch, a wrong pointer or type given to
+ctypes, an index that a kernel does not check, a recursion so deep that the stack of C overflows, or an object that
+one thread freed under another.
+
+Cure: look at the line and at what it calls into. Rebuild or update the extension, check what is handed to it, and
+bound the recursion. A native debugger shows the function: `gdb -ex run -ex bt --args python train.py`.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.last_words import draft_of, line_grade, native_package, overflowed, shutting_down, step_of, who
+from torchmedic.diagnose.rule import Rule
+from torchmedic.records import Death, Diagnosis
+
+CODE, NAME = "TM801", "segmentation-fault"
+
+
+def check(death: Death) -> Diagnosis | None:
+    if death.signal != "SIGSEGV":
+        return None
+    when = " while the interpreter was shutting down" if shutting_down(death) else ""
+    draft = draft_of(
+        death,
+        CODE,
+        NAME,
+        line_grade(death),
+        f"{who(death)} died of a segmentation fault{when}",
+        "compiled code read or wrote an address that is not its own (SIGSEGV)",
+    )
+    package = native_package(death)
+    if overflowed(death):
+        draft.because("the stack is at least 100 Python calls deep: endless recursion overflows the stack of C")
+        draft.help("bound the recursion, or give the stack more room (`ulimit -s`)")
+    elif package == "ctypes":
+        draft.help("check the pointers and the `argtypes` of the foreign function that is called here")
+    elif package:
+        draft.help(f"update or reinstall `{package}` so that it was built for this Python and this torch")
+    else:
+        draft.help("find the C function with `gdb -ex run -ex bt --args python ...`, and check what it is given here")
+    return draft.done(step=step_of(death), rank=death.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,140 @@
+"""Where the graph of a loss was cut: the call that took tensors with a gradient and gave back none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_iter
+
+from torchmedic.observe.frames import is_user_file
+from torchmedic.replay.microscope import Spot
+
+_LEAVES_TORCH = frozenset("item tolist numpy __float__ __int__ __array__ __index__ __bool__".split())
+
+
+class FunctionCall(NamedTuple):
+    """One call of torch's Python API."""
+
+    name: str
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
+    had_grad: bool  # some input required a gradient
+    keeps_grad: bool  # some output does
+    grad_enabled: bool
+    inference: bool
+    stack: tuple[Spot, ...]  # user lines, innermost first
+
+    @property
+    def spot(self) -> Spot | None:
+        return self.stack[0] if self.stack else None
+
+    @property
+    def is_cut(self) -> bool:
+        return self.had_grad and not self.keeps_grad
+
+
+class Provenance(TorchFunctionMode):
+    """Remembers which call made which tensor. Holds every tensor of the step: for replays of the forward pass only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[FunctionCall] = []
+        self._made_by: dict[int, int] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = _name(func)
+        inputs = tuple(value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor))
+        had_grad = any(tensor.requires_grad for tensor in inputs)
+        grad_enabled, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        result = func(*args, **kwargs)
+        outputs = tuple(value for value in tree_iter(result) if isinstance(value, torch.Tensor))
+        if name in _SKIPPED or not (outputs or name in _LEAVES_TORCH):
+            return result
+        self.calls.append(
+            FunctionCall(
+                name,
+                inputs,
+                outputs,
+                had_grad,
+                any(tensor.requires_grad for tensor in outputs),
+                grad_enabled,
+                inference,
+                _stack(sys._getframe(1)),
+            )
+        )
+        for tensor in outputs:
+            if not any(tensor is given for given in inputs):
+                self._made_by[id(tensor)] = len(self.calls) - 1
+            elif name.endswith("_") or name.startswith("__i"):
+                self._made_by[id(tensor)] = len(self.calls) - 1
+        return result
+
+    def behind(self, root: torch.Tensor) -> list[FunctionCall]:
+        """The calls that a tensor was computed by, the nearest first."""
+        found: list[int] = []
+        pending = [root]
+        seen: set[int] = set()
+        while pending:
+            tensor = pending.pop(0)
+            number = self._made_by.get(id(tensor))
+            if number is None or number in seen:
+                continue
+            seen.add(number)
+            found.append(number)
+            pending.extend(given for given in self.calls[number].inputs if given is not tensor)
+        return [self.calls[number] for number in sorted(found, reverse=True)]
+
+    def cuts_behind(self, root: torch.Tensor) -> list[FunctionCall]:
+        """The cuts on the way from the parameters to a tensor, the nearest to it first."""
+        return [call for call in self.behind(root) if call.is_cut]
+
+    def left_torch(self) -> list[FunctionCall]:
+        """Calls that turned a tensor which came from parameters into plain numbers, the last one first."""
+        return [
+            call
+            for call in reversed(self.calls)
+            if call.name in _LEAVES_TORCH and (call.had_grad or any(self.cuts_behind(tensor) for tensor in call.inputs))
+        ]
+
+    def made_plain(self, root: torch.Tensor) -> FunctionCall | None:
+        """The call that built a tensor behind `root` from plain numbers."""
+        return next((call for call in self.behind(root) if not call.inputs and call.outputs), None)
+
+
+_SKIPPED = frozenset(
+    "__get__ shape size dim dtype device requires_grad is_leaf grad grad_fn layout ndim numel is_cuda stride "
+    "storage_offset is_contiguous is_floating_point is_complex element_size __len__ retain_grad _version".split()
+)
+
+
+def _name(func: Any) -> str:
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__"):
+        # A property such as `.data` arrives as the getter of its descriptor.
+        return getattr(getattr(func, "__self__", None), "__name__", name)
+    return str(name)
+
+
+def _stack(frame: FrameType | None) -> tuple[Spot, ...]:
+    spots: list[Spot] = []
+    while frame is not None and len(spots) < 20:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            positions = list(code.co_positions())
+            at = frame.f_lasti // 2
+            line, end_line, column, end_column = (
+                positions[at] if 0 <= at < len(positions) else (frame.f_lineno, None, None, None)
+            )
+            spots.append(Spot(code.co_filename, line or frame.f_lineno, column, end_line, end_column, code.co_name))
+        frame = frame.f_back
+    return tuple(spots)
+
+
+def any_requires_grad(tensors: Iterable[torch.Tensor]) -> bool:
+    return any(tensor.requires_grad for tensor in tensors)

@@ -1,0 +1,61 @@
+"""However a script ends, it ends with the same status, the same output and the same words as without torchmedic."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pairs import plainly, watched
+
+HEAD = "import atexit, os, signal, sys, threading, {module}\nprint('begun', flush=True)\n"
+
+ENDINGS = {
+    "end of the script": ("atexit.register(print, 'bye')", 0, None),
+    "uncaught exception": ("def f(x):\n    return x / 0\ntry:\n    f(1)\nexcept Exception:\n    {}['a']", 1, "TM900"),
+    "sys.exit(number)": ("atexit.register(print, 'bye')\nsys.exit(3)", 3, None),
+    "sys.exit(text)": ("sys.exit('out of coffee')", 1, None),
+    "sys.exit(None)": ("sys.exit()", 0, None),
+    "raise SystemExit": ("try:\n    {}['a']\nexcept KeyError:\n    raise SystemExit(5)", 5, None),
+    "os._exit": ("atexit.register(print, 'bye')\nos._exit(4)", 4, None),
+    "os._exit like a signal": ("os._exit(137)", 137, None),
+    "SystemExit in a thread": ("t = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()", 0, None),
+    "exception in a thread": ("t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()", 0, None),
+    "KeyboardInterrupt": ("os.kill(os.getpid(), signal.SIGINT)", 130, None),
+    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", 143, None),
+    "SIGTERM handled": (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit('asked to end'))\nos.kill(os.getpid(), signal.SIGTERM)",
+        1,
+        None,
+    ),
+    "SIGHUP": ("os.kill(os.getpid(), signal.SIGHUP)", 129, None),
+    "SIGPIPE": ("signal.signal(signal.SIGPIPE, signal.SIG_DFL)\nos.kill(os.getpid(), signal.SIGPIPE)", 141, None),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "TM805"),
+    "SIGSEGV": ("import ctypes\nctypes.string_at(0)", 139, "TM801"),
+    "SIGABRT": ("os.abort()", 134, "TM802"),
+    "SIGFPE": ("os.kill(os.getpid(), signal.SIGFPE)", 136, "TM807"),
+    "exception at exit": ("atexit.register(lambda: 1 / 0)", 0, None),
+    "an excepthook of its own": ("sys.excepthook = lambda *_: print('mine')\n1 / 0", 1, "TM900"),
+    "exception in __del__": ("class A:\n    def __del__(self):\n        1 / 0\nA()", 0, None),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_ending(tmp_path: Path, name: str) -> None:
+    body, status, code = ENDINGS[name]
+    # Without torchmedic it makes no difference whether torch is there, only the time that it takes to import.
+    (tmp_path / "train.py").write_text(HEAD.format(module="json") + body)
+    plain = plainly(tmp_path, "train.py")
+    assert plain.status == status, plain.stderr
+
+    (tmp_path / "train.py").write_text(HEAD.format(module="torch") + body)
+    other = watched(tmp_path, "train.py")
+
+    assert (other.status, other.stdout) == (plain.status, plain.stdout), other.stderr
+    before, _, diagnosis = other.stderr.partition("\nerror[" if plain.stderr else "error[")
+    assert without_addresses(before) == without_addresses(plain.stderr)
+    assert diagnosis[:5] == (code or "")
+
+
+def without_addresses(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+", "0x", text).strip()
