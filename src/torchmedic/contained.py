@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -69,9 +70,22 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
                     raise RuntimeError("injected fault")
                 return hook(*args, **kwargs)
             except Exception as error:
+                if _is_of_signal_handler(error):
+                    raise  # the user's own, or torch's of a dead worker: it only happened to interrupt us
                 report_fault(where, error)
                 return None
 
         return safe
 
     return decorate
+
+
+def _is_of_signal_handler(error: BaseException) -> bool:
+    """Whether a Python signal handler raised this, which it does wherever the main thread is."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    tb = error.__traceback__
+    while tb is not None:
+        if tb.tb_frame.f_code in handlers:
+            return True
+        tb = tb.tb_next
+    return False

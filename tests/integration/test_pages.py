@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from running import marked_line, run_script
+from memory_limit import MARK, run_limited
+from running import Finished, marked_line, run_script
 
 from torchmedic.diagnose import catalogue
 
@@ -23,9 +24,13 @@ def scripts(kind: str) -> list[object]:
     return found
 
 
+def run_page(folder: Path, source: str) -> Finished:
+    return run_limited(folder, source) if source.startswith(MARK) else run_script(folder, source)
+
+
 @pytest.mark.parametrize(("code", "source"), scripts("fails"))
 def test_the_failing_script_is_diagnosed_at_its_line(tmp_path: Path, code: str, source: str) -> None:
-    finished = run_script(tmp_path, source)
+    finished = run_page(tmp_path, source)
 
     diagnosis = finished.only
     assert diagnosis.code == code, finished.stderr
@@ -37,7 +42,7 @@ def test_the_failing_script_is_diagnosed_at_its_line(tmp_path: Path, code: str, 
 
 @pytest.mark.parametrize(("code", "source"), scripts("passes"))
 def test_the_cured_twin_is_healthy(tmp_path: Path, code: str, source: str) -> None:
-    finished = run_script(tmp_path, source)
+    finished = run_page(tmp_path, source)
 
     assert finished.returncode == 0, finished.stderr
     assert finished.report.diagnoses == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,9 @@ def named_death(error: BaseException) -> NamedDeath | None:
             found = next((each for each in signal.Signals if signal.strsignal(each) == match[2].strip()), None)
             return None if found is None else NamedDeath(pid=int(match[1]), signal=found.name, part="worker")
         chain = chain.__cause__ if chain is not None else None
-    return _failed_worker(error) if _WORKERS.search(str(error)) else None
+    if _WORKERS.search(str(error)) or isinstance(error, ConnectionError | EOFError):
+        return _failed_worker(error)
+    return None
 
 
 def _failed_rank(failures: dict[Any, Any]) -> NamedDeath | None:
@@ -109,16 +112,24 @@ def _failed_rank(failures: dict[Any, Any]) -> NamedDeath | None:
 
 
 def _failed_worker(error: BaseException) -> NamedDeath | None:
-    """The loader saw that workers are gone, but not how; the frame that raised still holds them."""
+    """The loader saw that workers are gone, or only that nobody answers; its own frame still holds them."""
     tb = error.__traceback__
-    while tb is not None and tb.tb_next is not None:
+    while tb is not None:
+        workers = getattr(tb.tb_frame.f_locals.get("self"), "_workers", None)
+        if isinstance(workers, list) and workers and hasattr(workers[0], "exitcode"):
+            return _dead_of(workers)
         tb = tb.tb_next
-    workers = tb.tb_frame.f_locals.get("failed_workers", ()) if tb is not None else ()
-    for worker in workers:
-        status = worker.exitcode
-        name = signal_name(status) if isinstance(status, int) and status < 0 else None
-        if name is not None:
-            return NamedDeath(pid=worker.pid, signal=name, part="worker")
+    return None
+
+
+def _dead_of(workers: list[Any]) -> NamedDeath | None:
+    for _ in range(20):  # its connections close a moment before a process is gone
+        for worker in workers:
+            status = worker.exitcode
+            name = signal_name(status) if isinstance(status, int) and status < 0 else None
+            if name is not None:
+                return NamedDeath(pid=worker.pid, signal=name, part="worker")
+        time.sleep(0.01)
     return None
 
 

@@ -24,7 +24,8 @@ def is_echo(error: BaseException, agent: Any) -> bool:
         return False
     at = _user_line(error.__traceback__)
     agent.events.write("death", pid=death.pid, signal=death.signal, part=death.part, at=at)
-    return True
+    # A killed worker has left no word of its own: here it is at least known what it was reading.
+    return not (death.part == "worker" and death.signal == "SIGKILL" and isinstance(error, RuntimeError))
 
 
 def _user_line(tb: TracebackType | None) -> StackFrame | None:

@@ -1,40 +1,56 @@
-"""A loss or a gradient that is not finite, at the moment at which it would reach the weights -> the incident."""
+"""A loss, a gradient or a weight that is not finite -> the incident."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
 
+What = Literal["loss", "gradient", "rate", "update", "scale"]
+At = Literal["backward", "step", "update"]
+
 
 class TurnedBad(msgspec.Struct, frozen=True, kw_only=True):
-    """The first step whose update would write NaN or infinity into the weights."""
+    """The first step whose update would write NaN or infinity into the weights, or has done so."""
 
-    what: str  # "loss" or "gradient"
+    what: What  # what was seen to be bad
+    at: At  # when: backward is over, the weights are about to be touched, they have been touched
     step: int
     rank: int
-    optimizer: Any
+    optimizers: tuple[Any, ...]
+    stepping: Any  # the optimizer whose step it is, where one is under way
     bad: tuple[Any, ...]  # the parameters whose gradients are not finite
-    damaged: tuple[Any, ...]  # the parameters that were not finite before this step
+    damaged: tuple[Any, ...]  # the parameters that are not finite
     batch_indices: tuple[Any, ...] = ()
+    loss: float | None = None  # the original one, of the last backward
+    losses: tuple[float, ...] = ()  # of the last steps, that one included
 
 
-def turned_bad(optimizer: Any, what: str, agent: Any) -> TurnedBad:
-    parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+def turned_bad(optimizer: Any, what: What, at: At, agent: Any) -> TurnedBad:
+    optimizers = tuple(agent.clock.optimizers)
+    looked_at = [optimizer] if optimizer is not None else optimizers
+    parameters = [tensor for each in looked_at for group in each.param_groups for tensor in group["params"]]
     indices = agent.batches.indices
+    watch = agent.finite
     return TurnedBad(
         what=what,
+        at=at,
         step=agent.clock.step,
         rank=agent.rank,
-        optimizer=optimizer,
-        bad=tuple(tensor for tensor in parameters if tensor.grad is not None and not _finite(tensor.grad)),
-        damaged=tuple(tensor for tensor in parameters if not _finite(tensor)),
+        optimizers=optimizers,
+        stepping=optimizer,
+        bad=tuple(tensor for tensor in parameters if tensor.grad is not None and not is_finite(tensor.grad)),
+        damaged=tuple(tensor for tensor in parameters if not is_finite(tensor)),
         batch_indices=tuple(indices) if isinstance(indices, list | tuple) else () if indices is None else (indices,),
+        loss=watch.last_losses[-1] if watch.last_losses else None,
+        losses=tuple(watch.losses.get(watch.last_key, ())),
     )
 
 
-def _finite(tensor: torch.Tensor) -> bool:
+def is_finite(tensor: torch.Tensor) -> bool:
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
     if tensor.layout is not torch.strided or not (tensor.is_floating_point() or tensor.is_complex()):
         return True
     return bool(torch.isfinite(tensor.detach()).all().item())

@@ -107,5 +107,6 @@ def _loaders(values: list[Any]) -> list[DataLoader[Any]]:
 
 def argument_text(argument: Argument) -> str:
     """An operand with its shape: `mask` [4, 1]."""
-    described = shape(argument.value) if argument.tensor is not None else type(argument.value).__name__
+    sized = argument.tensor is not None or isinstance(argument.value, list)
+    described = shape(argument.value) if sized else type(argument.value).__name__
     return f"`{argument.text}` {described}" if argument.text else described

@@ -15,17 +15,17 @@ COMPARISONS = frozenset("compare eq ne lt le gt ge equal greater less not_equal 
 ELEMENTWISE = COMPARISONS | frozenset(
     "add sub subtract mul multiply div divide true_divide floor_divide remainder fmod pow float_power rsub atan2 "
     "maximum minimum fmax fmin bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor where masked_fill "
-    "masked_scatter lerp addcmul addcdiv broadcast_tensors copy hypot logaddexp xlogy cosine_similarity "
-    "pairwise_distance kl_div mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss cosine_embedding_loss "
+    "lerp addcmul addcdiv broadcast_tensors copy hypot logaddexp xlogy cosine_similarity "
+    "pairwise_distance kl_div mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss "
     "margin_ranking_loss hinge_embedding_loss triplet_margin_loss poisson_nll_loss masked_select expand expand_as "
-    "broadcast_to index index_put mul_ heaviside isclose allclose dist cross cdist".split()
-) - {"cdist", "equal"}
+    "broadcast_to index index_put heaviside isclose allclose dist".split()
+) - {"equal"}
 _SAME_SHAPE = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "multilabel_soft_margin_loss")
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "bitwise_and": "&", "bitwise_or": "|"}
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """Two shapes that do not fit: what was done with them, and where they differ."""
+    """Two shapes that do not fit: what was done with them, and where they differ. `right` may be sizes, no tensor."""
 
     what: str
     left: Argument
@@ -50,7 +50,7 @@ def misfit_of(call: Call) -> Misfit | None:
                 back, one, other = clash
                 why = f"{one} meets {other} in dimension {_dimension(back, left.value, right.value)}"
                 return _misfit(call, left, right, why)
-    written = call.op.endswith("_") or op == "copy" or op == "expand_as"
+    written = call.op.endswith("_") or op in ("copy", "expand_as")
     if written and len(tensors) == 2:
         target, source = tensors if op != "expand_as" else tensors[::-1]
         whole = torch.broadcast_shapes(target.value.shape, source.value.shape)
@@ -145,7 +145,7 @@ def _expanded(call: Call) -> Misfit | None:
         if odd is None:
             return None
         why = f"a dimension of {odd[0]} cannot become {odd[1]}: only a size of 1 is repeated"
-    return Misfit(f"`{call.op}`", source, Argument(None, torch.empty(0).expand(0), str(sizes)), why)
+    return Misfit(f"`{call.op}`", source, Argument(None, sizes), why)
 
 
 def misfit_of_loss(evidence: RaisedEvidence) -> Misfit | None:
@@ -178,16 +178,14 @@ def misfit_of_mask(evidence: RaisedEvidence) -> Misfit | None:
         sizes = (*owner.batch_shape, *owner.event_shape)
         if broadcast_clash([value.shape, sizes]) is None:
             return None
-        why = f"a distribution over {list(sizes)} cannot tell the probability of {list(value.shape)}"
-        parameters = torch.empty(1).expand(sizes or (1,))
-        name = f"`{type(owner).__name__}`"
-        return Misfit(name, Argument(None, value, "value"), Argument(None, parameters, "parameters"), why)
+        why = f"the distribution is over {list(sizes)}"
+        return Misfit(f"`{type(owner).__name__}`", Argument(None, value, "value"), Argument(None, list(sizes)), why)
     query, key = known.get("query"), known.get("key")
     if not isinstance(query, torch.Tensor) or not isinstance(key, torch.Tensor) or key.dim() != 3:
         return None
     length, batch, source = query.shape[0], query.shape[1], key.shape[0]
     heads = known.get("num_heads")
-    expected = {
+    expected: dict[str, list[tuple[int, ...]]] = {
         "attn_mask": [(length, source), (batch * heads, length, source) if isinstance(heads, int) else ()],
         "key_padding_mask": [(batch, source)],
     }

@@ -10,6 +10,7 @@ from torchmedic.detect.exceptions import raised
 from torchmedic.detect.nonfinite import turned_bad
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import diagnose
+from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.rundir import write_diagnosis
@@ -25,10 +26,13 @@ def exception(error: BaseException, agent: Any) -> None:
     write_diagnosis(agent.folder, diagnosis)
 
 
-def nonfinite(optimizer: Any, frame: FrameType, what: str, agent: Any) -> None:
-    """Called by the agent when NaN or infinity is about to reach the weights; the step's frames are on the stack."""
-    incident = turned_bad(optimizer, what, agent)
-    evidence = NumbersEvidence(incident, frame, agent)
-    diagnosis = diagnose(evidence, registry.NUMBERS)
-    agent.events.write("nonfinite", symptom="nan", step=incident.step, what=what)
+def nonfinite(optimizer: Any, frame: FrameType, what: str, at: str, agent: Any) -> Diagnosis:
+    """Called by the agent when a number is NaN or infinite; the frames of the step are on the stack."""
+    incident = turned_bad(optimizer, what, at, agent)
+    return diagnose(NumbersEvidence(incident, frame, agent), registry.NUMBERS)
+
+
+def publish(diagnosis: Diagnosis, agent: Any) -> None:
+    """Called when the bad number is about to reach the weights, or has reached them."""
+    agent.events.write("nonfinite", symptom="nan", step=diagnosis.step)
     write_diagnosis(agent.folder, diagnosis)

@@ -14,6 +14,7 @@ _RULES = "torchmedic.diagnose.rules."
 
 # Asked in the process that raised, while its frames are alive.
 RAISED: tuple[str, ...] = (
+    "process.worker_killed",
     "process.unequal_samples",
     "process.dataset_exception",
     "autograd.inplace_on_saved_tensor",
@@ -22,10 +23,22 @@ RAISED: tuple[str, ...] = (
     "devices.label_out_of_range",
     "devices.index_out_of_range",
     "devices.value_out_of_domain",
+    "devices.device_mismatch",
     "graph.backward_on_non_scalar",
+    "graph.ambiguous_truth_value",
+    "graph.numpy_of_tracked_tensor",
+    "graph.several_elements_as_scalar",
+    "graph.wrong_target_dtype",
+    "graph.dtype_mismatch",
+    "graph.dimension_out_of_range",
     "graph.matmul_shape_mismatch",
     "graph.channel_mismatch",
     "graph.kernel_larger_than_input",
+    "graph.concat_size_mismatch",
+    "graph.impossible_view",
+    "graph.batch_size_mismatch",
+    "graph.loss_shape_mismatch",
+    "graph.broadcast_mismatch",
 )
 
 # Asked in the process in which NaN or infinity is about to reach the weights.

@@ -46,11 +46,10 @@ class Agent:
         self.folder: Path | None = None
         self.events: Events | None = None
         self.notes = StepNotes()
-        self.finite = FiniteWatch(self.turned_bad)
+        self.finite = FiniteWatch(self)
         self.hooks = Hooks(self.clock, self.batches, self.notes, self.finite)
         self._stacks: Any = None
         self._catches = False
-        self._waiting_faults: list[Fault] = []
 
     def open(self) -> None:
         """Claim a folder in the run and start to write there. A second call does nothing."""
@@ -67,9 +66,6 @@ class Agent:
             torch=str(torch.__version__),
             cuda=torch.version.cuda,
         )
-        for fault in self._waiting_faults:
-            self.events.fault(fault)
-        self._waiting_faults.clear()
 
     def catch_fatal_signals(self) -> None:
         """Have the stacks of all threads written to the run folder when a signal ends this process."""
@@ -86,10 +82,11 @@ class Agent:
         """A DataLoader worker sets handlers of torch's own for the same signals: have both, ours first."""
         from torch.utils.data._utils import signal_handling
 
-        original = signal_handling._set_worker_signal_handlers
+        name = "_set_worker_signal_handlers"
+        original = getattr(signal_handling, name)
 
         @functools.wraps(original)
-        def _set_worker_signal_handlers(*args: Any, **kwargs: Any) -> Any:
+        def both(*args: Any, **kwargs: Any) -> Any:
             ours = self._catches
             if ours:
                 faulthandler.disable()
@@ -98,12 +95,17 @@ class Agent:
                 faulthandler.enable(self._stacks, all_threads=True)
             return result
 
-        setattr(signal_handling, "_set_worker_signal_handlers", _set_worker_signal_handlers)  # noqa: B010
+        setattr(signal_handling, name, both)
 
     def fault(self, fault: Fault) -> None:
+        """Leave word of a bug of ours where the parent will find it."""
         if self.events is None:
-            self._waiting_faults.append(fault)
-        else:
+            try:
+                self.open()
+            except Exception:  # no folder, perhaps a full disk: then only the user can be told
+                sys.stderr.write(f"torchmedic: a fault of its own was contained, the run goes on ({fault.error})\n")
+                return
+        if self.events is not None:
             self.events.fault(fault)
 
     @contained("observe.exception")
@@ -112,20 +114,25 @@ class Agent:
         self.open()
         self.hooks.paused = True
         try:
-            _later_stages().exception(error, self)
+            with workers.undisturbed():
+                _later_stages().exception(error, self)
         finally:
             self.hooks.paused = False
 
     @contained("observe.nonfinite")
-    def turned_bad(self, optimizer: Any, frame: FrameType, what: str) -> None:
-        """NaN or infinity is about to be written into the weights: find its origin, once, and let the run go on."""
-        self.finite.on = False
+    def examine(self, optimizer: Any, frame: FrameType, what: str, at: str) -> Any:
+        """A number is NaN or infinite: find its origin, while the step that made it is there, and let the run go on."""
         self.open()
         self.hooks.paused = True
         try:
-            _later_stages().nonfinite(optimizer, frame, what, self)
+            return _later_stages().nonfinite(optimizer, frame, what, at, self)
         finally:
             self.hooks.paused = False
+
+    @contained("observe.nonfinite")
+    def publish(self, finding: Any) -> None:
+        """It has reached the weights, or is about to."""
+        _later_stages().publish(finding, self)
 
     @contained("observe.exit")
     def exiting(self) -> None:
@@ -137,8 +144,7 @@ class Agent:
         """In a forked child: the parent's box and files are not ours to write to."""
         if self.events is not None:
             self.events.close()
-        self.folder = self.events = self.clock.box = None
-        self._waiting_faults.clear()
+        self.folder = self.events = None
         if self._catches:
             faulthandler.disable()
             self._catches = False
@@ -187,6 +193,7 @@ def _on_child_end() -> None:
 
 def _on_fork() -> None:
     if _agent is not None:
+        _agent.clock.box = None  # before anything else can go wrong: two writers would spoil it
         _agent.forked()
 
 

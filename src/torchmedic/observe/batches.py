@@ -13,12 +13,21 @@ from torch.utils.data import Subset
 _STRONG_LIMIT = 64 * 1024 * 1024
 
 
+class _Pass:
+    """One pass of an iterator over its sampler: what was drawn and has not come back, in order."""
+
+    def __init__(self, sampling: Any) -> None:
+        self.sampling = sampling
+        self.pending: deque[Any] = deque()
+        self.taken = 0
+        self.last: Any = None
+
+
 class Batches:
     """References to the last batch that a DataLoader yielded, with its dataset indices."""
 
     def __init__(self) -> None:
-        # By iterator: the pass over the sampler that is under way, and the indices that it drew.
-        self._pending: weakref.WeakKeyDictionary[Any, tuple[Any, deque[Any]]] = weakref.WeakKeyDictionary()
+        self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
         self._strong: Any = None
         self._weak: list[weakref.ref[torch.Tensor]] = []
         self._indices: Any = None
@@ -29,12 +38,12 @@ class Batches:
         """The sampler gave the indices of a coming batch; with workers, several are under way."""
         if not getattr(iterator, "_in_order", True):
             return  # batches may overtake each other, so the order of drawing says nothing
-        drawn_by = getattr(iterator, "_sampler_iter", None)
-        pending = self._pending.get(iterator)
-        if pending is None or pending[0] is not drawn_by:
+        sampling = getattr(iterator, "_sampler_iter", None)
+        current = self._passes.get(iterator)
+        if current is None or current.sampling is not sampling:
             # Persistent workers keep their iterator for the next epoch, also when the last one was left early.
-            pending = self._pending[iterator] = (drawn_by, deque())
-        pending[1].append(index)
+            current = self._passes[iterator] = _Pass(sampling)
+        current.pending.append(index)
 
     def requested(self, iterator: Any) -> None:
         """The user asked for the next batch: the last one is no longer ours to hold."""
@@ -44,8 +53,11 @@ class Batches:
 
     def taken(self, iterator: Any) -> None:
         """A batch has come back, or failed to: name its indices."""
-        pending = self._pending.get(iterator)
-        self._indices = pending[1].popleft() if pending and pending[1] else None
+        current = self._passes.get(iterator)
+        self._indices = None
+        if current is not None and current.pending:
+            self._indices = current.last = current.pending.popleft()
+            current.taken += 1
         self._source = weakref.ref(iterator)
 
     @property
@@ -54,15 +66,18 @@ class Batches:
         iterator = self._source() if self._source is not None else None
         return through_subsets(getattr(iterator, "_dataset", None), self._indices)
 
-    def under_way(self, iterator: Any) -> list[Any]:
-        """The batches that were drawn and have not come back, oldest first."""
-        pending = self._pending.get(iterator)
+    def under_way(self, iterator: Any) -> dict[int, Any]:
+        """The indices of the last batch that was taken and of all later ones, by their number in this pass."""
+        current = self._passes.get(iterator)
+        if current is None:
+            return {}
         dataset = getattr(iterator, "_dataset", None)
-        return [through_subsets(dataset, index) for index in pending[1]] if pending is not None else []
+        known = enumerate([current.last, *current.pending], current.taken - 1)
+        return {number: through_subsets(dataset, index) for number, index in known if number >= 0}
 
     def iterators(self) -> list[Any]:
         """The DataLoader iterators that are alive and have drawn something."""
-        return list(self._pending.keys())
+        return list(self._passes.keys())
 
     def arrived(self, batch: Any) -> None:
         self.number += 1

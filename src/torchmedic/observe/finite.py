@@ -1,8 +1,11 @@
-"""Whether the loss and the gradients are finite, asked so that nothing waits and next to nothing is spent.
+"""Whether the loss, the gradients and the weights are finite, asked so that nothing waits and next to nothing is spent.
 
 The loss is read when backward begins: at once on the CPU; on CUDA it is copied to pinned memory behind an event, and
 looked at when the optimizer is about to step. Gradients are looked at there too, on the CPU all of them as long as that
-stays within a small share of the run's time, else a rotating part.
+stays within a small share of the run's time, else a rotating part; and so are the weights after the step.
+
+A bad loss on the CPU is examined at once, while its batch is there, but nothing is said before an update is about to
+use its gradients: a script may well drop them.
 """
 
 from __future__ import annotations
@@ -10,28 +13,53 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 _SMALL_ROOT = 4096  # elements of a loss that is looked at whole
 _ALLOWANCE = 0.05  # seconds that may be spent on gradients in any case
 _SHARE = 0.01  # of the time since training began, beyond that
+_EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether their gradients are used
+_LOSSES = 100  # of the last steps, kept for the trend
+_SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
+_SKIPPED = 25  # steps in a row that GradScaler skips at all
+
+
+class Examiner(Protocol):
+    """Whoever finds the origin of a bad number."""
+
+    def examine(self, optimizer: Any, frame: FrameType, what: str, at: str) -> Any:
+        """Look into it now; the finding is kept until it is known to matter."""
+
+    def publish(self, finding: Any) -> None:
+        """It matters."""
 
 
 class FiniteWatch:
     """Notices the first step that is about to write NaN or infinity into the weights."""
 
-    def __init__(self, alarm: Callable[[Any, FrameType, str], None]) -> None:
-        self._alarm = alarm
+    def __init__(self, examiner: Examiner) -> None:
+        self._examiner = examiner
         self.on = True
-        self.roots: list[weakref.ref[torch.Tensor]] = []
-        self.loss_values: list[float] = []
-        self._suspect = False
-        self._pending: list[tuple[torch.Tensor, Any]] = []
-        self._unscaled: tuple[weakref.ref[torch.Tensor], bool] | None = None
+        self.losses: dict[Any, deque[float]] = {}  # by the line that calls backward
+        self.last_losses: list[float] = []  # of the last backward
+        self.last_key: Any = None
+        self.skipped = 0  # steps in a row that GradScaler skipped
+        self.lowest_scale: float | None = None
+        self._bad_losses = 0  # since the gradients were cleared
+        self._last_is_bad = False
+        self._finding: Any = None
+        self._examined = 0
+        self._backwards = 0
+        self._steps = 0
+        self._skipped_bad = 0
+        self._pending: list[tuple[Any, torch.Tensor, Any]] = []
+        self._unscaled: tuple[weakref.ref[torch.Tensor], float] | None = None
+        self._born_bad: set[int] = set()
         self._started = time.monotonic()
         self._spent = 0.0
         self._turn = 0
@@ -40,72 +68,178 @@ class FiniteWatch:
 
     def scaled(self, outputs: Any, result: Any) -> None:
         """GradScaler multiplied a loss: what counts is whether it was finite before."""
-        if isinstance(outputs, torch.Tensor) and isinstance(result, torch.Tensor) and outputs.device.type == "cpu":
-            self._unscaled = (weakref.ref(result), _is_bad(outputs))
+        if (
+            isinstance(outputs, torch.Tensor)
+            and isinstance(result, torch.Tensor)
+            and result is not outputs  # a scaler that is switched off
+            and outputs.device.type == "cpu"
+            and outputs.numel() == 1
+        ):
+            self._unscaled = (weakref.ref(result), float(outputs.detach().item()))
 
-    def backward_begins(self, roots: Sequence[torch.Tensor]) -> None:
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the last loss went through a GradScaler."""
+        return self._unscaled is not None
+
+    def backward_begins(self, roots: Sequence[torch.Tensor], key: Any = None) -> None:
+        self._last_is_bad = False
+        self._backwards += 1
+        self.last_losses = []
+        self.last_key = key
         for root in roots:
             if not isinstance(root, torch.Tensor) or not root.is_floating_point() or root.numel() > _SMALL_ROOT:
                 continue
             if root.device.type == "cpu":
-                bad = _is_bad(root)
-                if self._unscaled is not None and self._unscaled[0]() is root:
-                    bad = self._unscaled[1]
-                if bad:
-                    self._suspect = True
-                    self.loss_values.append(float(root.detach().reshape(-1)[0].item()))
+                self._look(root, key)
             elif root.device.type == "cuda" and root.numel() == 1:
-                self._copy_later(root)
+                self._copy_later(root, key)
 
-    def _copy_later(self, root: torch.Tensor) -> None:
+    def _look(self, root: torch.Tensor, key: Any) -> None:
+        if root.numel() != 1:
+            self._last_is_bad |= _is_bad(root)
+        else:
+            unscaled = self._unscaled
+            is_scaled = unscaled is not None and unscaled[0]() is root
+            loss = unscaled[1] if unscaled is not None and is_scaled else float(root.detach().item())
+            self._note_loss(loss, key)
+            self._last_is_bad |= not math.isfinite(loss)
+        self._bad_losses += self._last_is_bad
+
+    def _note_loss(self, loss: float, key: Any) -> None:
+        self.last_losses.append(loss)
+        known = self.losses.get(key)
+        if known is None:
+            if len(self.losses) >= 16:
+                return
+            known = self.losses[key] = deque(maxlen=_LOSSES)
+        known.append(loss)
+
+    def _copy_later(self, root: torch.Tensor, key: Any) -> None:
         host = torch.empty((), dtype=root.dtype, pin_memory=True)
         host.copy_(root.detach().reshape(()), non_blocking=True)
         event = torch.cuda.Event()
         event.record()
-        self._pending = [(host, event)]
+        self._pending = [(key, host, event)]
+
+    def backward_ended(self, frame: FrameType, optimizers: Sequence[Any], stepping: Any) -> None:
+        """Backward is over.
+
+        Args:
+            frame: Somewhere below the user's call.
+            optimizers: Those that there are.
+            stepping: The optimizer whose step is under way: backward was called by a closure.
+        """
+        used = stepping is not None or (self._steps == 0 and (not optimizers or self._backwards > 2))
+        if self._last_is_bad and self._unscaled is None:
+            if self._finding is None and (used or self._examined < _EXAMINED_AHEAD):
+                self._examined += 1
+                self._finding = self._examiner.examine(stepping, frame, "loss", "backward")
+            if used and self._finding is not None:
+                self._publish(self._finding)
+        elif stepping is not None and self._any_bad(_gradients(stepping)):
+            self._publish(self._examiner.examine(stepping, frame, "gradient", "backward"))
+
+    def cleared(self) -> None:
+        """The gradients of what was suspected are gone."""
+        self._bad_losses = 0
+        self._finding = None
 
     # The gradients
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         """The weights are about to be touched: the last moment at which the step can be replayed as it was."""
-        suspect, self._suspect = self._suspect, False
-        for host, event in self._pending:
-            event.synchronize()  # recorded before backward: what is waited for is long done
-            suspect = suspect or not math.isfinite(float(host))
-        self._pending = []
-        gradients = [
-            tensor.grad
-            for group in optimizer.param_groups
-            for tensor in group["params"]
-            if tensor.grad is not None and tensor.grad.layout is torch.strided and tensor.grad.numel()
-        ]
-        if suspect:
-            if any(_is_bad(gradient) for gradient in gradients):
-                self._alarm(optimizer, frame, "loss")
-            self.loss_values.clear()
+        self._settle_pending()
+        if self._steps == 0:
+            self._born_bad = {id(tensor) for tensor in _with_gradient(optimizer) if _is_bad(tensor)}
+        self._steps += 1
+        self.skipped = self._skipped_bad = 0
+        suspect, finding = self._bad_losses > 0, self._finding
+        self.cleared()
+        gradients = _gradients(optimizer)
+        if not _finite_rates(optimizer):
+            self._publish(self._examiner.examine(optimizer, frame, "rate", "step"))
+        elif suspect:
+            # A loss that was bad further back and left no trace was dropped by means that were not seen.
+            if self._last_is_bad or any(_is_bad(gradient) for gradient in gradients):
+                self._publish(finding or self._examiner.examine(optimizer, frame, "loss", "step"))
         elif gradients and gradients[0].device.type == "cpu" and self._any_bad(gradients):
-            self._alarm(optimizer, frame, "gradient")
+            self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
 
-    def _any_bad(self, gradients: list[torch.Tensor]) -> bool:
+    def step_ended(self, optimizer: Any, frame: FrameType) -> None:
+        """The weights have been touched, with gradients that were looked at."""
+        weights = [tensor for tensor in _with_gradient(optimizer) if id(tensor) not in self._born_bad]
+        if weights and weights[0].device.type == "cpu" and self._any_bad(weights):
+            self._publish(self._examiner.examine(optimizer, frame, "update", "update"))
+
+    def step_skipped(self, scaler: Any, optimizer: Any, frame: FrameType) -> None:
+        """GradScaler found infinities among the gradients and left the weights alone. Now and then that is normal."""
+        self._settle_pending()
+        self.skipped += 1
+        self._skipped_bad = self._skipped_bad + 1 if self._last_is_bad else 0
+        self.cleared()
+        if self._skipped_bad >= _SKIPPED_BAD:
+            self._publish(self._examiner.examine(optimizer, frame, "loss", "step"))
+        elif self.skipped >= _SKIPPED:
+            self.lowest_scale = float(scaler.get_scale())
+            self._publish(self._examiner.examine(optimizer, frame, "scale", "step"))
+
+    def _settle_pending(self) -> None:
+        for key, host, event in self._pending:
+            event.synchronize()  # recorded before backward: what is waited for is long done
+            loss = float(host)
+            self._note_loss(loss, key)
+            self._last_is_bad = not math.isfinite(loss)
+            self._bad_losses += self._last_is_bad
+        self._pending = []
+
+    def _publish(self, finding: Any) -> None:
+        self.on = False
+        if finding is not None:
+            self._examiner.publish(finding)
+
+    def _any_bad(self, tensors: list[torch.Tensor]) -> bool:
+        if not tensors:
+            return False
         started = time.perf_counter()
         limit = _ALLOWANCE + _SHARE * (time.monotonic() - self._started)
         bad = False
         # The first tensors of a model are the last that backward reaches: what is bad anywhere tends to arrive there.
-        order = range(len(gradients)) if self._spent < limit else [0, self._turn % len(gradients)]
+        order = range(len(tensors)) if self._spent < limit else [0, self._turn % len(tensors)]
         self._turn += 1
         for index in order:
-            if _is_bad(gradients[index]):
+            if _is_bad(tensors[index]):
                 bad = True
                 break
         self._spent += time.perf_counter() - started
         return bad
 
 
+def _with_gradient(optimizer: Any) -> list[torch.Tensor]:
+    return [
+        tensor
+        for group in optimizer.param_groups
+        for tensor in group["params"]
+        if tensor.grad is not None and tensor.grad.layout is torch.strided and tensor.numel()
+    ]
+
+
+def _gradients(optimizer: Any) -> list[torch.Tensor]:
+    return [tensor.grad for tensor in _with_gradient(optimizer) if tensor.grad is not None]
+
+
+def _finite_rates(optimizer: Any) -> bool:
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return all(math.isfinite(rate) for rate in rates if isinstance(rate, float))
+
+
 def _is_bad(tensor: torch.Tensor) -> bool:
     tensor = tensor.detach()
     if tensor.numel() == 1:
-        return not math.isfinite(tensor.item())
+        value = tensor.item()
+        return not (math.isfinite(value) if isinstance(value, int | float) else math.isfinite(abs(value)))
     # One reduction: a sum is finite only if every element is. An overflow of the sum itself is looked at again.
-    if math.isfinite(tensor.sum().item()):
+    total = tensor.sum().item()
+    if math.isfinite(total.real) and math.isfinite(total.imag):
         return False
     return not bool(torch.isfinite(tensor).all().item())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class Hooks:
         self._backward_depth = 0
         self._forward_hook: Any = None
         self._step_skipped = False
+        self._stepping: Any = None  # the optimizer whose step is under way
 
     def install(self) -> None:
         """Put every hook in place; one that cannot be leaves the others working."""
@@ -169,7 +171,7 @@ class Hooks:
     @contained("observe.finite")
     def _look_at_loss(self, roots: Any) -> None:
         if self._finite.on:
-            self._finite.backward_begins(roots)
+            self._finite.backward_begins(roots, (self._clock.file, self._clock.line))
 
     @contained("observe.backward")
     def _backward_ends(self) -> None:
@@ -181,6 +183,12 @@ class Hooks:
             self._clock.backward_done()
             self._clock.enter(OTHER, sys._getframe(1))
             self.expect_forward()
+            self._look_at_backward(sys._getframe(1))
+
+    @contained("observe.finite")
+    def _look_at_backward(self, frame: FrameType) -> None:
+        if self._finite.on:
+            self._finite.backward_ended(frame, list(self._clock.optimizers), self._stepping)
 
     # Optimizer
 
@@ -215,6 +223,7 @@ class Hooks:
     def _gradients_cleared(self) -> None:
         if self.paused:
             return
+        self._finite.cleared()
         if self._clock.micro_step == 0 and self._notes.is_fresh():
             self._step_begins()  # many loops open with it, and some have no loader
         self.expect_forward()
@@ -222,8 +231,11 @@ class Hooks:
     def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._note_optimizer_begins()
         self._look_at_gradients(optimizer)
+        self._stepping = optimizer
 
     def _optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._stepping = None
+        self._look_at_weights(optimizer)
         self._note_optimizer_ends(optimizer)
 
     @contained("observe.optimizer")
@@ -238,6 +250,11 @@ class Hooks:
     def _look_at_gradients(self, optimizer: Any) -> None:
         if self._finite.on and not self.paused:
             self._finite.step_begins(optimizer, sys._getframe(1))
+
+    @contained("observe.finite")
+    def _look_at_weights(self, optimizer: Any) -> None:
+        if self._finite.on and not self.paused:
+            self._finite.step_ended(optimizer, sys._getframe(1))
 
     @contained("observe.optimizer")
     def _note_optimizer_ends(self, optimizer: Any) -> None:
@@ -272,7 +289,7 @@ class Hooks:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._scaler_step_begins()
             result = original(scaler, optimizer, *args, **kwargs)
-            self._scaler_step_ends(optimizer)
+            self._scaler_step_ends(scaler, optimizer)
             return result
 
         return step
@@ -282,10 +299,12 @@ class Hooks:
         self._step_skipped = True  # until the optimizer says otherwise
 
     @contained("observe.scaler")
-    def _scaler_step_ends(self, optimizer: Any) -> None:
+    def _scaler_step_ends(self, scaler: Any, optimizer: Any) -> None:
         """A step that the scaler skips is a step of the loop all the same."""
         if self._step_skipped:
             self._step_skipped = False
+            if self._finite.on and not self.paused:
+                self._finite.step_skipped(scaler, optimizer, sys._getframe(1))
             self._note_optimizer_ends(optimizer)
 
 

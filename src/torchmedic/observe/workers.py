@@ -7,11 +7,14 @@ the sample are gone by then; so they are read where they still exist, and travel
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import linecache
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
@@ -112,7 +115,9 @@ def describe(error: BaseException, worker: int | None) -> WorkerFailure:
         batch_indices=_indices(through_subsets(dataset, batch)),
         frames=tuple(
             StackFrame(file=frame.f_code.co_filename, line=tb.tb_lineno, function=frame.f_code.co_name)
-            for frame, tb in reversed(entries if len(entries) <= _INNER + _OUTER else entries[:_OUTER] + entries[-_INNER:])
+            for frame, tb in reversed(
+                entries if len(entries) <= _INNER + _OUTER else entries[:_OUTER] + entries[-_INNER:]
+            )
         ),
         columns=_columns(last_user[1]) if last_user else (1, 1),
         sample=variables_of(last_user[0]) if last_user else "",
@@ -120,6 +125,22 @@ def describe(error: BaseException, worker: int | None) -> WorkerFailure:
         if isinstance(samples, list | tuple)
         else (),
     )
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Have no word of dying workers: torch's handler of SIGCHLD raises wherever the main thread is, in our code too."""
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.getsignal(signal.SIGCHLD)
+    if not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def is_fetch(filename: str) -> bool:
@@ -146,7 +167,9 @@ def _columns(tb: TracebackType) -> tuple[int, int]:
 def _stage(fetch: Entry | None) -> Literal["sample", "collate", "other"]:
     if fetch is None:
         return "other"
-    return "collate" if "collate_fn(" in linecache.getline(fetch[0].f_code.co_filename, fetch[1].tb_lineno) else "sample"
+    return (
+        "collate" if "collate_fn(" in linecache.getline(fetch[0].f_code.co_filename, fetch[1].tb_lineno) else "sample"
+    )
 
 
 def _indices(batch: Any) -> tuple[Any, ...]:

@@ -5,24 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from torchmedic.replay.microscope import Leaf, Microscope, Op
+from torchmedic.replay.microscope import Leaf, Microscope, Op, Value
+
+# What stood in the memory before does not matter to these.
+_OVERWRITING = frozenset("copy_ fill_ zero_ uniform_ normal_ bernoulli_ exponential_ random_ set_ set_data".split())
 
 
 class Birth:
     """The origin of a non-finite value that reached the loss or a gradient."""
 
-    def __init__(self, *, op: Op | None = None, leaf: Leaf | None = None, kind: str, spoiled: Op | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        kind: str,
+        op: Op | None = None,
+        leaf: Leaf | None = None,
+        spoiled: Op | None = None,
+        path: tuple[int, ...] = (),
+    ) -> None:
         self.op = op
         self.leaf = leaf
         self.kind = kind  # "nan" or "inf"
         self.spoiled = spoiled  # where an infinity became NaN later, if it did
+        self.path = path  # the operations between the origin and the loss or gradient, that one first
 
     @property
     def number(self) -> int:
         return self.op.index if self.op is not None else -1
 
+    @property
+    def key(self) -> object:
+        return self.number if self.op is not None else id(self.leaf.tensor) if self.leaf is not None else None
 
-def births(scope: Microscope, targets: Iterable[int | Leaf]) -> list[Birth]:
+
+def births(scope: Microscope, targets: Iterable[Value]) -> list[Birth]:
     """Where the bad values of the targets come from, earliest first.
 
     A NaN is followed back through NaN values. If the operation that made it had infinite inputs, those are followed
@@ -34,49 +50,76 @@ def births(scope: Microscope, targets: Iterable[int | Leaf]) -> list[Birth]:
         if math.isnan(value):
             for birth in _follow(scope, target, math.isnan, "nan"):
                 for older in _older(scope, birth):
-                    found.setdefault(older.number if older.op is not None else id(older.leaf), older)
+                    found.setdefault(older.key, older)
         elif math.isinf(value):
             for birth in _follow(scope, target, math.isinf, "inf"):
-                found.setdefault(birth.number if birth.op is not None else id(birth.leaf), birth)
+                found.setdefault(birth.key, birth)
     return sorted(found.values(), key=lambda birth: birth.number)
 
 
-def _follow(scope: Microscope, start: int | Leaf, is_bad: Callable[[float], bool], kind: str) -> list[Birth]:
+def _follow(
+    scope: Microscope, start: Value, is_bad: Callable[[float], bool], kind: str, path: tuple[int, ...] = ()
+) -> list[Birth]:
     """All origins of one kind of bad value behind `start`."""
     origins: list[Birth] = []
-    pending: list[int | Leaf] = [start]
-    seen: set[int] = set()
+    first = scope.source(start, is_bad)
+    pending: list[tuple[int | Leaf, int | None]] = [] if first is None else [(first, None)]
+    reached_from: dict[int, int | None] = {}
     while pending:
-        source = pending.pop()
+        source, after = pending.pop()
         if isinstance(source, Leaf):
-            origins.append(Birth(leaf=source, kind=kind))
+            origins.append(Birth(leaf=source, kind=kind, path=path + _path(reached_from, after)))
             continue
-        if source in seen:
+        if source in reached_from:
             continue
-        seen.add(source)
+        reached_from[source] = after
         op = scope.ops[source]
-        bad = [given for given in op.inputs if given != source and is_bad(scope.magnitude(given))]
-        if bad:
-            pending.extend(bad)
+        sources = [
+            given
+            for value in _read_by(op)
+            if is_bad(scope.magnitude(value)) and (given := scope.source(value, is_bad)) not in (None, source)
+        ]
+        made = [given for given in sources if isinstance(given, Leaf) or not scope.ops[given or 0].is_uninitialised]
+        behind = made or sources
+        if behind:
+            pending.extend((given, source) for given in behind if given is not None)
         else:
-            origins.append(Birth(op=op, kind=kind))
+            origins.append(Birth(op=op, kind=kind, path=path + _path(reached_from, after)))
     return origins
+
+
+def _path(reached_from: dict[int, int | None], last: int | None) -> tuple[int, ...]:
+    """The operations from the target to `last`."""
+    steps: list[int] = []
+    while last is not None:
+        steps.append(last)
+        last = reached_from[last]
+    return tuple(reversed(steps))
+
+
+def _read_by(op: Op) -> list[Value]:
+    return op.inputs[1:] if op.name in _OVERWRITING else op.inputs
 
 
 def _older(scope: Microscope, birth: Birth) -> list[Birth]:
     """The infinities behind a NaN, where they were not meant; else the NaN's own birth."""
     if birth.op is None:
         return [birth]
-    infinite = [given for given in birth.op.inputs if math.isinf(scope.magnitude(given))]
     roots: list[Birth] = []
-    for given in infinite:
-        for root in _follow(scope, given, math.isinf, "inf"):
-            if root.op is not None and root.op.explicit:
-                continue  # somebody wrote this infinity down
-            roots.append(Birth(op=root.op, leaf=root.leaf, kind="inf", spoiled=birth.op))
-    deliberate = [root for root in roots if root.leaf is not None and _is_mask(root.leaf)]
-    roots = [root for root in roots if root not in deliberate]
+    for value in _read_by(birth.op):
+        if not math.isinf(scope.magnitude(value)):
+            continue
+        for root in _follow(scope, value, math.isinf, "inf", (*birth.path, birth.op.index)):
+            if not is_deliberate(root):
+                roots.append(Birth(op=root.op, leaf=root.leaf, kind="inf", spoiled=birth.op, path=root.path))
     return roots or [birth]
+
+
+def is_deliberate(root: Birth) -> bool:
+    """Whether an infinity was written down by somebody: as a constant, or as a mask."""
+    if root.op is not None:
+        return root.op.explicit
+    return root.leaf is not None and _is_mask(root.leaf)
 
 
 def _is_mask(leaf: Leaf) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 
 from torchmedic.replay.frames import Frame
 from torchmedic.replay.reading import OPERATORS, UNKNOWN, read
@@ -43,14 +44,16 @@ class Argument:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        return self.value if isinstance(self.value, torch.Tensor) else None
+        """The value if it is a tensor with a shape; a parameter that was never initialised has none."""
+        has_shape = isinstance(self.value, torch.Tensor) and not isinstance(self.value, UninitializedTensorMixin)
+        return self.value if has_shape else None
 
 
 class Call:
     """An operation and its arguments, in order; keyword arguments come last and carry their name.
 
-    `whole` says that every argument of the call is listed, though the value of one may be UNKNOWN. `bound` says that the
-    first one is the object whose method was called.
+    `whole` says that every argument of the call is listed, though the value of one may be UNKNOWN. `bound` says that
+    the first one is the object whose method was called.
     """
 
     def __init__(
@@ -158,6 +161,8 @@ def _call(frame: Frame, node: ast.Call) -> Call:
         op = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if special := _DUNDER.fullmatch(op):
         op = _NAMES.get(special[2], special[2]) + ("_" if special[1] == "i" else "")
+    if op == "index":
+        op = "index_of"  # of a list; `index` is what square brackets do
     arguments = []
     whole = True
     bound = False

@@ -48,11 +48,11 @@ class Frame:
         """The expression under evaluation: a call, an operator, a subscript."""
         if self._column is None or self._end_column is None or self.tree is None:
             return None
-        found = _by_span(self.tree).get((self.line, self._column, self.end_line, self._end_column))
+        found = by_span(self.tree).get((self.line, self._column, self.end_line, self._end_column))
         if found:
             return found[0]
         # A method on a line below its object is given the position of the method's name.
-        chained = _by_method_name(self.tree).get((self.line, self._column))
+        chained = by_method_name(self.tree).get((self.line, self._column))
         if chained is None:
             return None
         return chained.func if self.instruction in ("LOAD_ATTR", "LOAD_METHOD") else chained
@@ -199,11 +199,11 @@ def syntax_tree(file: str, module_globals: dict[str, Any] | None = None) -> ast.
 def expressions(file: str, module_globals: dict[str, Any] | None = None) -> dict[Span, list[ast.expr]]:
     """Every expression of a file by its span; the outermost first where several share one."""
     tree = syntax_tree(file, module_globals)
-    return _by_span(tree) if tree is not None else {}
+    return by_span(tree) if tree is not None else {}
 
 
 @functools.lru_cache(maxsize=64)
-def _by_span(tree: ast.Module) -> dict[Span, list[ast.expr]]:
+def by_span(tree: ast.Module) -> dict[Span, list[ast.expr]]:
     found: dict[Span, list[ast.expr]] = {}
     for node in _expressions_of(tree):
         if node.end_lineno is not None and node.end_col_offset is not None:
@@ -212,7 +212,7 @@ def _by_span(tree: ast.Module) -> dict[Span, list[ast.expr]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _by_method_name(tree: ast.Module) -> dict[tuple[int, int], ast.Call]:
+def by_method_name(tree: ast.Module) -> dict[tuple[int, int], ast.Call]:
     """Method calls that begin on an earlier line than the name of their method, by the position of that name."""
     found: dict[tuple[int, int], ast.Call] = {}
     for node in _expressions_of(tree):

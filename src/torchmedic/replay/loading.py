@@ -22,12 +22,47 @@ _DATALOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 _DEEPEST = 8  # datasets wrapped in each other
 
 
-class Loading:
+class Request:
+    """A batch that the user's loop asked for, and the user's lines behind it."""
+
+    def __init__(self, frames: list[Frame], iterator: Any) -> None:
+        self.iterator = iterator
+        self.dataset = getattr(iterator, "_dataset", None)
+        asked = next((at for at, frame in enumerate(frames) if frame.file.endswith(_DATALOADER)), len(frames))
+        self._outer = [frame for frame in frames[:asked] if frame.is_user]
+
+    def at_loop(self, role: Role, label: str) -> Location | None:
+        """The line of the main process that asked for the batch."""
+        return self._outer[-1].location(role, label) if self._outer else None
+
+    def at_samples(self, role: Role, label: str, *, nothing: bool = False) -> Location | None:
+        """The line of the user's dataset that hands a sample out, or None as a sample."""
+        code = samples_code(self.dataset)
+        return None if code is None else _handing_out(code, role, label, nothing)
+
+    def at_method(self, role: Role, label: str) -> Location | None:
+        """The head of the user's method that makes the samples."""
+        code = samples_code(self.dataset)
+        method = function_node(code) if code is not None else None
+        return place(role, code.co_filename, method.lineno, label) if code is not None and method is not None else None
+
+    def at_loader(self, role: Role, label: str) -> Location | None:
+        """The line on which the user built the DataLoader."""
+        for frame in reversed(self._outer):
+            for name, value in [*frame.variables.items(), *frame.live.f_globals.items()]:
+                if isinstance(value, DataLoader) and value.dataset is self.dataset:
+                    made = assignment_before(frame, name)
+                    if isinstance(made, ast.stmt):
+                        return node_location(role, frame.file, made, label)
+        return None
+
+
+class Loading(Request):
     """An exception on the way from a dataset to the user's loop."""
 
     def __init__(self, failure: WorkerFailure, frames: list[Frame]) -> None:
+        super().__init__(frames, iterator_in(frames))
         self.failure = failure
-        self.batch = Batch(frames, iterator_in(frames))
 
     @property
     def user_frame(self) -> StackFrame | None:
@@ -42,28 +77,6 @@ class Loading:
         columns = (start - 1, end - 1) if end > start else (None, None)
         return place(role, frame.file, frame.line, label, *columns)
 
-    def at_loop(self, role: Role, label: str) -> Location | None:
-        """The line of the main process that asked for the batch."""
-        frame = next((frame for frame in reversed(self._outer) if frame.is_user), None)
-        return None if frame is None else frame.location(role, label)
-
-    def at_samples(self, role: Role, label: str, *, nothing: bool = False) -> Location | None:
-        """The line of the user's dataset that hands a sample out, or None as a sample."""
-        code = samples_code(self.dataset)
-        return None if code is None else _handing_out(code, role, label, nothing)
-
-    def at_loader(self, role: Role, label: str) -> Location | None:
-        """The line on which the user built the DataLoader."""
-        for frame in reversed(self._outer):
-            if not frame.is_user:
-                continue
-            for name, value in [*frame.variables.items(), *frame.live.f_globals.items()]:
-                if isinstance(value, DataLoader) and value.dataset is self.dataset:
-                    made = assignment_before(frame, name)
-                    if isinstance(made, ast.stmt):
-                        return node_location(role, frame.file, made, label)
-        return None
-
     @property
     def process(self) -> str:
         worker = self.failure.worker
@@ -71,6 +84,15 @@ class Loading:
             return "in the main process"
         many = len(getattr(self.iterator, "_workers", ()))
         return f"in worker {worker}{f' of {many}' if many else ''} (process {self.failure.pid})"
+
+
+def iterator_in(frames: list[Frame]) -> Any:
+    """The iterator of a DataLoader whose method is on the stack."""
+    for frame in frames:
+        owner = frame.variables.get("self") if frame.file.endswith(_DATALOADER) else None
+        if hasattr(owner, "_dataset"):
+            return owner
+    return None
 
 
 def loading_of(evidence: RaisedEvidence) -> Loading | None:
@@ -128,7 +150,8 @@ def _is_none(value: ast.expr | None) -> bool:
 def function_node(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     tree = syntax_tree(code.co_filename)
     for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
-            if min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) == code.co_firstlineno:
-                return node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != code.co_name:
+            continue
+        if min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) == code.co_firstlineno:
+            return node
     return None

@@ -1,6 +1,6 @@
 """Every operation of a replayed step, forward and backward, with the line of the user's code that it belongs to.
 
-Seen from below autograd by a TorchDispatchMode. Per output one reduction (the largest magnitude, which is NaN or
+Seen from below autograd by a TorchDispatchMode. Per tensor one reduction (the largest magnitude, which is NaN or
 infinite if any element is) stays on the device and is read once, when the replay is over. Tensors are not kept, so a
 step that fits into memory still fits under the microscope; the few operations that turn out to matter are captured with
 their values in a second pass, which finds them by their number because a replay is deterministic.
@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch._C._autograd import _get_sequence_nr
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_iter, tree_map
 
 from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Location, Role
@@ -45,15 +48,24 @@ class Spot(NamedTuple):
         return place(role, self.file, self.line, label, self.column, self.end_column, self.end_line)
 
 
+class Value(NamedTuple):
+    """A tensor as one operation read it or left it."""
+
+    storage: int  # 0 where it has none
+    geometry: tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, sizes, strides
+    magnitude: int  # into Microscope.values; -1 where it was not measured
+    writes: int  # how often the memory had been written to until then
+
+
 class Leaf(NamedTuple):
     """A tensor that the step found there: a parameter, a batch, a constant."""
 
     tensor: torch.Tensor
-    magnitude: int
+    reader: int  # the first operation that was given it
 
 
 class Op:
-    """One operation. `inputs` holds numbers of earlier operations, or leaves."""
+    """One operation."""
 
     __slots__ = (
         "captured",
@@ -61,10 +73,10 @@ class Op:
         "forward",
         "index",
         "inputs",
-        "magnitudes",
         "module",
         "name",
         "node",
+        "outputs",
         "spot",
         "writes",
         "written",
@@ -76,8 +88,8 @@ class Op:
         self.spot = spot
         self.node = node  # the autograd node that ran it; empty in the forward pass
         self.forward: int | None = None  # for a backward operation: the forward one that it differentiates
-        self.inputs: list[int | Leaf] = []
-        self.magnitudes: list[int] = []  # into Microscope.values
+        self.inputs: list[Value] = []  # in the order of the tensors among its arguments
+        self.outputs: list[Value] = []
         self.explicit = False  # a non-finite constant was among its arguments
         self.writes = False
         self.written: tuple[int, ...] = ()  # storages
@@ -88,50 +100,105 @@ class Op:
     def is_backward(self) -> bool:
         return bool(self.node)
 
+    @property
+    def kind(self) -> str:
+        """The name without the underscores that only tell its variants apart: `_softmax`, `div_` -> `softmax`, `div`."""
+        return self.name.strip("_")
+
+    @property
+    def is_uninitialised(self) -> bool:
+        return self.name in _UNINITIALISED
+
 
 class Captured(NamedTuple):
     """An operation with its values, kept in the second pass."""
 
+    func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: list[torch.Tensor]
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the arguments, in the order of `Op.inputs`."""
+        return [value for value in tree_iter((self.args, self.kwargs)) if isinstance(value, torch.Tensor)]
+
+    def argument(self, position: int, name: str = "", default: Any = None) -> Any:
+        if position < len(self.args):
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
 
 class Microscope(TorchDispatchMode):
-    """Records the operations of one replay."""
+    """Records the operations of one replay.
 
-    def __init__(self, *, capture: frozenset[int] = frozenset(), deadline: float | None = None) -> None:
+    Args:
+        capture: The numbers of the operations to keep with their values.
+        deadline: When to give up.
+        watch: Leaves whose gradients are looked at when the replay is over.
+    """
+
+    def __init__(
+        self,
+        *,
+        capture: frozenset[int] = frozenset(),
+        deadline: float | None = None,
+        watch: Sequence[torch.Tensor] = (),
+    ) -> None:
         super().__init__()
         self.ops: list[Op] = []
         self.values: list[float] = []
+        self.gradients: list[tuple[torch.Tensor, Value]] = []
+        self._watch = watch
         self._magnitudes: list[torch.Tensor] = []
-        self._producer: dict[int, int] = {}
+        self._measured: dict[tuple[Any, ...], int] = {}
+        self._history: dict[int, list[tuple[int, Value]]] = {}
+        self._alive: dict[int, StorageWeakRef] = {}
         self._leaves: dict[int, Leaf] = {}
-        self._by_sequence: dict[int, int] = {}
+        self._by_sequence: dict[tuple[int, int], int] = {}
         self._capture = capture
         self._deadline = deadline
         self._positions: dict[tuple[CodeType, int], tuple[int | None, ...]] = {}
+        self._thread = threading.get_ident()
 
     # What the analysis asks
 
-    def magnitude(self, source: int | Leaf) -> float:
-        """The largest magnitude of an operation's outputs, or of a leaf; NaN if any element is."""
-        if isinstance(source, Leaf):
-            return self.values[source.magnitude]
-        found = [self.values[index] for index in self.ops[source].magnitudes]
-        return max(found, key=lambda value: (math.isnan(value), value)) if found else 0.0
+    def magnitude(self, value: Value) -> float:
+        """The largest magnitude in a tensor; NaN if any element is."""
+        return self.values[value.magnitude] if value.magnitude >= 0 else 0.0
 
-    def producer_of(self, tensor: torch.Tensor) -> int | Leaf | None:
-        key = storage_of(tensor)
-        if key is None:
-            return None
-        return self._producer.get(key, self._leaves.get(key))
+    def value_of(self, tensor: torch.Tensor) -> Value:
+        """A tensor as it is now, to be followed back from; before `read`."""
+        return self._note(tensor, len(self.ops))
+
+    def source(self, value: Value, is_bad: Callable[[float], bool] | None = None) -> int | Leaf | None:
+        """What put a value there: the last operation that wrote to it, or the leaf that it is.
+
+        Args:
+            value: What was read.
+            is_bad: Whether a magnitude is of the kind that is looked for: then the write that brought it in.
+        """
+        last: int | None = None
+        for index, written in reversed(self._history.get(value.storage, ())[: value.writes]):
+            if not _overlap(written.geometry, value.geometry):
+                continue
+            last = index if last is None else last
+            if is_bad is None or is_bad(self.magnitude(written)) or self.ops[index].is_uninitialised:
+                return index
+        leaf = self._leaves.get(value.storage)
+        return leaf if leaf is not None else last
 
     def spot_of(self, op: Op) -> Spot | None:
         """The line to show for an operation: for a backward one, that of the forward operation."""
-        if op.is_backward and op.forward is not None:
-            return self.ops[op.forward].spot or op.spot
-        return op.spot
+        return self.forward_of(op).spot or op.spot
+
+    def forward_of(self, op: Op) -> Op:
+        """The operation itself, or for a backward one the forward operation that it differentiates."""
+        for _ in range(4):  # a gradient of a gradient
+            if not op.is_backward or op.forward is None:
+                break
+            op = self.ops[op.forward]
+        return op
 
     def read(self) -> None:
         """Fetch all magnitudes at once: the only wait for the device."""
@@ -148,6 +215,13 @@ class Microscope(TorchDispatchMode):
 
     # What torch calls
 
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        # The last moment at which the gradients of this replay are there.
+        for tensor in self._watch:
+            if tensor.is_leaf and tensor.grad is not None:
+                self.gradients.append((tensor, self.value_of(tensor.grad)))
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._deadline is not None and time.monotonic() > self._deadline:
@@ -157,14 +231,13 @@ class Microscope(TorchDispatchMode):
         spot, in_backward_code = self._spot(sys._getframe(1), node is not None)
         op = Op(index, func._schema.name.removeprefix("aten::"), spot, node.name() if node is not None else "")
         self.ops.append(op)
-        if node is None:
-            self._by_sequence.setdefault(_get_sequence_nr() - 1, index)
-        elif not in_backward_code:
-            op.forward = self._by_sequence.get(node._sequence_nr())
-        sources: list[int] = []
+        # The node that is being built around this operation has the last number that was given out.
+        self._by_sequence.setdefault((threading.get_ident(), _get_sequence_nr() - 1), index)
+        if node is not None and not in_backward_code:
+            op.forward = self._differentiated(op, node)
         for value in tree_iter((args, kwargs)):
             if isinstance(value, torch.Tensor):
-                self._note_input(op, value, sources)
+                op.inputs.append(self._note(value, index))
             elif isinstance(value, float) and not math.isfinite(value):
                 op.explicit = True
         kept = _kept((args, kwargs)) if index in self._capture else None
@@ -175,45 +248,68 @@ class Microscope(TorchDispatchMode):
             op.module = _layer(sys._getframe(1))
             written = _written(func, args, kwargs)
             op.written = tuple(key for tensor in written if (key := storage_of(tensor)) is not None)
-            outputs = [*outputs, *written]
+            outputs = [*(tensor for tensor in outputs if all(tensor is not other for other in written)), *written]
+        given = {value.storage for value in op.inputs}
         for tensor in outputs:
-            self._note_output(op, tensor, sources)
+            self._note_output(op, tensor, given)
         if kept is not None:
-            op.captured = Captured(kept[0], kept[1], [_copy(tensor) for tensor in outputs])
+            op.captured = Captured(func, kept[0], kept[1], [_copy(tensor) for tensor in outputs])
         return result
 
-    def _note_input(self, op: Op, tensor: torch.Tensor, sources: list[int]) -> None:
-        key = storage_of(tensor)
-        if key is None:
-            return
-        sources.append(key)
-        producer = self._producer.get(key)
-        if producer is not None:
-            op.inputs.append(producer)
-            return
-        leaf = self._leaves.get(key)
-        if leaf is None:
-            leaf = self._leaves[key] = Leaf(tensor, self._measure(tensor))
-        op.inputs.append(leaf)
+    def _differentiated(self, op: Op, node: Any) -> int | None:
+        """The operation around which a node was built; nodes are numbered per thread."""
+        threads = dict.fromkeys((self._thread, threading.get_ident()))
+        number = node._sequence_nr()
+        found = [index for thread in threads if (index := self._by_sequence.get((thread, number))) is not None]
+        fitting = [index for index in found if _same_operation(op.node, self.ops[index].kind) and index != op.index]
+        return next(iter(fitting or [index for index in found if index != op.index]), None)
 
-    def _note_output(self, op: Op, tensor: torch.Tensor, sources: list[int]) -> None:
+    def _note(self, tensor: torch.Tensor, reader: int) -> Value:
+        key = storage_of(tensor)
+        if key is None:
+            return Value(0, (0, (), ()), -1, 0)
+        writes = len(self._history.get(key, ()))
+        if key not in self._alive:
+            self._hold(key, tensor)
+            self._leaves[key] = Leaf(tensor, reader)
+        geometry = _geometry(tensor)
+        seen = (key, geometry, writes, tensor.dtype)
+        magnitude = self._measured.get(seen)
+        if magnitude is None:
+            magnitude = self._measured[seen] = self._measure(tensor)
+        return Value(key, geometry, magnitude, writes)
+
+    def _note_output(self, op: Op, tensor: torch.Tensor, given: set[int]) -> None:
         key = storage_of(tensor)
         if key is None:
             return
-        if key in sources and not op.writes:
+        if key in given and not op.writes:
             return  # a view: the value is that of its base
-        self._producer[key] = op.index
-        if op.name.split(".")[0] not in _UNINITIALISED:
-            measured = self._measure(tensor)
-            if measured >= 0:
-                op.magnitudes.append(measured)
+        self._hold(key, tensor)
+        history = self._history.setdefault(key, [])
+        geometry = _geometry(tensor)
+        magnitude = -1 if op.is_uninitialised else self._measure(tensor)
+        if magnitude >= 0:
+            self._measured[key, geometry, len(history) + 1, tensor.dtype] = magnitude
+        value = Value(key, geometry, magnitude, len(history) + 1)
+        history.append((op.index, value))
+        op.outputs.append(value)
+
+    def _hold(self, key: int, tensor: torch.Tensor) -> None:
+        """Keep the address of a storage, not its memory, from being given to another one."""
+        if key not in self._alive:
+            self._alive[key] = StorageWeakRef(_dense(tensor).untyped_storage())
 
     def _measure(self, tensor: torch.Tensor) -> int:
-        if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() == 0 or tensor.is_meta:
-            self._magnitudes.append(torch.zeros(()))
-        else:
-            with torch.no_grad():
-                self._magnitudes.append(torch.linalg.vector_norm(tensor.detach(), math.inf))
+        tensor = _dense(tensor)
+        measured = None
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() and not tensor.is_meta:
+            try:
+                with torch.no_grad():
+                    measured = torch.linalg.vector_norm(tensor.detach(), math.inf)
+            except (RuntimeError, NotImplementedError):
+                measured = None  # eight-bit floats and the like
+        self._magnitudes.append(_ZERO if measured is None else measured)
         return len(self._magnitudes) - 1
 
     def _spot(self, frame: FrameType | None, backward: bool) -> tuple[Spot | None, bool]:
@@ -240,11 +336,59 @@ class Microscope(TorchDispatchMode):
         return Spot(code.co_filename, line or frame.f_lineno, column, end_line, end_column, code.co_name)
 
 
+_ZERO = torch.zeros(())
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor
+
+
 def storage_of(tensor: torch.Tensor) -> int | None:
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return int(_dense(tensor).untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
-        return None  # sparse, meta without storage, wrapper subclasses
+        return None  # other sparse layouts, meta without storage, wrapper subclasses
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    dense = _dense(tensor)
+    return int(dense.storage_offset()), tuple(dense.shape), tuple(dense.stride())
+
+
+_ENUMERATED = 4096
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    """Whether two views of one storage share an element; for big ones, whether their spans do."""
+    if a == b:
+        return True
+    (first_a, last_a), (first_b, last_b) = _span(a), _span(b)
+    if last_a < first_b or last_b < first_a:
+        return False
+    if math.prod(a[1]) > _ENUMERATED or math.prod(b[1]) > _ENUMERATED:
+        return True
+    return not set(_elements(a)).isdisjoint(_elements(b))
+
+
+def _span(geometry: Any) -> tuple[int, int]:
+    offset, sizes, strides = geometry
+    return offset, offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True) if size)
+
+
+def _elements(geometry: Any) -> Iterator[int]:
+    offset, sizes, strides = geometry
+    if not sizes:
+        yield offset
+        return
+    for position in range(sizes[0]):
+        yield from _elements((offset + position * strides[0], sizes[1:], strides[1:]))
+
+
+def _same_operation(node: str, kind: str) -> bool:
+    """Whether `LogSoftmaxBackward0` differentiates `log_softmax`."""
+    wanted = node.partition("Backward")[0].lower()
+    given = kind.replace("_", "")
+    return bool(wanted) and (given.startswith(wanted) or wanted.startswith(given))
 
 
 def _layer(frame: FrameType | None) -> torch.nn.Module | None:
@@ -276,6 +420,4 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _kept(arguments: Any) -> Any:
-    from torch.utils._pytree import tree_map
-
     return tree_map(lambda value: _copy(value) if isinstance(value, torch.Tensor) else value, arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from types import FrameType
 from typing import Any
@@ -10,126 +11,233 @@ from typing import Any
 import torch
 
 from torchmedic.detect.nonfinite import TurnedBad
-from torchmedic.records import Safety, Treatment
+from torchmedic.observe.frames import user_frame
+from torchmedic.records import Location, Safety, Treatment
 from torchmedic.replay.births import Birth, births
-from torchmedic.replay.microscope import Captured, Leaf, Microscope, Op, Spot
+from torchmedic.replay.frames import Frame
+from torchmedic.replay.microscope import Captured, Leaf, Microscope, Op, Spot, Value
 from torchmedic.replay.runner import Played
 from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.step import Step, from_stack
-from torchmedic.replay.trial import Edit, attempt
+from torchmedic.replay.trial import Edit, attempt, treatment
 
 _TIME_LIMIT = 120.0
+_UPSTREAM = 24  # operations before the origin that are captured with it
+_DEPTH = 5
 
 
 class NumbersEvidence:
-    """What the rules on numbers look at. `why_not` says why there is no replay, where there is none."""
+    """What the rules on numbers look at. `why_not` says why there is no origin, where none was found."""
 
-    def __init__(self, incident: TurnedBad, frame: FrameType, agent: Any) -> None:
+    def __init__(self, incident: TurnedBad, frame: FrameType | None, agent: Any, *, step: Step | None = None) -> None:
         self.incident = incident
         self.agent = agent
         self.why_not = ""
-        self.step: Step | None = None
+        self.step = step
         self.scope: Microscope | None = None
         self.played: Played | None = None
-        self.faithful = False
+        self.faithful: bool | None = None  # None: cannot be told
         self._deadline = time.monotonic() + _TIME_LIMIT
+        self._captured: dict[int, Captured | None] = {}
+        user = user_frame(frame)
+        self.noticed = Frame(user, user.f_lasti, user.f_lineno) if user is not None else None
+        if incident.what in ("rate", "update"):
+            self.why_not = "the step itself was finite"
+            return
         try:
-            self.step = from_stack(frame, agent, include_failing=False)
+            self.step = step or from_stack(frame, agent, include_failing=incident.at == "backward")
         except CannotCut as reason:
             self.why_not = str(reason)
             return
         self._replay(self.step)
 
+    # The replay
+
     def _replay(self, step: Step) -> None:
         for _ in range(2):
-            scope = Microscope(deadline=self._deadline)
+            scope = Microscope(deadline=self._deadline, watch=step.runner.parameters)
             played = step.runner.play(scope)
-            if played.error is not None:
+            if played.error is not None and not self._is_expected(played.error):
                 self.why_not = f"the replay stopped: {type(played.error).__name__}: {played.error}"[:300]
                 return
-            scope.read()
             self.scope, self.played = scope, played
-            if self.births or not played.drew_random:
-                return
-            # The step did not fail again, and it drew random numbers: take over what it drew instead.
-            step.runner.frozen = played.drew_random
+            self._targets = self._find_targets(scope, played)
             self.__dict__.pop("births", None)
-        self.why_not = "the replayed step was finite"
+            scope.read()
+            self.faithful = self._is_faithful(played)
+            if self.births and self.faithful is not False:
+                return
+            if not played.drew_random:
+                break
+            # It did not fail again, or not in the same way, and it drew random numbers: take over what the step drew.
+            step.runner.frozen = played.drew_random
+        if not self.births:
+            self.why_not = "the replayed step was finite"
+
+    def _is_expected(self, error: BaseException) -> bool:
+        return False
+
+    def _is_faithful(self, played: Played) -> bool | None:
+        loss = self.incident.loss
+        roots = [root for root in played.roots if root.numel() == 1]
+        if loss is None or not roots or self._is_scaled:
+            return None
+        value = float(roots[-1].detach().item())
+        return value == loss or (math.isnan(value) and math.isnan(loss))
+
+    @property
+    def _is_scaled(self) -> bool:
+        return self.agent.finite.skipped > 0 or self.agent.finite.is_scaled
+
+    def _find_targets(self, scope: Microscope, played: Played) -> list[list[Value]]:
+        """Where bad values are looked for: in the loss, else in the gradients."""
+        roots = [scope.value_of(root) for root in played.roots]
+        gradients = [value for _, value in scope.gradients]
+        ends = [op for op in scope.ops if op.node.endswith("AccumulateGrad")]
+        return [roots, gradients, [value for op in ends for value in op.inputs]]
 
     @functools.cached_property
     def births(self) -> list[Birth]:
         """Where the bad values of the loss, else of the gradients, come from; earliest first."""
-        scope, played = self.scope, self.played
-        if scope is None or played is None:
+        if self.scope is None:
             return []
-        targets = [source for root in played.roots if (source := scope.producer_of(root)) is not None]
-        found = births(scope, targets)
-        if found:
-            return found
-        ends = [op.index for op in scope.ops if op.node.endswith("AccumulateGrad")]
-        inputs = [given for end in ends for given in scope.ops[end].inputs]
-        return births(scope, inputs)
+        for targets in self._targets:
+            found = births(self.scope, targets)
+            if found:
+                return found
+        return []
+
+    # The origin
 
     @property
     def birth(self) -> Birth | None:
         return self.births[0] if self.births else None
-
-    @functools.cached_property
-    def captured(self) -> Captured | None:
-        """The operation at the origin with its values, from a second pass."""
-        birth = self.birth
-        if birth is None or birth.op is None or self.step is None:
-            return None
-        scope = Microscope(capture=frozenset({birth.op.index}), deadline=self._deadline)
-        self.step.runner.play(scope)
-        if birth.op.index >= len(scope.ops):
-            return None
-        again = scope.ops[birth.op.index]
-        return again.captured if again.name == birth.op.name else None
 
     @property
     def op(self) -> Op | None:
         return self.birth.op if self.birth is not None else None
 
     @property
+    def captured(self) -> Captured | None:
+        """The operation at the origin with its values, from a second pass."""
+        return self.values_of(self.op) if self.op is not None else None
+
+    @property
     def forward_op(self) -> Op | None:
         """The forward operation to blame: the origin itself, or the one that it differentiates."""
-        op = self.op
-        if op is None or self.scope is None:
-            return None
-        return self.scope.ops[op.forward] if op.is_backward and op.forward is not None else op
+        return self.scope.forward_of(self.op) if self.op is not None and self.scope is not None else None
 
     @property
     def spot(self) -> Spot | None:
         return self.scope.spot_of(self.op) if self.scope is not None and self.op is not None else None
 
-    def trial(self, title: str, text: str, *, spot: Spot | None = None, safety: Safety = "edit") -> Treatment | None:
-        """Try other source for the expression at the origin. None where the step does not end well with it."""
+    @property
+    def loss_is_bad(self) -> bool:
+        """Whether the loss itself was not finite, not only its gradients."""
+        if self.scope is not None and self.played is not None and self.played.roots:
+            return any(not math.isfinite(self.scope.magnitude(root)) for root in self._targets[0])
+        return self.incident.what == "loss"
+
+    def values_of(self, op: Op) -> Captured | None:
+        """An operation with its values. None where a second pass did not go the same way."""
+        if op.index not in self._captured:
+            wanted = {op.index, *self._upstream(op)} - set(self._captured)
+            found = self._capture(frozenset(wanted))
+            for index in wanted:
+                self._captured[index] = found.get(index)
+        return self._captured[op.index]
+
+    def _upstream(self, op: Op) -> set[int]:
+        """The operations that will be asked for next: what the origin's operands were made of."""
+        assert self.scope is not None
+        found: set[int] = set()
+        pending = [(op, 0)]
+        if op.is_backward:
+            pending.append((self.scope.forward_of(op), 0))
+        while pending and len(found) < _UPSTREAM:
+            here, depth = pending.pop(0)
+            found.add(here.index)
+            if depth >= _DEPTH:
+                continue
+            for value in here.inputs:
+                source = self.scope.source(value)
+                if isinstance(source, int) and source not in found and source < here.index:
+                    pending.append((self.scope.ops[source], depth + 1))
+        return found
+
+    def _capture(self, indices: frozenset[int]) -> dict[int, Captured]:
+        if self.step is None or self.scope is None:
+            return {}
+        scope = Microscope(capture=indices, deadline=self._deadline)
+        self.step.runner.play(scope)
+        return {
+            index: kept
+            for index in indices
+            if index < len(scope.ops)
+            and scope.ops[index].name == self.scope.ops[index].name
+            and (kept := scope.ops[index].captured) is not None
+        }
+
+    # Cures
+
+    def trial(
+        self,
+        title: str,
+        text: str,
+        *,
+        spot: Spot | None = None,
+        safety: Safety = "edit",
+        same_values: bool = True,
+    ) -> Treatment | None:
+        """Try other source for the expression at the origin. None where the step does not end well with it.
+
+        Args:
+            title: The advice.
+            text: The other source.
+            spot: Another place than the origin.
+            safety: What it changes.
+            same_values: Whether the elements that were right must stay what they are.
+        """
         spot = spot or self.spot
-        if spot is None or self.step is None:
+        if spot is None or self.step is None or time.monotonic() > self._deadline:
             return None
-        verdict = attempt(self.step, Edit(spot, text))
-        if not verdict.passed:
-            return None
-        return Treatment(title=title, safety=safety, proven=True, result=verdict.result, patch=verdict.patch)
+        loss = self.incident.loss if not self.loss_is_bad and not self._is_scaled else None
+        verdict = attempt(self.step, Edit(spot, text), close_loss=loss, same_values=same_values)
+        return treatment(title, verdict, safety=safety)
+
+    # Names
 
     def name_of(self, leaf: Leaf) -> tuple[str, str]:
         """What a leaf is: its kind (`parameter`, `buffer`, `batch`, `tensor`) and its name."""
-        tensor = leaf.tensor
-        storage = tensor.untyped_storage()._cdata
+        storage = _storage(leaf.tensor)
         if self.step is not None:
             for module in self.step.runner.modules:
                 for name, value in module.named_parameters():
-                    if value.untyped_storage()._cdata == storage:
+                    if _storage(value) == storage:
                         return "parameter", name
                 for name, buffer in module.named_buffers():
-                    if buffer.untyped_storage()._cdata == storage:
+                    if _storage(buffer) == storage:
                         return "buffer", name
+            if any(_storage(value) == storage for value in self.step.runner.parameters):
+                return "parameter", self._variable(storage)
         for value in self.agent.batches.tensors():
-            if value.untyped_storage()._cdata == storage:
-                return "batch", ""
-        if self.played is not None:
-            for name, value in self.played.namespace.items():
-                if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
-                    return "tensor", name
-        return "tensor", ""
+            if _storage(value) == storage:
+                return "batch", self._variable(storage)
+        return "tensor", self._variable(storage)
+
+    def _variable(self, storage: int | None) -> str:
+        names = self.played.namespace if self.played is not None else {}
+        return next(
+            (name for name, value in names.items() if isinstance(value, torch.Tensor) and _storage(value) == storage),
+            "",
+        )
+
+    def noticed_at(self, label: str) -> Location | None:
+        return self.noticed.location("surfaced", label) if self.noticed is not None else None
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return None

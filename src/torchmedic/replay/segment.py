@@ -83,8 +83,11 @@ def cut(
     if not statements:
         raise CannotCut("no statement stands before the failing one")
     needed = _needed(statements)
-    prepared = [_Prepare(frame).visit(copy.deepcopy(statement)) for statement in needed]
-    return Segment(file, [part for part in prepared if part is not None], frame.f_code.co_name, block[0].lineno, line)
+    prepared: Block = []
+    for statement in needed:
+        result = _Prepare(frame).visit(copy.deepcopy(statement))
+        prepared.extend(result if isinstance(result, list) else [result])
+    return Segment(file, prepared, frame.f_code.co_name, block[0].lineno, line)
 
 
 def carried_names(frame: FrameType, line: int) -> frozenset[str]:

@@ -34,8 +34,8 @@ def preserved(modules: Iterable[torch.nn.Module], parameters: Iterable[torch.Ten
     plain = [(child, dict(child.__dict__)) for module in modules for child in module.modules()]
     try:
         for tensor, gradient in gradients:
-            # The engine adds into an existing gradient in place: let it add into a copy.
-            tensor.grad = None if gradient is None else gradient.detach().clone()
+            # What is there may already hold the result of the step that is replayed, so it starts from zero.
+            tensor.grad = None if gradient is None else torch.zeros_like(gradient).detach()
         yield
     finally:
         for tensor, gradient in gradients:

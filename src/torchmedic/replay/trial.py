@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import gc
 import linecache
 import math
+import re
 from collections.abc import Iterator
 from types import CodeType, FunctionType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from torchmedic.records import Safety, Treatment
+from torchmedic.replay.frames import by_method_name, by_span, syntax_tree
 from torchmedic.replay.microscope import Spot
 from torchmedic.replay.runner import Played
 from torchmedic.replay.segment import CannotCut
@@ -57,6 +60,19 @@ def expression_at(spot: Spot) -> ast.expr | None:
         return None
 
 
+def node_at(spot: Spot) -> tuple[ast.expr, Spot] | None:
+    """The expression at a spot as a part of its file's syntax, and the whole place that it takes."""
+    tree = syntax_tree(spot.file)
+    if tree is None or spot.column is None or spot.end_column is None:
+        return None
+    found = by_span(tree).get((spot.line, spot.column, spot.end_line or spot.line, spot.end_column))
+    # A method on a line below its object is given the position of the method's name.
+    node = found[0] if found else by_method_name(tree).get((spot.line, spot.column))
+    if node is None:
+        return None
+    return node, Spot(spot.file, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, spot.function)
+
+
 def edited(edit: Edit) -> tuple[str, str]:
     """The whole source after an edit, with as many lines as before, and the edit as a unified diff."""
     spot = edit.spot
@@ -81,25 +97,77 @@ def edited(edit: Edit) -> tuple[str, str]:
     return "".join(lines), "\n".join(diff)
 
 
-def attempt(step: Step, edit: Edit, *, same_loss: float | None = None, keep_graphs: bool = True) -> Verdict:
-    """Replay the step with an edited line.
+def attempt(
+    step: Step,
+    edit: Edit,
+    *,
+    same_loss: float | None = None,
+    close_loss: float | None = None,
+    same_values: bool = False,
+    keep_graphs: bool = True,
+) -> Verdict:
+    """Replay the step with an edited line. It passes if the step ends with a finite loss and finite gradients.
 
-    It passes if the step ends with a finite loss and finite gradients; where the loss itself was right, it must also
-    be the same as before.
+    Args:
+        step: The failing step.
+        edit: The cure.
+        same_loss: The loss that it must end with, where that was right.
+        close_loss: The same, where the cure may change it a little.
+        same_values: Whether the elements of the expression that were finite must stay as they were, nearly.
+        keep_graphs: Whether every backward keeps its graph, or only where the code says so.
     """
+    comparison = Comparison()
+    compared = same_values and not _UNREPEATABLE.search(source_of(edit.spot))
     try:
         source, patch = edited(edit)
+        if compared:
+            text = f"{Comparison.NAME}(({edit.text}), ({source_of(edit.spot)}))"
+            source, _ = edited(edit._replace(text=text))
         tree = ast.parse(source, edit.spot.file)
     except (CannotCut, SyntaxError, UnicodeError):
         return Verdict(False, "", "")
-    with _swapped(edit.spot, compile(tree, edit.spot.file, "exec", dont_inherit=True)):
+    with comparison, _swapped(edit.spot, compile(tree, edit.spot.file, "exec", dont_inherit=True)):
         played = step.again(tree if edit.spot.file == step.frame.f_code.co_filename else None, keep_graphs=keep_graphs)
-    passed = passes(played) and (same_loss is None or _close(played.loss, same_loss))
+    passed = (
+        passes(played)
+        and (same_loss is None or _close(played.loss, same_loss))
+        and (close_loss is None or _close(played.loss, close_loss, 1e-2, 1e-3))
+        and comparison.agreed
+    )
     return Verdict(passed, describe(played), patch)
 
 
-def _close(loss: float | None, wanted: float) -> bool:
-    return loss is not None and math.isclose(loss, wanted, rel_tol=1e-5, abs_tol=1e-7)
+# Evaluated a second time, these would draw other numbers or change their operand again.
+_UNREPEATABLE = re.compile(r"rand|dropout|sample|bernoulli|multinomial|gumbel|\w_\(|next\(|:=|yield|await")
+
+
+class Comparison:
+    """What an edited expression gives beside what the original gives, on the elements where that was finite."""
+
+    NAME = "__torchmedic_compare__"
+
+    def __init__(self) -> None:
+        self.agreed = True
+
+    def __enter__(self) -> Comparison:
+        setattr(builtins, self.NAME, self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        delattr(builtins, self.NAME)
+
+    def __call__(self, new: Any, old: Any) -> Any:
+        if isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor) and new.shape == old.shape and old.numel():
+            with torch.no_grad():
+                healthy = torch.isfinite(old)
+                given, wanted = new.detach()[healthy].double(), old.detach()[healthy].double()
+                scale = float(wanted.abs().median().item()) if wanted.numel() else 1.0
+                self.agreed &= torch.allclose(given, wanted, rtol=1e-2, atol=1e-3 * max(scale, 1e-3))
+        return new
+
+
+def _close(loss: float | None, wanted: float, relative: float = 1e-5, absolute: float = 1e-7) -> bool:
+    return loss is not None and math.isclose(loss, wanted, rel_tol=relative, abs_tol=absolute)
 
 
 def treatment(title: str, verdict: Verdict, *, safety: Safety = "edit") -> Treatment | None:

@@ -10,6 +10,8 @@ from torchmedic.records import Diagnosis
 from torchmedic.supervise.job import same_finding
 
 _UNEXPLAINED = "TM900"
+_KILLED = "TM805"
+_WORKER_GONE = "TM822"
 
 
 class Findings:
@@ -27,39 +29,48 @@ class Findings:
         return found if self._rank is None else [folder for folder in found if rundir.rank_of(folder) == self._rank]
 
     def new(self) -> list[Diagnosis]:
-        """What has been explained since the last look. The unexplained waits: it may be an echo of what comes."""
+        """What has been explained since the last look. What may be an echo of a death waits for the end."""
         found = []
         for folder in self.folders():
             for path, diagnosis in rundir.read_diagnoses(folder).items():
                 if path in self._seen:
                     continue
                 self._seen.add(path)
-                if diagnosis.code == _UNEXPLAINED:
+                if diagnosis.code in (_UNEXPLAINED, _WORKER_GONE):
                     self._waiting[path] = diagnosis
                 else:
                     found.append(diagnosis)
         return found
 
-    def unexplained(self, *, a_death: bool) -> list[Diagnosis]:
+    def roots(self, deaths: list[Diagnosis]) -> list[Diagnosis]:
+        """Of the deaths and of what waited for the end, that which the rest is an echo of."""
+        gone = [diagnosis for diagnosis in self._waiting.values() if diagnosis.code == _WORKER_GONE]
+        if gone and all(death.code == _KILLED for death in deaths):
+            return gone  # the main process knows what the worker was reading; from outside it was just killed
+        return deaths or [*gone, *self._unexplained()]
+
+    def _unexplained(self) -> list[Diagnosis]:
         """What nobody could explain and is nobody's echo.
 
         Where one process of a run fails, others fail because of it: launchers, peers that lose their connection.
-        So this is told only where no death and no other process explains it, and then only what came first.
+        So this is told only where no other process explains it, and then only what came first.
         """
-        if a_death or not self._waiting:
-            return []
         everyone = {
             path: diagnosis
             for folder in rundir.process_folders(self._run)
             for path, diagnosis in rundir.read_diagnoses(folder).items()
             if diagnosis.severity == "error"
         }
+        if not everyone:
+            return []
         explained = {path.parent for path, diagnosis in everyone.items() if diagnosis.code != _UNEXPLAINED}
         first = same_finding(everyone[min(everyone, key=_written)])
         return [
             diagnosis
             for path, diagnosis in self._waiting.items()
-            if not explained - {path.parent} and (same_finding(diagnosis) == first or path.parent in explained)
+            if diagnosis.code == _UNEXPLAINED
+            and not explained - {path.parent}
+            and (same_finding(diagnosis) == first or path.parent in explained)
         ]
 
 

@@ -48,7 +48,8 @@ class Supervisor:
         finally:
             forwarder.release()
         contained("supervise.conclude")(self._conclude)(child.pid, status, forwarder.killed, not hide)
-        contained("supervise.faults")(self._say_faults)()
+        with contextlib.suppress(Exception):
+            self._say_faults()
         return self._with_findings(shell_status(status))
 
     def _watch(self) -> None:
@@ -82,10 +83,8 @@ class Supervisor:
         for diagnosis in self._findings.new():
             self._add(diagnosis)
         dead = [] if killed else deaths.find(left, self._vigil, pid, status, through_shell=through_shell)
-        for death in dead:
-            self._add(self._explained(death))
-        if status != 0:  # else whatever was raised, the run got over it
-            for diagnosis in self._findings.unexplained(a_death=bool(dead)):
+        if status != 0:  # else whatever was raised or died, the run got over it
+            for diagnosis in self._findings.roots([self._explained(death) for death in dead]):
                 self._add(diagnosis)
         self._outcome = Outcome(
             exit_status=self._outcome.exit_status,

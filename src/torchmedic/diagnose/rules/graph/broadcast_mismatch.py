@@ -27,7 +27,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     found = misfit_of_loss(evidence) or misfit_of_mask(evidence)
     if found is None:
-        for call in evidence.calls:
+        # `mse_loss` says more than the `broadcast_tensors` inside it.
+        for call in sorted(evidence.calls, key=lambda call: call.op == "broadcast_tensors"):
             found = misfit_of(call) if call.op.rstrip("_") in ELEMENTWISE else None
             if found is not None:
                 break
@@ -44,8 +45,9 @@ def _proven(evidence: RaisedEvidence, found: Misfit) -> Diagnosis:
         f"the shapes are {argument_text(found.left)} and {argument_text(found.right)}; {found.why}",
     )
     draft.at(*evidence.at_user_line("cause", found.why))
-    for side in (a, b):
-        draft.at(made_here(evidence, side, f"becomes {shape(side)}"))
+    for side in (found.left, found.right):
+        if side.tensor is not None:
+            draft.at(made_here(evidence, side.value, f"becomes {shape(side.value)}"))
     if found.squeezed:
         draft.because(f"without its dimensions of size 1, {shape(found.squeezed)} is the shape of the other one")
         draft.help("drop that dimension with `squeeze(-1)`, or add it to the other tensor with `unsqueeze(-1)`")

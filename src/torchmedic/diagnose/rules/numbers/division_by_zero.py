@@ -3,49 +3,128 @@
 What: torch divides by zero without an error: x / 0 is infinite, 0 / 0 is NaN, and either one spoils everything that is
 computed from it.
 
-Why: a norm, a standard deviation, a sum of a mask or a count can be exactly zero for some rows of some batch.
+Why: a norm, a standard deviation, a sum of a mask or a count can be exactly zero for some rows of some batch. So can
+the square of a divisor that is merely tiny, which is what its gradient divides by.
 
 Cure: keep the divisor away from zero (add a small constant, or clamp it), or leave such rows out.
 """
 
 from __future__ import annotations
 
-import ast
+from typing import Any
 
 import torch
 
-from torchmedic.diagnose.numbers import draft_at_birth, rows
+from torchmedic.diagnose.cures import divisor_cures, first_that_passes
+from torchmedic.diagnose.numbers import begin, described, finish, not_finite, origin, rows, share, why_zero
 from torchmedic.diagnose.rule import Rule
 from torchmedic.records import Diagnosis
+from torchmedic.replay.microscope import Captured, Op
 from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.replay.trial import expression_at
 
 CODE, NAME = "TM201", "division-by-zero"
 
-_DIVISIONS = frozenset("div div_ true_divide true_divide_ reciprocal reciprocal_ rsqrt rsqrt_".split())
+# The position of the divisor among the arguments.
+_DIVISOR = {
+    "div": 1,
+    "true_divide": 1,
+    "divide": 1,
+    "floor_divide": 1,
+    "remainder": 1,
+    "fmod": 1,
+    "addcdiv": 2,
+    "reciprocal": 0,
+    "rsqrt": 0,
+    "pow": 0,
+    "float_power": 0,
+}
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.captured
-    if op is None or captured is None or op.is_backward or op.name.split(".")[0] not in _DIVISIONS:
+    if op is None or captured is None:
         return None
-    divisor = captured.args[0] if op.name.startswith(("reciprocal", "rsqrt")) else captured.args[1]
-    zeros = (divisor == 0).sum().item() if isinstance(divisor, torch.Tensor) else int(divisor == 0)
-    count = divisor.numel() if isinstance(divisor, torch.Tensor) else 1
-    if not zeros:
+    if op.is_backward:
+        return _in_backward(evidence, op, captured)
+    divisor = divisor_of(op, captured)
+    if divisor is None:
         return None
-    share = "the divisor is exactly 0" if zeros == count else f"{zeros} of {count} divisors are exactly 0"
-    draft = draft_at_birth(evidence, CODE, NAME, "division by zero in the forward pass", share)
-    if isinstance(divisor, torch.Tensor) and zeros < count:
-        draft.because(rows(divisor == 0, evidence))
-    expression = expression_at(evidence.spot) if evidence.spot is not None else None
-    if isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Div):
-        left, right = ast.unparse(expression.left), ast.unparse(expression.right)
-        draft.treat(
-            evidence.trial("add a small constant to the divisor", f"{left} / ({right} + 1e-6)")
-            or evidence.trial("keep the divisor away from zero", f"{left} / ({right}).clamp(min=1e-6)")
-        )
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    zeros = divisor == 0 if isinstance(divisor, torch.Tensor) else torch.tensor(divisor == 0)
+    if not bool(zeros.any()):
+        return None
+    bad = not_finite(captured.outputs[0])
+    draft = begin(
+        evidence,
+        CODE,
+        NAME,
+        "division by zero in the forward pass",
+        share(zeros, "the divisor is exactly 0", "divisors are exactly 0"),
+        label=_formula(op, captured, zeros),
+        bad=bad,
+    )
+    position = _DIVISOR[op.kind]
+    if isinstance(captured.argument(position), torch.Tensor):
+        value = op.inputs[sum(isinstance(part, torch.Tensor) for part in captured.args[:position])]
+        draft.at(origin(evidence, value, why_zero(evidence, zeros)))
+        where = rows(zeros, evidence)
+        draft.because(f"the divisor is {described(divisor)}" + (f"; it is 0 in {where}" if where else ""))
+    draft.treat(first_that_passes(evidence, divisor_cures(evidence)))
+    return finish(draft, evidence)
+
+
+def divisor_of(op: Op, captured: Captured) -> Any:
+    """What an operation divides by; None where it does not divide."""
+    position = _DIVISOR.get(op.kind)
+    if position is None:
+        return None
+    if op.kind in ("pow", "float_power"):
+        exponent = captured.argument(1)
+        negative = bool((exponent < 0).any()) if isinstance(exponent, torch.Tensor) else exponent < 0
+        return captured.argument(0) if negative else None
+    return captured.argument(position)
+
+
+def _formula(op: Op, captured: Captured, zeros: torch.Tensor) -> str:
+    if op.kind == "reciprocal":
+        return "1 / 0"
+    if op.kind == "rsqrt":
+        return "1 / sqrt(0)"
+    if op.kind in ("pow", "float_power"):
+        return "0 to a negative power"
+    above = captured.argument(_DIVISOR[op.kind] - 1)
+    if not isinstance(above, torch.Tensor):
+        return "0 / 0" if above == 0 else "a division by 0"
+    hit = torch.broadcast_to(zeros, torch.broadcast_shapes(zeros.shape, above.shape))
+    nothing = torch.broadcast_to(above == 0, hit.shape)[hit]
+    return "0 / 0" if bool(nothing.all()) else "x / 0"
+
+
+def _in_backward(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagnosis | None:
+    """The gradient of a division divides by the divisor once more."""
+    forward = evidence.forward_op
+    if forward is None or forward is op or forward.kind not in ("div", "true_divide", "divide", "reciprocal", "rsqrt"):
+        return None
+    values = evidence.values_of(forward)
+    divisor = divisor_of(forward, values) if values is not None else None
+    if values is None or not isinstance(divisor, torch.Tensor) or not divisor.is_floating_point():
+        return None
+    # The forward value was finite: the divisor is not 0, but so small that dividing by it again overflows.
+    smallest = divisor.abs().min().item()
+    if smallest == 0 or smallest > 1e-3:
+        return None
+    tiny = divisor.abs() == smallest
+    draft = begin(
+        evidence,
+        CODE,
+        NAME,
+        "division by almost zero",
+        f"the divisor goes down to {smallest:.3g}; the result is finite, but its gradient divides by it again",
+        label=f"divides by {smallest:.3g}, and twice in the backward pass",
+        bad=tiny,
+    )
+    draft.because(f"the divisor is {described(divisor)}")
+    draft.treat(first_that_passes(evidence, divisor_cures(evidence)))
+    return finish(draft, evidence)
 
 
 RULE = Rule(CODE, NAME, check)

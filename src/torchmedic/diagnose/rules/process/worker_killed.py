@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import re
 import signal
+import time
 from typing import Any
 
 from torchmedic.diagnose.describe import listed
@@ -21,8 +22,8 @@ from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.observe import agent
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import frames_of, node_location
-from torchmedic.replay.loading import Loading, function_node, iterator_in, samples_code
+from torchmedic.replay.frames import Frame, frames_of, node_location
+from torchmedic.replay.loading import Request, function_node, iterator_in, samples_code
 
 CODE, NAME = "TM822", "worker-killed"
 
@@ -32,13 +33,18 @@ _ENDS = frozenset({"exit", "_exit", "quit", "abort", "kill", "killpg", "raise_si
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     error = evidence.incident.error
-    news = _NEWS.search(str(error)) if isinstance(error, RuntimeError) else None
-    if news is None:
-        return None
-    pids = [int(pid) for pid in news[1].split(",")]
     frames = frames_of(error.__traceback__)
-    iterator = iterator_in(frames) or _iterator_of(pids)
-    workers = [worker for worker in getattr(iterator, "_workers", ()) if worker.pid in pids]
+    iterator = iterator_in(frames)
+    news = _NEWS.search(str(error)) if isinstance(error, RuntimeError) else None
+    if news is not None:
+        pids = [int(pid) for pid in news[1].split(",")]
+        iterator = iterator or _iterator_of(pids)
+        workers = [worker for worker in getattr(iterator, "_workers", ()) if worker.pid in pids]
+    else:
+        workers = _lost_sender(evidence, frames, iterator)
+        pids = [worker.pid for worker in workers]
+    if not pids:
+        return None
     endings = [_ending(worker.exitcode) for worker in workers if worker.exitcode is not None]
     how = endings[0] if endings else "ended"
     draft = Draft(
@@ -48,22 +54,36 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         f"a DataLoader worker {how} without raising an exception",
         f"process {listed([str(pid) for pid in pids])} was gone when its batch was waited for",
     )
-    loading = Loading(None, frames, iterator)
-    ending = _ending_call(loading.dataset)
-    if ending is not None:
-        draft.at(ending)
-    else:
-        draft.at(_at_method(loading.dataset) or loading.at_loop("cause", "noticed here"))
-    draft.at(loading.at_loop("surfaced", "noticed here"))
+    request = Request(frames, iterator)
+    draft.at(
+        _ending_call(request.dataset)
+        or request.at_method("cause", "this runs in the worker")
+        or request.at_loop("cause", "noticed here"),
+        request.at_loop("surfaced", "noticed here"),
+    )
     for worker in workers[:1]:
-        items = _reading(evidence, iterator, worker, came_through_next=iterator_in(frames) is not None)
+        items = _undelivered(iterator, worker)
         if items:
-            draft.because(f"it was reading the dataset items {listed([str(item) for item in items], 8)}")
+            draft.because(f"it had not delivered the dataset items {listed([str(item) for item in items], 16)}")
         draft.because(
             f"worker {iterator._workers.index(worker)} of {len(iterator._workers)}, exit code {worker.exitcode}"
         )
     draft.help("read these items with `num_workers=0`: the main process then ends at the line that does it")
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _lost_sender(evidence: RaisedEvidence, frames: list[Frame], iterator: Any) -> list[Any]:
+    """The workers that are gone, where a batch could not be received: its memory is fetched from the sender."""
+    if evidence.incident.worker is not None or not isinstance(evidence.incident.error, OSError | EOFError):
+        return []
+    if not any(frame.function in ("rebuild_storage_fd", "rebuild_storage_filename") for frame in frames):
+        return []
+    workers = list(getattr(iterator, "_workers", ()))
+    # The end of a process is seen in its connections a moment before it can be waited for.
+    deadline = time.monotonic() + 2.0
+    while not (gone := [worker for worker in workers if worker.exitcode]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return gone
 
 
 def _ending(exitcode: int) -> str:
@@ -84,21 +104,17 @@ def _iterator_of(pids: list[int]) -> Any:
     return None
 
 
-def _reading(evidence: RaisedEvidence, iterator: Any, worker: Any, *, came_through_next: bool) -> list[Any]:
-    """The batch that the worker had not finished: the oldest of those that it was given."""
+def _undelivered(iterator: Any, worker: Any) -> list[Any]:
+    """The items that the worker had been given and that have not come back: one of them may have ended it."""
     watching = agent.current()
-    tasks = getattr(iterator, "_task_info", {})
-    number = iterator._workers.index(worker)
-    given = [index for index, task in tasks.items() if len(task) == 1 and task[0] == number]
-    if watching is None or not given:
+    if watching is None:
         return []
+    number = iterator._workers.index(worker)
     drawn = watching.batches.under_way(iterator)
-    if came_through_next:
-        # The batch that was being waited for has already been taken from those under way.
-        drawn.insert(0, list(evidence.incident.batch_indices))
-    position = min(given) - iterator._rcvd_idx
-    items = drawn[position] if 0 <= position < len(drawn) else []
-    return [item for item in (items if isinstance(items, list | tuple) else [items]) if item is not None]
+    given = sorted(index for index, task in iterator._task_info.items() if len(task) == 1 and task[0] == number)
+    batches = [drawn[index] for index in given if index in drawn]
+    items = [item for batch in batches for item in (batch if isinstance(batch, list | tuple) else [batch])]
+    return [item for item in items if item is not None]
 
 
 def _ending_call(dataset: Any) -> Location | None:
@@ -114,16 +130,6 @@ def _ending_call(dataset: Any) -> Location | None:
     if code is None or len(calls) != 1:
         return None
     return node_location("cause", code.co_filename, calls[0], "this call ends the process that it is made in")
-
-
-def _at_method(dataset: Any) -> Location | None:
-    code = samples_code(dataset)
-    method = function_node(code) if code is not None else None
-    if code is None or method is None:
-        return None
-    from torchmedic.replay.frames import place
-
-    return place("cause", code.co_filename, method.lineno, "this runs in the worker")
 
 
 RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,167 @@
+"""Signals reach the script exactly once, however they are sent, and nothing outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import clean_environment
+
+# Counts what it gets for a while after the first, and tells.
+COUNTING = """
+import os, signal, sys, time
+got = []
+for name in ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT"):
+    signal.signal(getattr(signal, name), lambda number, _: got.append(signal.Signals(number).name))
+print("ready", os.getpid(), flush=True)
+end = time.monotonic() + 20
+while time.monotonic() < end:
+    try:
+        time.sleep(0.05)
+    except KeyboardInterrupt:
+        got.append("KeyboardInterrupt")
+    if len(got) == 1:
+        end = min(end, time.monotonic() + 0.7)
+print("got", *got, flush=True)
+sys.exit(9)
+"""
+
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+Started = tuple[subprocess.Popen[str], int]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[object]:
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(source: str) -> Started:
+        (tmp_path / "train.py").write_text(source)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torchmedic", "run", "train.py"],
+            cwd=tmp_path,
+            env=clean_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        running.append(process)
+        assert process.stdout is not None
+        word, pid = process.stdout.readline().split()
+        assert word == "ready"
+        return process, int(pid)
+
+    yield begin
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"])
+def test_a_signal_to_the_parent_reaches_the_script_once(start: object, number: str) -> None:
+    process, _ = start(COUNTING)  # type: ignore[operator]
+    process.send_signal(getattr(signal, number))
+    output, errors = process.communicate(timeout=20)
+    assert (output, errors) == (f"got {'KeyboardInterrupt' if number == 'SIGINT' else number}\n", "")
+    assert process.returncode == 9
+
+
+def test_a_signal_to_the_whole_group_reaches_the_script_once(start: object) -> None:
+    process, _ = start(COUNTING)  # type: ignore[operator]
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=20) == ("got KeyboardInterrupt\n", "")
+    assert process.returncode == 9
+
+
+def test_two_interrupts_are_two(start: object) -> None:
+    process, _ = start(COUNTING)  # type: ignore[operator]
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20) == ("got KeyboardInterrupt KeyboardInterrupt\n", "")
+
+
+def test_the_second_interrupt_ends_what_does_not_listen(start: object) -> None:
+    process, pid = start(STUBBORN)  # type: ignore[operator]
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors.count("\n")) == (137, 1), errors
+    assert is_gone(pid)
+
+
+def test_no_orphan_after_the_parent_was_killed(start: object) -> None:
+    process, pid = start(STUBBORN)  # type: ignore[operator]
+    process.kill()
+    process.communicate(timeout=20)
+    assert is_gone(pid)
+
+
+def test_a_terminal_is_the_scripts_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nprint(sys.stdin.isatty(), input('name? '))\n" + COUNTING)
+    output, status = in_terminal(tmp_path, {"name? ": b"medic\n", "ready": b"\x03"})
+    assert "True medic" in output
+    assert output.split("got", 1)[1].split() == ["KeyboardInterrupt"]
+    assert os.waitstatus_to_exitcode(status) == 9
+
+
+def test_the_terminal_is_not_lost_when_input_is_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(open('/dev/tty').readline())\n" + COUNTING)
+    output, status = in_terminal(tmp_path, {"": b"typed\n", "ready": b"\x03"}, redirect="< /dev/null")
+    assert "typed" in output
+    assert output.split("got", 1)[1].split() == ["KeyboardInterrupt"]
+    assert os.waitstatus_to_exitcode(status) == 9
+
+
+def in_terminal(folder: Path, answers: dict[str, bytes], redirect: str = "") -> tuple[str, int]:
+    """Run train.py in a terminal of its own, and type each answer once its prompt is seen."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        command = f"exec {sys.executable} -m torchmedic run train.py {redirect}"
+        os.execve("/bin/bash", ["bash", "-c", command], clean_environment())
+    output, waiting, end = "", dict(answers), time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            if select.select([terminal], [], [], 0.2)[0]:
+                output += os.read(terminal, 4096).decode()
+        except OSError:  # the other side is closed
+            break
+        for prompt in [prompt for prompt in waiting if prompt in output]:
+            time.sleep(0.2)  # it may still be inside the print
+            os.write(terminal, waiting.pop(prompt))
+    else:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    return re.sub(r"\^C", "", output), status
+
+
+def is_gone(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
