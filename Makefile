@@ -36,8 +36,8 @@ check: $(VENV)/.dev  ## ruff format and lint, mypy --strict, one-way imports
 bench: $(VENV)/.dev  ## measure the overhead of the healthy path (ratios in one run)
 	$(BIN)/python benchmarks/overhead.py
 
-docs: $(VENV)/.dev  ## write docs/diagnoses/index.md from the registered rules
-	$(BIN)/python -m torchmedic.diagnose.pages docs/diagnoses/index.md
+docs: $(VENV)/.dev  ## write docs/diagnoses/README.md from the registered rules
+	$(BIN)/python docs/make_index.py
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -35,6 +35,8 @@ class Finished(msgspec.Struct):
 
 def clean_environment(**extra: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHMEDIC_", "PYTEST_"))}
+    if "PYTHONPATH" in kept:  # scripts run in folders of their own
+        kept["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in kept["PYTHONPATH"].split(os.pathsep))
     return {**kept, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1", **extra}
 
 

@@ -11,7 +11,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from torchmedic.records import Fault
 
@@ -24,6 +24,15 @@ INJECT_VARIABLE = "TORCHMEDIC_INJECT_FAULT"
 _broken: set[str] = set()
 _names: set[str] = set()
 _report: Callable[[Fault], None] | None = None
+
+
+def _nobody(callback: Any) -> Any:
+    return callback
+
+
+# torch.compile looks at every Python frame that runs below a compiled function. Ours are not its business: the agent
+# puts here what exchanges its callback, so that none of our code is ever compiled.
+step_aside: Callable[[Any], Any] = _nobody
 
 
 def on_fault(report: Callable[[Fault], None] | None) -> None:
@@ -65,6 +74,7 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
         def safe(*args: P.args, **kwargs: P.kwargs) -> R | None:
             if where in _broken:
                 return None
+            compiler = step_aside(None)
             try:
                 if inject:
                     raise RuntimeError("injected fault")
@@ -74,6 +84,8 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
                     raise  # the user's own, or torch's of a dead worker: it only happened to interrupt us
                 report_fault(where, error)
                 return None
+            finally:
+                step_aside(compiler)
 
         return safe
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -58,3 +59,12 @@ def test_every_rule_has_its_page_with_both_scripts() -> None:
 def test_every_page_has_its_rule() -> None:
     names = {f"{entry.code}-{entry.name}" for entry in catalogue.entries()}
     assert {page.stem for page in PAGES.glob("TM*.md")} == names
+
+
+def test_the_index_is_what_make_docs_writes() -> None:
+    spec = importlib.util.spec_from_file_location("make_index", PAGES.parent / "make_index.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (PAGES / "README.md").read_text() == module.index(), "run `make docs`"

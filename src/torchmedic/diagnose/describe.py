@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import sys
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Location
 from torchmedic.replay.calls import Argument, Call
 from torchmedic.replay.evidence import RaisedEvidence
@@ -41,7 +43,14 @@ def layer_of(evidence: RaisedEvidence, call: Call | None = None) -> nn.Module | 
     """The layer of a library whose `forward` the exception came out of, if it came out of one."""
     if call is not None and call.frame.is_user:
         return None
-    return next((frame.module for frame in reversed(evidence.library_frames) if frame.module is not None), None)
+    if evidence.is_traced:
+        return None  # torch.compile looks through code that has no frame
+    modules = (frame.module for frame in reversed(evidence.library_frames))
+    return next((module for module in modules if module is not None and not _is_users(type(module))), None)
+
+
+def _is_users(kind: type) -> bool:
+    return is_user_file(str(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"))
 
 
 def layer_name(evidence: RaisedEvidence, layer: nn.Module) -> str:

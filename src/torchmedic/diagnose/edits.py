@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
+from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.microscope import Spot
+from torchmedic.replay.spots import spot_of_node
 from torchmedic.replay.trial import Edit
 
+Candidate = tuple[str, Edit]  # the title of a treatment, and what it changes
+Change = tuple[ast.expr, str]  # a part of a statement, and other text for it
+
+_COMPOUND = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.While, ast.With, ast.If, ast.Try, ast.Match)
+_NOT_WRITING = frozenset("requires_grad_ detach_ share_memory_ retain_grad_ zero_grad_ apply_ map_".split())
 _OPERATORS = {
     ast.Add: "+",
     ast.Sub: "-",
@@ -19,121 +27,198 @@ _OPERATORS = {
     ast.Mod: "%",
     ast.FloorDiv: "//",
 }
+_MODULES = frozenset({"torch", "F", "functional", "nn"})
+_IN_PLACE, _COPY = "make it out of place", "write to a copy"
 
 
 def statement_at(spot: Spot) -> ast.stmt | None:
     """The innermost statement that a spot lies in."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(spot.file)))
-    except SyntaxError:
-        return None
+    tree = syntax_tree(spot.file)
     best: ast.stmt | None = None
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.stmt)
-            and node.lineno <= spot.line <= (node.end_lineno or node.lineno)
-            and (best is None or node.lineno >= best.lineno)
-        ):
+    point = (spot.line, spot.column)
+    for node in ast.walk(tree) if tree is not None else ():
+        if not isinstance(node, ast.stmt) or not node.lineno <= spot.line <= (node.end_lineno or node.lineno):
+            continue
+        inside = point[1] is None or (
+            (node.lineno, node.col_offset) <= point < (node.end_lineno or node.lineno, node.end_col_offset or 0)  # type: ignore[operator]
+        )
+        if inside and (best is None or (node.lineno, node.col_offset) >= (best.lineno, best.col_offset)):
             best = node
     return best
 
 
 def whole(spot: Spot, node: ast.stmt) -> Spot:
     """The spot of a whole statement."""
-    return Spot(spot.file, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, spot.function)
+    return spot_of_node(spot.file, node, spot.function)
 
 
-def out_of_place(spot: Spot) -> Iterator[tuple[str, Edit]]:
+def rewritten(file: str, node: ast.expr | ast.stmt, changes: Iterable[Change] = ()) -> str:
+    """The source of a node on one line, as its author wrote it but for the changed parts."""
+    lines = [line.encode() for line in linecache.getlines(file)]
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+
+    def span(part: ast.expr | ast.stmt) -> tuple[int, int]:
+        end_line, end_column = part.end_lineno or part.lineno, part.end_col_offset or 0
+        return starts[part.lineno - 1] + part.col_offset, starts[end_line - 1] + end_column
+
+    data = b"".join(lines)
+    begin, end = span(node)
+    for part, text in sorted(changes, key=lambda change: span(change[0]), reverse=True):
+        first, last = span(part)
+        data = data[:first] + text.encode() + data[last:]
+        end += len(text.encode()) - (last - first)
+    text = data[begin:end].decode(errors="replace")
+    if "\n" not in text:
+        return text
+    return ast.unparse(ast.parse(text)) if "#" in text or '"""' in text else re.sub(r"\s*\n\s*", " ", text)
+
+
+def called(text: str, node: ast.expr) -> str:
+    """An expression as what a method can be called on."""
+    closed = isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Subscript | ast.Constant)
+    return text if closed else f"({text})"
+
+
+def out_of_place(spot: Spot) -> Iterator[Candidate]:
     """Ways to write what an in-place statement writes without touching the old tensor."""
     node = statement_at(spot)
-    if node is None:
+    if node is None or isinstance(node, _COMPOUND):
         return
     place = whole(spot, node)
-    if isinstance(node, ast.AugAssign) and type(node.op) in _OPERATORS:
-        target, value = ast.unparse(node.target), ast.unparse(node.value)
-        if isinstance(node.target, ast.Subscript):
-            base = ast.unparse(node.target.value)
-            yield (
-                "write to a copy",
-                Edit(place, f"{base} = {base}.clone(); {target} {_OPERATORS[type(node.op)]}= {value}"),
-            )
-        else:
-            yield (
-                "make it out of place",
-                Edit(place, f"{target} = {target} {_OPERATORS[type(node.op)]} {_bracketed(node.value)}"),
-            )
-    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-        base = ast.unparse(node.targets[0].value)
-        yield "write to a copy", Edit(place, f"{base} = {base}.clone(); {ast.unparse(node)}")
-    changed = _Plain()
-    copy = changed.visit(ast.parse(ast.unparse(node)).body[0])
-    if changed.found and not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.With | ast.If):
-        text = ast.unparse(ast.fix_missing_locations(copy))
-        if isinstance(node, ast.Expr) and changed.owner is not None:
-            text = f"{changed.owner} = {text}"  # the result was thrown away: the tensor itself was the result
-        yield "make it out of place", Edit(place, text)
+    text = rewritten(spot.file, node)
+    match node:
+        case ast.AugAssign(target=ast.Name() | ast.Attribute() as target, op=op, value=value) if type(op) in _OPERATORS:
+            name = rewritten(spot.file, target)
+            right = rewritten(spot.file, value)
+            right = f"({right})" if isinstance(value, ast.BinOp | ast.IfExp | ast.Compare | ast.BoolOp) else right
+            yield _IN_PLACE, Edit(place, f"{name} = {name} {_OPERATORS[type(op)]} {right}")
+        case ast.AugAssign(target=ast.Subscript() as target) | ast.Assign(targets=[ast.Subscript() as target]):
+            base = _root(target)
+            if base is not None:
+                yield _COPY, Edit(place, f"{base} = {base}.clone(); {text}")
+            reads = [part for part in _outermost(node.value) if base is not None and _root(part) == base]
+            if reads:
+                changes = [(part, f"{rewritten(spot.file, part)}.clone()") for part in reads]
+                yield "compute from a copy", Edit(place, rewritten(spot.file, node, changes))
+    yield from _plain_calls(spot.file, node, place, text)
 
 
-def detached_use(file: str, name: str, lines: tuple[int, int]) -> Iterator[tuple[str, Edit]]:
-    """Use a carried variable without its history, at the first line of the step that reads it."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return
-    uses = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name | ast.Attribute)
-        and isinstance(node.ctx, ast.Load)
-        and ast.unparse(node) == name
-        and lines[0] <= node.lineno <= lines[1]
-    ]
-    if not uses:
-        return
-    first = min(uses, key=lambda node: (node.lineno, node.col_offset))
-    spot = Spot(file, first.lineno, first.col_offset, first.end_lineno, first.end_col_offset, "")
-    title = f"detach `{name}` where the next step takes it over"
-    yield title, Edit(spot, f"{name}.detach()")
-    yield title, Edit(spot, f"tuple(part.detach() for part in {name})")
-
-
-def retained(spot: Spot) -> Iterator[tuple[str, Edit]]:
-    """Keep the graph of a backward call for the next one."""
+def left_out(spot: Spot) -> Edit | None:
+    """The statement at a spot not done at all: what the step is like if it is done later."""
     node = statement_at(spot)
-    if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+    return Edit(whole(spot, node), "pass") if node is not None and not isinstance(node, _COMPOUND) else None
+
+
+def copied(spot: Spot, node: ast.expr) -> Edit:
+    """A copy of what an expression gives."""
+    return Edit(spot_of_node(spot.file, node, spot.function), f"{called(rewritten(spot.file, node), node)}.clone()")
+
+
+def _plain_calls(file: str, node: ast.stmt, place: Spot, text: str) -> Iterator[Candidate]:
+    """`x.relu_()` becomes `x.relu()`, `inplace=True` becomes False, `out=x` becomes an assignment."""
+    changes: list[Change] = []
+    owner: ast.expr | None = None
+    for call in (part for part in ast.walk(node) if isinstance(part, ast.Call)):
+        written = written_by(call)
+        if written is None:
+            continue
+        owner = written
+        outer = isinstance(node, ast.Expr) and call is node.value
+        changes.append((call, _plain_call(file, call, written)))
+        if outer and _is_name(written):
+            name = rewritten(file, written)
+            yield _IN_PLACE, Edit(place, f"{name} = {_plain_call(file, call, written)}")
+    if owner is None:
         return
-    call = node.value
-    if isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
-        call.keywords = [word for word in call.keywords if word.arg != "retain_graph"]
-        call.keywords.append(ast.keyword("retain_graph", ast.Constant(True)))
-        yield "keep the graph of the first backward for the second", Edit(whole(spot, node), ast.unparse(node))
+    if isinstance(node, ast.Expr) and not _is_name(owner):
+        base = _root(owner)
+        if base is not None:
+            yield _COPY, Edit(place, f"{base} = {base}.clone(); {text}")
+    elif not (isinstance(node, ast.Expr) and len(changes) == 1 and changes[0][0] is node.value):
+        innermost = [change for change in changes if not any(_holds(change[0], other[0]) for other in changes)]
+        plain = rewritten(file, node, innermost)
+        name = rewritten(file, owner) if isinstance(node, ast.Expr) else ""
+        yield _IN_PLACE, Edit(place, f"{name} = {plain}" if name else plain)
 
 
-def _bracketed(node: ast.expr) -> str:
-    text = ast.unparse(node)
-    return f"({text})" if isinstance(node, ast.BinOp | ast.IfExp | ast.Compare | ast.BoolOp | ast.Lambda) else text
+def written_by(call: ast.Call) -> ast.expr | None:
+    """The tensor that a call writes to, going by its name and its keywords."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    words = {word.arg: word.value for word in call.keywords}
+    if "out" in words:
+        return words["out"]
+    flagged = isinstance(words.get("inplace"), ast.Constant) and words["inplace"].value is True  # type: ignore[attr-defined]
+    named = name.endswith("_") and not name.endswith("__") and name not in _NOT_WRITING
+    if not flagged and not named:
+        return None
+    if isinstance(function, ast.Attribute) and not _is_module(function.value):
+        return None if flagged else function.value
+    if isinstance(function, ast.Attribute) and ast.unparse(function.value).endswith("init"):
+        return None
+    return call.args[0] if call.args else words.get("input")
 
 
-class _Plain(ast.NodeTransformer):
-    """`x.relu_()` becomes `x.relu()`; `inplace=True` becomes False."""
+def _plain_call(file: str, call: ast.Call, written: ast.expr) -> str:
+    """The source of an in-place call without its write."""
+    function, name = call.func, ""
+    if isinstance(function, ast.Attribute):
+        name = function.attr
+    owner = rewritten(file, written)
+    first = rewritten(file, call.args[0]) if call.args else ""
+    if name in ("zero_", "fill_", "copy_") and function.value is written:  # type: ignore[attr-defined]
+        return {
+            "zero_": f"torch.zeros_like({owner})",
+            "fill_": f"torch.full_like({owner}, {first})",
+            "copy_": f"torch.empty_like({owner}).copy_({first})",
+        }[name]
+    words = [word for word in call.keywords if word.arg != "out"]
+    arguments = [rewritten(file, part) for part in call.args]
+    for word in words:
+        text = "False" if word.arg == "inplace" else rewritten(file, word.value)
+        arguments.append(f"{word.arg}={text}" if word.arg else f"**{text}")
+    return f"{rewritten(file, function).removesuffix('_')}({', '.join(arguments)})"
 
-    def __init__(self) -> None:
-        self.found = False
-        self.owner: str | None = None
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        function = node.func
-        if isinstance(function, ast.Attribute) and function.attr.endswith("_") and not function.attr.endswith("__"):
-            self.found = True
-            self.owner = ast.unparse(function.value)
-            if function.attr == "copy_" and node.args:
-                return ast.copy_location(ast.parse(f"{ast.unparse(node.args[0])}.clone()", mode="eval").body, node)
-            function.attr = function.attr[:-1]
-        for keyword in node.keywords:
-            if keyword.arg == "inplace" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True:
-                self.found = True
-                keyword.value = ast.Constant(False)
-                if node.args and isinstance(node.args[0], ast.Name):
-                    self.owner = node.args[0].id
-        return node
+def _is_module(node: ast.expr) -> bool:
+    return ast.unparse(node).split(".")[0] in _MODULES
+
+
+def _is_name(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name | ast.Attribute)
+
+
+def _holds(outer: ast.expr, inner: ast.expr) -> bool:
+    return outer is not inner and any(part is inner for part in ast.walk(outer))
+
+
+def _root(node: ast.expr) -> str | None:
+    """What `h.t()[0]` is a part of: `h`."""
+    while True:
+        match node:
+            case ast.Subscript(value=inner) | ast.Call(func=ast.Attribute(value=inner)):
+                node = inner
+            case ast.Name(id=name):
+                return name
+            case ast.Attribute(attr="T" | "mT" | "data", value=inner):
+                node = inner
+            case ast.Attribute():
+                return ast.unparse(node)
+            case _:
+                return None
+
+
+def _outermost(node: ast.expr) -> Iterator[ast.expr]:
+    """The names, attributes and subscripts of an expression, of nested ones only the outermost."""
+    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+        yield node
+        return
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr) and not (isinstance(node, ast.Call) and child is node.func):
+            yield from _outermost(child)
+        elif isinstance(node, ast.Call) and child is node.func and isinstance(child, ast.Attribute):
+            yield from _outermost(child.value)
+        elif isinstance(child, ast.keyword):
+            yield from _outermost(child.value)

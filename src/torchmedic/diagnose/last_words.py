@@ -96,7 +96,7 @@ def overflowed(death: Death) -> bool:
 
 def size(count: int) -> str:
     """Bytes as a person writes them."""
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+    for unit, power in (("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if count >= 1 << power:
             return f"{count / (1 << power):.1f} {unit}"
     return f"{count} B"

@@ -9,7 +9,7 @@ import torch
 
 from torchmedic.diagnose.rule import Draft
 from torchmedic.records import Grade, Location
-from torchmedic.replay.microscope import Leaf, Op, Value
+from torchmedic.replay.microscope import Leaf, Op, Spot, Value
 from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.replay.source import relative
 from torchmedic.replay.values import number
@@ -24,6 +24,7 @@ def begin(
     *,
     label: str = "",
     bad: torch.Tensor | None = None,
+    spot: Spot | None = None,
     grade: Grade = "proven",
 ) -> Draft:
     """Begin a diagnosis at the line where the bad value was born.
@@ -36,6 +37,7 @@ def begin(
         why: The cause as one plain sentence.
         label: What stands beside the line, shorter than `why` where that is long.
         bad: Which elements are bad, for the rows of the batch.
+        spot: The line to blame where that is not the one of the origin.
         grade: Lowered where the replay was not bit for bit the same.
     """
     if grade == "proven" and evidence.faithful is False:
@@ -44,9 +46,9 @@ def begin(
     where = rows(bad, evidence) if bad is not None else ""
     first = f"first non-finite value, step {evidence.incident.step}" + (f", {where}" if where else "")
     text = f"{label or why}: {first}"
-    draft.at(cause_location(evidence, text))
+    draft.at(spot.location("cause", text) if spot is not None else cause_location(evidence, text))
     birth = evidence.birth
-    if birth is not None and birth.spoiled is not None and evidence.scope is not None:
+    if spot is None and birth is not None and birth.spoiled is not None and evidence.scope is not None:
         later = evidence.scope.spot_of(birth.spoiled)
         if later is not None:
             draft.at(later.location("surfaced", "the infinity becomes NaN here"))

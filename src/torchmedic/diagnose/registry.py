@@ -14,19 +14,32 @@ _RULES = "torchmedic.diagnose.rules."
 
 # Asked in the process that raised, while its frames are alive.
 RAISED: tuple[str, ...] = (
+    "process.recursion_limit",
+    "memory.host_memory_exhausted",
     "process.worker_killed",
     "process.unequal_samples",
     "process.dataset_exception",
     "autograd.inplace_on_saved_tensor",
     "autograd.loss_without_graph",
     "autograd.backward_through_freed_graph",
+    "graph.hidden_state_mismatch",
+    "graph.uninitialised_parameters",
     "devices.label_out_of_range",
     "devices.index_out_of_range",
     "devices.value_out_of_domain",
     "devices.device_mismatch",
+    "graph.module_not_initialised",
+    "graph.missing_module_attribute",
+    "graph.missing_forward",
+    "graph.wrong_forward_arguments",
+    "graph.state_dict_mismatch",
+    "graph.non_leaf_or_empty_optimizer",
+    "graph.indivisible_sizes",
+    "graph.single_value_normalised",
+    "graph.not_a_tensor",
     "graph.backward_on_non_scalar",
     "graph.ambiguous_truth_value",
-    "graph.numpy_of_tracked_tensor",
+    "graph.tensor_to_numpy_with_gradient",
     "graph.several_elements_as_scalar",
     "graph.wrong_target_dtype",
     "graph.dtype_mismatch",
@@ -42,7 +55,22 @@ RAISED: tuple[str, ...] = (
 )
 
 # Asked in the process in which NaN or infinity is about to reach the weights.
-NUMBERS: tuple[str, ...] = ("numbers.division_by_zero",)
+NUMBERS: tuple[str, ...] = (
+    "numbers.nan_hidden_by_where",
+    "numbers.fully_masked_row",
+    "numbers.mean_of_nothing",
+    "numbers.statistics_of_one_element",
+    "numbers.infinite_loss_by_definition",
+    "numbers.epsilon_lost_to_rounding",
+    "numbers.low_precision_overflow",
+    "numbers.division_by_zero",
+    "numbers.log_of_zero_or_negative",
+    "numbers.argument_outside_domain",
+    "numbers.exp_overflow",
+    "numbers.infinity_minus_infinity",
+    "numbers.gradient_at_singularity",
+    "numbers.nonfinite_operation",
+)
 
 # Asked in the parent, of a process that is gone.
 DEATHS: tuple[str, ...] = (

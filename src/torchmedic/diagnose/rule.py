@@ -56,6 +56,10 @@ class Draft:
         self._treatments.extend(treatment for treatment in treatments if treatment is not None)
         return self
 
+    @property
+    def has_treatment(self) -> bool:
+        return bool(self._treatments)
+
     def done(self, *, step: int | None = None, rank: int = 0, severity: Severity = "error") -> Diagnosis:
         code, name, grade, message, cause = self._head
         return Diagnosis(

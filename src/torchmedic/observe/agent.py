@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import set_eval_frame
 
 from torchmedic import contained as containment
 from torchmedic.contained import contained
@@ -168,6 +169,7 @@ def install(run_dir: str) -> None:
     if _agent is not None:
         return
     _agent = agent = Agent(Path(run_dir))
+    containment.step_aside = set_eval_frame
     containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None)
     if multiprocessing.parent_process() is None:
         contained("observe.open")(agent.open)()

@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 import torch.autograd
+from torch._C._functorch import peek_interpreter_stack
 from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import (
     Optimizer,
@@ -31,6 +32,10 @@ from torchmedic.observe.frames import user_frame
 from torchmedic.observe.notes import StepNotes
 
 
+# Code of ours that torch.compile may come upon. Never compiled by itself; where it is inlined, `is_compiling` is true.
+_entries: list[CodeType] = []
+
+
 class Hooks:
     """Feeds the clock, the batches, the notes for a replay and the watch over NaN from torch."""
 
@@ -42,6 +47,7 @@ class Hooks:
         self.paused = False  # while a replay runs, which is not training
         self._backward_depth = 0
         self._forward_hook: Any = None
+        self._compiled_watched = False
         self._step_skipped = False
         self._stepping: Any = None  # the optimizer whose step is under way
 
@@ -52,7 +58,6 @@ class Hooks:
             self._watch_backward,
             self._watch_optimizers,
             self._watch_scaler,
-            self.expect_forward,
         ):
             contained("observe.install")(place)()
 
@@ -124,8 +129,45 @@ class Hooks:
         A global module hook slows every module down, so it is there only until the first call and then takes itself
         away: what runs inside the root is untouched.
         """
+        if not self._compiled_watched:
+            self._watch_compiled()
         if self._forward_hook is None:
             self._forward_hook = nn_module.register_module_forward_pre_hook(self._forward_begins)
+
+    def _watch_compiled(self) -> None:
+        """See compiled code from outside, where it is entered.
+
+        It is specialised on whether there are global module hooks: one that comes and goes would have it compiled
+        again, and one that is there would have it warn. So ours is taken away before anybody looks.
+        """
+        entries = sys.modules.get("torch._dynamo.eval_frame")  # imported with the first optimizer
+        if entries is None or not hasattr(entries, "_callback_from_stance"):
+            return
+        self._compiled_watched = True
+
+        def around_entry(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def _callback_from_stance(callback: Any) -> Any:
+                if self._forward_hook is not None and callable(callback):
+                    self._note_forward()
+                return original(callback)
+
+            return _callback_from_stance
+
+        def around_question(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def _has_any_global_hook() -> Any:
+                if self._forward_hook is not None:
+                    self._note_forward()
+                return original()
+
+            return _has_any_global_hook
+
+        for code in (*_entries, type(self)._note_forward.__code__):  # the latter is that of all contained hooks
+            entries.skip_code(code)
+        _wrap(entries, "_callback_from_stance", around_entry)
+        if hasattr(nn_module, "_has_any_global_hook"):
+            _wrap(nn_module, "_has_any_global_hook", around_question)
 
     def _forward_begins(self, module: torch.nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
@@ -152,6 +194,8 @@ class Hooks:
     def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)  # traced, not run
             self._backward_begins(args[0] if args else kwargs.get("t_outputs", ()))
             result = original(*args, **kwargs)
             self._backward_ends()
@@ -170,7 +214,8 @@ class Hooks:
 
     @contained("observe.finite")
     def _look_at_loss(self, roots: Any) -> None:
-        if self._finite.on:
+        # Inside of `torch.func` and of a dispatch mode the values are not there to be looked at.
+        if self._finite.on and peek_interpreter_stack() is None and not torch._C._len_torch_dispatch_stack():
             self._finite.backward_begins(roots, (self._clock.file, self._clock.line))
 
     @contained("observe.backward")
@@ -204,6 +249,7 @@ class Hooks:
         @functools.wraps(original)
         def _patch_step_function(optimizer: Any) -> Any:
             result = original(optimizer)
+            self._forward_comes()
             note(optimizer)
             self._step_begins()  # the first step of a loop that has no loader begins about here
             return result
@@ -213,6 +259,8 @@ class Hooks:
     def _around_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(optimizer, *args, **kwargs)
             result = original(optimizer, *args, **kwargs)
             self._gradients_cleared()
             return result
@@ -228,12 +276,20 @@ class Hooks:
             self._step_begins()  # many loops open with it, and some have no loader
         self.expect_forward()
 
+    @contained("observe.forward")
+    def _forward_comes(self) -> None:
+        self.expect_forward()
+
     def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         self._note_optimizer_begins()
         self._look_at_gradients(optimizer)
         self._stepping = optimizer
 
     def _optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         self._stepping = None
         self._look_at_weights(optimizer)
         self._note_optimizer_ends(optimizer)
@@ -309,4 +365,6 @@ class Hooks:
 
 
 def _wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    setattr(owner, name, around(getattr(owner, name)))
+    patch = around(getattr(owner, name))
+    _entries.append(patch.__code__)
+    setattr(owner, name, patch)

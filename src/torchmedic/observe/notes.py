@@ -7,6 +7,7 @@ identity and its code, which is safe because only frames that are still alive ar
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import weakref
 from types import CodeType, FrameType
@@ -74,8 +75,8 @@ class StepNotes:
         values = frame.f_locals
         self.carried = {name: held(values[name]) for name in names if name in values}
         self.carried_frame = id(frame)
-        if frame.f_locals is not frame.f_globals and sys.version_info < (3, 13):
-            # Before 3.13 this is a copy kept by the frame: left alone, it would hold every local past its time.
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
+            # A function's: before 3.13 a copy kept by the frame. Left alone, it would hold every local past its time.
             values.clear()
 
 

@@ -26,10 +26,8 @@ class BackwardFailure:
 
     @functools.cached_property
     def engine(self) -> Frame | None:
-        """torch's own frame that entered the engine."""
-        return next(
-            (frame for frame in reversed(self.evidence.frames) if frame.function == "_engine_run_backward"), None
-        )
+        """torch's own frame that entered the engine: the outermost, as a checkpoint enters it again from inside."""
+        return next((frame for frame in self.evidence.frames if frame.function == "_engine_run_backward"), None)
 
     @property
     def roots(self) -> list[torch.Tensor]:
@@ -38,6 +36,12 @@ class BackwardFailure:
             return []
         given = self.engine.variables.get("t_outputs", ())
         return [tensor for tensor in given if isinstance(tensor, torch.Tensor)]
+
+    @property
+    def loss(self) -> float | None:
+        """The loss that backward was called on, if it is one number."""
+        roots = [root.detach() for root in self.roots]
+        return float(roots[0].item()) if len(roots) == 1 and roots[0].numel() == 1 else None
 
     @property
     def caller(self) -> Frame | None:
@@ -49,7 +53,11 @@ class BackwardFailure:
     @functools.cached_property
     def step(self) -> Step | None:
         try:
-            step = from_traceback(self.evidence.error.__traceback__, self.evidence.incident.agent)
+            step = from_traceback(
+                self.evidence.error.__traceback__,
+                self.evidence.incident.agent,
+                within=self.engine.live if self.engine is not None else None,
+            )
         except CannotCut as reason:
             self.why_not = str(reason)
             return None

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from torchmedic.replay.frames import Frame
 from torchmedic.replay.reading import OPERATORS, UNKNOWN, read
@@ -45,7 +45,7 @@ class Argument:
     @property
     def tensor(self) -> torch.Tensor | None:
         """The value if it is a tensor with a shape; a parameter that was never initialised has none."""
-        has_shape = isinstance(self.value, torch.Tensor) and not isinstance(self.value, UninitializedTensorMixin)
+        has_shape = isinstance(self.value, torch.Tensor) and not is_lazy(self.value)
         return self.value if has_shape else None
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
-from torchmedic.observe.frames import is_user_file
 from torchmedic.replay.microscope import Spot
+from torchmedic.replay.spots import user_spots
 
 _LEAVES_TORCH = frozenset("item tolist numpy __float__ __int__ __array__ __index__ __bool__".split())
 
@@ -45,6 +43,7 @@ class Provenance(TorchFunctionMode):
         super().__init__()
         self.calls: list[FunctionCall] = []
         self._made_by: dict[int, int] = {}
+        self._written_by: dict[int, int] = {}  # by address of the memory, for wrappers that torch does not show
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -56,39 +55,47 @@ class Provenance(TorchFunctionMode):
         outputs = tuple(value for value in tree_iter(result) if isinstance(value, torch.Tensor))
         if name in _SKIPPED or not (outputs or name in _LEAVES_TORCH):
             return result
+        keeps_grad = any(tensor.requires_grad for tensor in outputs)
+        stack = user_spots(sys._getframe(1))
+        number = len(self.calls)
         self.calls.append(
-            FunctionCall(
-                name,
-                inputs,
-                outputs,
-                had_grad,
-                any(tensor.requires_grad for tensor in outputs),
-                grad_enabled,
-                inference,
-                _stack(sys._getframe(1)),
-            )
+            FunctionCall(name, inputs, outputs, had_grad, keeps_grad, grad_enabled, inference, stack)
         )
+        written = name.endswith("_") or name.startswith("__i")
         for tensor in outputs:
-            if not any(tensor is given for given in inputs):
-                self._made_by[id(tensor)] = len(self.calls) - 1
-            elif name.endswith("_") or name.startswith("__i"):
-                self._made_by[id(tensor)] = len(self.calls) - 1
+            if written or not any(tensor is given for given in inputs):
+                self._made_by[id(tensor)] = number
+                address = _address(tensor)
+                if address is not None:
+                    self._written_by[address] = number
         return result
+
+    def maker_of(self, tensor: torch.Tensor) -> int | None:
+        """The number of the call that made a tensor, or of the last one that made a tensor in the same memory."""
+        number = self._made_by.get(id(tensor))
+        if number is not None:
+            return number
+        address = _address(tensor)
+        return self._written_by.get(address) if address is not None else None
 
     def behind(self, root: torch.Tensor) -> list[FunctionCall]:
         """The calls that a tensor was computed by, the nearest first."""
-        found: list[int] = []
+        found: set[int] = set()
         pending = [root]
-        seen: set[int] = set()
         while pending:
-            tensor = pending.pop(0)
-            number = self._made_by.get(id(tensor))
-            if number is None or number in seen:
+            tensor = pending.pop()
+            number = self.maker_of(tensor)
+            if number is None or number in found:
                 continue
-            seen.add(number)
-            found.append(number)
+            found.add(number)
             pending.extend(given for given in self.calls[number].inputs if given is not tensor)
         return [self.calls[number] for number in sorted(found, reverse=True)]
+
+    def sources_behind(self, root: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors that a tensor was computed from and that no call of the step made."""
+        given = [tensor for call in self.behind(root) for tensor in call.inputs]
+        unmade = {id(tensor): tensor for tensor in given if self.maker_of(tensor) is None}
+        return list(unmade.values())
 
     def cuts_behind(self, root: torch.Tensor) -> list[FunctionCall]:
         """The cuts on the way from the parameters to a tensor, the nearest to it first."""
@@ -121,20 +128,8 @@ def _name(func: Any) -> str:
     return str(name)
 
 
-def _stack(frame: FrameType | None) -> tuple[Spot, ...]:
-    spots: list[Spot] = []
-    while frame is not None and len(spots) < 20:
-        code = frame.f_code
-        if is_user_file(code.co_filename):
-            positions = list(code.co_positions())
-            at = frame.f_lasti // 2
-            line, end_line, column, end_column = (
-                positions[at] if 0 <= at < len(positions) else (frame.f_lineno, None, None, None)
-            )
-            spots.append(Spot(code.co_filename, line or frame.f_lineno, column, end_line, end_column, code.co_name))
-        frame = frame.f_back
-    return tuple(spots)
-
-
-def any_requires_grad(tensors: Iterable[torch.Tensor]) -> bool:
-    return any(tensor.requires_grad for tensor in tensors)
+def _address(tensor: torch.Tensor) -> int | None:
+    try:
+        return tensor.data_ptr() or None
+    except RuntimeError:
+        return None  # no memory of its own: fake, sparse, wrapped

@@ -69,6 +69,8 @@ def split_of(evidence: RaisedEvidence) -> Split | None:
         strays = tuple(each for each in placed if each.device != home and (each.tensor.dim() or home.type == "cpu"))
         layer = frame.module if not frame.is_user else None
         op = call.op if call is not None and call.op else frame.function
+        if call is not None and isinstance(call.function, torch.nn.Module):
+            op = type(call.function).__name__
         return Split(op=op, tensors=tuple(placed), strays=strays, layer=layer, home=home)
     return None
 
@@ -144,8 +146,9 @@ def _plain_attribute(evidence: RaisedEvidence, split: Split, stray: Placed) -> R
                     if made
                     else None
                 )
+                owner = type(module).__name__
                 return Reason(
-                    fact=f"`{type(module).__name__}.{name}` is a plain attribute: `.to()` moves only parameters and buffers",
+                    fact=f"`{owner}.{name}` is a plain attribute: `.to()` moves only parameters and buffers",
                     advice=f'register it: `self.register_buffer("{name}", ...)`',
                     place=place,
                 )
@@ -166,8 +169,9 @@ def _unregistered_layer(evidence: RaisedEvidence, split: Split, stray: Placed) -
                 made = list(attribute_assignments(type(module), name))
                 kind = "ModuleDict" if isinstance(value, dict) else "ModuleList"
                 label = "the model does not know of layers in a plain container"
+                owner = type(module).__name__
                 return Reason(
-                    fact=f"`{type(module).__name__}.{name}` is a plain {type(value).__name__}, so its layers are not moved",
+                    fact=f"`{owner}.{name}` is a plain {type(value).__name__}, so its layers are not moved",
                     advice=f"hold the layers in an `nn.{kind}`; an optimizer does not see them otherwise either",
                     place=node_location("origin", *made[0], label) if made else None,
                 )
@@ -183,9 +187,10 @@ def _lost_move(evidence: RaisedEvidence, split: Split, stray: Placed) -> Reason 
                 case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr=attr))) if attr in _MOVES:
                     known = isinstance(owner, ast.Name) and frame.variables.get(owner.id) is stray.tensor
                     if known and statement.lineno < frame.line:
+                        text = ast.unparse(statement)
                         return Reason(
-                            fact=f"`{ast.unparse(statement)}` moves nothing: for a tensor it returns a copy, which is dropped",
-                            advice=f"keep the result: `{ast.unparse(owner)} = {ast.unparse(statement)}`",
+                            fact=f"`{text}` moves nothing: for a tensor it returns a copy, which is dropped",
+                            advice=f"keep the result: `{ast.unparse(owner)} = {text}`",
                             place=node_location("origin", frame.file, statement, "the moved copy is dropped here"),
                         )
     return None
@@ -193,12 +198,14 @@ def _lost_move(evidence: RaisedEvidence, split: Split, stray: Placed) -> Reason 
 
 def _made_without_device(evidence: RaisedEvidence, split: Split, stray: Placed) -> Reason | None:
     """`torch.zeros(...)` with no `device=` makes a tensor on the CPU."""
-    if stray.node is None or stray.frame is None:
+    if stray.node is None or stray.frame is None or stray.device.type != "cpu":
         return None
     origin = origin_of(evidence.frames, stray.frame, stray.node)
-    made = [origin.value] if origin is not None and origin.value is not None else [stray.node]
-    for call in (part for value in made for part in ast.walk(value) if isinstance(part, ast.Call)):
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    made = origin.value if origin is not None and origin.value is not None else stray.node
+    calls = [(part, _called(part)) for part in ast.walk(made) if isinstance(part, ast.Call)]
+    if any(name in _MOVES for _, name in calls):
+        return None
+    for call, name in calls:
         given = any(keyword.arg in ("device", None) for keyword in call.keywords)
         if name in _FACTORIES and not given:
             file = origin.file if origin is not None else stray.frame.file
@@ -208,6 +215,10 @@ def _made_without_device(evidence: RaisedEvidence, split: Split, stray: Placed) 
                 place=node_location("origin", file, call, f"made on {stray.device}"),
             )
     return None
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else str(getattr(call.func, "id", ""))
 
 
 def _not_moved(evidence: RaisedEvidence, split: Split, stray: Placed) -> Reason | None:

@@ -188,6 +188,15 @@ class Microscope(TorchDispatchMode):
         leaf = self._leaves.get(value.storage)
         return leaf if leaf is not None else last
 
+    def readers_of(self, op: Op) -> list[Op]:
+        """The operations that were given what an operation made, in order."""
+        made = {value.storage for value in op.outputs}
+        return [
+            later
+            for later in self.ops[op.index + 1 :]
+            if any(value.storage in made and self.source(value) == op.index for value in later.inputs)
+        ]
+
     def spot_of(self, op: Op) -> Spot | None:
         """The line to show for an operation: for a backward one, that of the forward operation."""
         return self.forward_of(op).spot or op.spot

@@ -10,6 +10,7 @@ import torch
 
 from torchmedic.replay.bindings import own_statements
 from torchmedic.replay.frames import Frame
+from torchmedic.replay.graph import nodes_behind
 from torchmedic.replay.scopes import function_body
 
 _ACCUMULATE = "AccumulateGrad"
@@ -20,19 +21,6 @@ class Carrier(NamedTuple):
 
     name: str
     tensor: torch.Tensor
-
-
-def nodes_behind(roots: Iterable[torch.Tensor], limit: int = 200_000) -> set[Any]:
-    """The nodes of the graph behind some tensors, leaves left out."""
-    pending = [root.grad_fn for root in roots if root.grad_fn is not None]
-    seen: set[Any] = set()
-    while pending and len(seen) < limit:
-        node = pending.pop()
-        if node in seen or node.name().endswith(_ACCUMULATE):
-            continue
-        seen.add(node)
-        pending.extend(following for following, _ in node.next_functions if following is not None)
-    return seen
 
 
 def older_than(nodes: Iterable[Any], sequence_number: int) -> set[Any]:

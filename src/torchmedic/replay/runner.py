@@ -21,6 +21,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchmedic.observe.frames import user_frame
 from torchmedic.observe.notes import StepNotes, released
+from torchmedic.replay.graph import leaves_behind
+from torchmedic.replay.iterators import draws_from_iterator
 from torchmedic.replay.microscope import ReplayTooLong, Spot
 from torchmedic.replay.segment import AWAIT, END, Segment
 from torchmedic.replay.state import muted, preserved, rewind_rng
@@ -35,6 +37,7 @@ class BackwardCall(NamedTuple):
 
     roots: tuple[torch.Tensor, ...]
     spot: Spot | None
+    keeps_graph: bool = False  # the code says so
 
 
 class Played:
@@ -42,7 +45,9 @@ class Played:
 
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {}
-        self.backward_calls: list[BackwardCall] = []
+        self.backward_calls: list[BackwardCall] = []  # those of the step itself, not of a checkpoint inside one
+        self.updates: list[tuple[Any, int]] = []  # optimizers that were stepped, after how many backward calls
+        self.returned: list[torch.Tensor] = []  # gradients that `autograd.grad` gave
         self.error: BaseException | None = None
         self.loss: float | None = None
         self.loss_finite = False
@@ -151,12 +156,13 @@ class Runner:
         if values and values[-1].numel() == 1:
             played.loss = float(values[-1].item())
         played.loss_finite = bool(values) and all(_all_finite(value) for value in values)
-        gradients = [tensor.grad for tensor in self.parameters if tensor.grad is not None]
+        leaves = {id(tensor): tensor for tensor in [*self.parameters, *leaves_behind(played.roots)]}
+        gradients = [tensor.grad for tensor in leaves.values() if tensor.grad is not None] + played.returned
         played.gradients_finite = all(_all_finite(gradient) for gradient in gradients) if gradients else None
 
     def _execute(self, namespace: dict[str, Any], played: Played, replace: dict[int, Any]) -> None:
         for statement, code in self.segment.code():
-            if statement.lineno in self.frozen:
+            if statement.lineno in self.frozen or draws_from_iterator(statement, namespace):
                 continue
             before = (torch.get_rng_state(), _get_sequence_nr(), self._module_calls)
             exec(replace.get(statement.lineno, code), namespace)
@@ -185,16 +191,27 @@ class Runner:
         """Backward keeps its graph, updates update nothing, loaders repeat their batch, nothing is saved."""
         engine = torch.autograd.graph._engine_run_backward
         batch = self._batch
+        depth = 0
 
         def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            played.backward_calls.append(BackwardCall(tuple(t_outputs), _caller(sys._getframe(1))))
-            wants_result = not (args[-1] if args else True)
+            nonlocal depth
+            if not depth:
+                keeps = any(args[1:3])  # retain_graph or create_graph
+                played.backward_calls.append(BackwardCall(tuple(t_outputs), _caller(sys._getframe(1)), keeps))
+            wants_result = not kwargs.get("accumulate_grad", True)
             if not backward and not wants_result:
                 return None
             arguments = list(args)
             if keep_graphs and len(arguments) > 1:
                 arguments[1] = True  # keep the graph: parts of it may still be needed by the real step
-            return engine(t_outputs, *arguments, **kwargs)
+            depth += 1
+            try:
+                result = engine(t_outputs, *arguments, **kwargs)
+            finally:
+                depth -= 1
+            if wants_result and not depth:
+                played.returned += [gradient for gradient in result if gradient is not None]
+            return result
 
         def next_batch(iterator: Any) -> Any:
             if batch is None:
@@ -220,7 +237,7 @@ class Runner:
             with contextlib.suppress(AttributeError, RuntimeError):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             for optimizer in self._optimizers:
-                stack.enter_context(_instance_attribute(optimizer, "step", _touch(optimizer)))
+                stack.enter_context(_instance_attribute(optimizer, "step", _touch(optimizer, played)))
             yield
 
 
@@ -241,7 +258,7 @@ def _all_finite(tensor: torch.Tensor) -> bool:
     return bool(torch.isfinite(values).all().item())
 
 
-def _touch(optimizer: Any) -> Callable[..., Any]:
+def _touch(optimizer: Any, played: Played) -> Callable[..., Any]:
     """A step that changes no weight but is a write to each of them, as the real one would be."""
 
     def step(closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -249,6 +266,7 @@ def _touch(optimizer: Any) -> Callable[..., Any]:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        played.updates.append((optimizer, len(played.backward_calls)))
         with torch.no_grad():
             for group in optimizer.param_groups:
                 for tensor in group["params"]:

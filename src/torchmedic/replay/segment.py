@@ -176,6 +176,8 @@ def _truncate(block: Block, point: tuple[int, int], include_failing: bool) -> Bl
         if inner is None:
             if include_failing:
                 kept.append(statement)
+                if point[1] == _LINE_END:
+                    continue  # where on the line is not known: all of it
         elif isinstance(statement, ast.With | ast.AsyncWith):
             body = _truncate(inner, point, include_failing)
             if body:

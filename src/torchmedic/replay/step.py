@@ -81,8 +81,14 @@ def from_stack(frame: FrameType | None, agent: Any, *, include_failing: bool) ->
     return _step(stack, agent, include_failing)
 
 
-def from_traceback(tb: TracebackType | None, agent: Any) -> Step:
+def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | None = None) -> Step:
     """The step that an exception ended.
+
+    Args:
+        tb: Its traceback.
+        agent: What was noted of the step.
+        within: The frame of torch's that the step was in, where user code below it (a hook, the backward of a custom
+            Function) is no part of the step's own statements.
 
     Raises:
         CannotCut: With the reason.
@@ -90,7 +96,7 @@ def from_traceback(tb: TracebackType | None, agent: Any) -> Step:
     entries: Stack = []
     while tb is not None:
         entries.append((tb.tb_frame, *_point(tb.tb_frame, tb.tb_lasti, tb.tb_lineno)))
-        tb = tb.tb_next
+        tb = tb.tb_next if tb.tb_frame is not within else None
     if not entries:
         raise CannotCut("the exception has no frames")
     outer = entries[0][0].f_back
@@ -127,8 +133,7 @@ def _cut(
     frame: FrameType, point: tuple[int, int | None], forward_line: int | None, agent: Any, include_failing: bool
 ) -> Step:
     def recut(tree: ast.Module | None) -> Segment:
-        # An edit may move what stands behind it on the line, so a trial goes by the line alone.
-        column = point[1] if tree is None else None
+        column = point[1] if tree is None else _moved_column(frame, point, tree)
         return cut(frame, point[0], forward_line, column=column, include_failing=include_failing, tree=tree)
 
     segment = recut(None)
@@ -141,6 +146,22 @@ def _cut(
         target=_loop_target(frame, segment),
     )
     return Step(frame, recut, runner)
+
+
+def _moved_column(frame: FrameType, point: tuple[int, int | None], tree: ast.Module) -> int | None:
+    """Where the failing statement stands after an edit, which may have moved it on its line."""
+    line, column = point
+    before = _starts(syntax_tree(frame.f_code.co_filename, frame.f_globals), line)
+    after = _starts(tree, line)
+    if column is None or not before or not after:
+        return None
+    behind = sum(start > column for start in before)
+    return after[max(0, len(after) - 1 - behind)]
+
+
+def _starts(tree: ast.Module | None, line: int) -> list[int]:
+    nodes = ast.walk(tree) if tree is not None else ()
+    return sorted({node.col_offset for node in nodes if isinstance(node, ast.stmt) and node.lineno == line})
 
 
 def _loop_target(frame: FrameType, segment: Segment) -> ast.expr | None:

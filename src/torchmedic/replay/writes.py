@@ -7,18 +7,20 @@ replays only.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from torchmedic.replay.microscope import Microscope, Op, Spot, storage_of
+from torchmedic.replay.spots import user_spots
 
 
 class Saved(NamedTuple):
     """A tensor as it was when an operation saved it."""
 
-    op: Op | None
+    after: int  # how many operations had run by then
     spot: Spot | None
     storage: int | None
     version: int
@@ -40,8 +42,10 @@ def watch_saved_tensors(scope: Microscope) -> Iterator[None]:
     """Raise `Overwritten` where autograd would complain of a version, with the saver at hand."""
 
     def pack(tensor: torch.Tensor) -> Saved:
-        op = scope.ops[-1] if scope.ops else None
-        return Saved(op, op.spot if op else None, storage_of(tensor), tensor._version, tuple(tensor.shape), tensor)
+        # The stack is that of the call which is being recorded; the last operation may be an older one.
+        spots = user_spots(sys._getframe(1))
+        spot = spots[0] if spots else None
+        return Saved(len(scope.ops), spot, storage_of(tensor), tensor._version, tuple(tensor.shape), tensor)
 
     def unpack(saved: Saved) -> torch.Tensor:
         if saved.tensor._version != saved.version:
@@ -54,6 +58,9 @@ def watch_saved_tensors(scope: Microscope) -> Iterator[None]:
 
 
 def writers(scope: Microscope, saved: Saved) -> list[Op]:
-    """The operations that wrote to a saved tensor's memory after it was saved, in order."""
-    after = saved.op.index if saved.op is not None else -1
-    return [op for op in scope.ops[after + 1 :] if saved.storage is not None and saved.storage in op.written]
+    """The operations that wrote to a saved tensor's memory after it was saved, in order.
+
+    An operation saves its inputs before it runs and its results after that, so one that writes to what it saves as an
+    input counts.
+    """
+    return [op for op in scope.ops[saved.after :] if saved.storage is not None and saved.storage in op.written]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.edits import detached_use, retained
+from torchmedic.diagnose.graph_edits import detached_use, retained
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.observe.notes import released
 from torchmedic.records import Diagnosis

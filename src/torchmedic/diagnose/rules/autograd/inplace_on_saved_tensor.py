@@ -11,20 +11,35 @@ Cure: make the write out of place, write to a copy (`x = x.clone()`), or call ba
 
 from __future__ import annotations
 
-import ast
-from typing import Any
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from torchmedic.diagnose.edits import out_of_place
+import msgspec
+
+from torchmedic.diagnose.edits import Candidate, copied, left_out, out_of_place
+from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.inplace_source import built_inplace, in_place_statements
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.records import Diagnosis, Treatment
+from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.replay.backward import BackwardFailure
-from torchmedic.replay.construction import built_at
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.microscope import Microscope, Op
-from torchmedic.replay.trial import Edit, attempt, expression_at, passes, source_of, treatment
+from torchmedic.replay.frames import node_location
+from torchmedic.replay.microscope import Microscope, Op, Spot, storage_of
+from torchmedic.replay.trial import node_at
 from torchmedic.replay.writes import Overwritten, Saved, watch_saved_tensors, writers
 
 CODE, NAME = "TM102", "inplace-on-saved-tensor"
+
+
+class Found(NamedTuple):
+    """What the replay showed."""
+
+    saved: Saved
+    written: list[Op]
+    node: str
+    storages: frozenset[int]  # all that the step writes to
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -34,38 +49,27 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     found = _replayed(failure)
     if found is None:
         return _without_replay(evidence, failure)
-    saved, written, node = found
+    saved, written, node = found.saved, found.written, found.node
     first = written[0]
-    shape = list(saved.shape)
     draft = Draft(
         CODE,
         NAME,
         "proven",
-        f"a tensor of shape {shape} that backward needs was changed in place",
-        f"`{node}` reads back what the forward pass saved, but that memory was written to afterwards",
+        f"a tensor of shape {list(saved.shape)} that backward needs was changed in place",
+        f"the backward of `{node}` reads back what the forward pass saved, but that memory was written to afterwards",
     )
-    saver = saved.spot
-    same_line = saver is not None and first.spot is not None and saver.line == first.spot.line
-    assert first.spot is not None
-    label = "written to in place here, after it was saved"
-    draft.at(first.spot.location("cause", label if not same_line else "saved and then overwritten on this line"))
-    if saver is not None:
-        draft.at(saver.location("saver", "saved for backward here"))
-    for op in written[1:4]:
-        if op.spot is not None:
-            draft.at(op.spot.location("writer", "written to again here"))
-    if getattr(first.module, "inplace", False):
-        assert first.module is not None
-        name = type(first.module).__name__
-        draft.at(built_at(evidence.frames, first.module, f"`{name}(inplace=True)` is built here"))
+    draft.at(*_places(failure, found))
     if failure.caller is not None:
         draft.at(failure.caller.location("surfaced", "noticed here"))
-    draft.because(f"replayed: {len(written)} write(s) after the save, the first by `{first.name}`")
-    _treat(draft, failure, first, saved)
+    times = "once" if len(written) == 1 else f"{len(written)} times"
+    draft.because(f"replayed: after the save the memory was written to {times}, first by `{first.name}`")
+    if _is_weight(failure, saved):
+        draft.because("the memory is that of a weight")
+    _treat(draft, failure, found)
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
-def _replayed(failure: BackwardFailure) -> tuple[Saved, list[Op], str] | None:
+def _replayed(failure: BackwardFailure) -> Found | None:
     step = failure.step
     if step is None:
         return None
@@ -75,46 +79,103 @@ def _replayed(failure: BackwardFailure) -> tuple[Saved, list[Op], str] | None:
         return None
     saved = played.error.saved
     written = [op for op in writers(scope, saved) if op.spot is not None]
-    node = played.error.node.removesuffix("0").removesuffix("Backward")
-    return (saved, written, node) if written else None
+    node = re.sub(r"Backward\d*$", "", played.error.node)
+    storages = frozenset(storage for op in scope.ops for storage in op.written)
+    return Found(saved, written, node, storages) if written else None
 
 
-def _treat(draft: Draft, failure: BackwardFailure, write: Op, saved: Saved) -> None:
-    if failure.step is None or write.spot is None:
+def _places(failure: BackwardFailure, found: Found) -> Iterator[Location]:
+    """The write, the save, and the layer that writes, the one to change first."""
+    saved, written = found.saved, found.written
+    first, saver = written[0], saved.spot
+    assert first.spot is not None
+    same_line = saver is not None and (saver.file, saver.line) == (first.spot.file, first.spot.line)
+    built = built_inplace(failure.evidence.frames, first.module) if getattr(first.module, "inplace", False) else None
+    layer = f"`{type(first.module).__name__}(inplace=True)`"
+    if built is not None and same_line:
+        # One call runs both layers, so there is nothing to change at the call.
+        yield msgspec.structs.replace(built, role="cause", label=f"{layer} overwrites what the layer before saved")
+        yield first.spot.location("writer", "saved and then overwritten inside this call")
         return
-    losses = [root.detach() for root in failure.roots]
-    loss = float(losses[0].item()) if len(losses) == 1 and losses[0].numel() == 1 else None
-    if getattr(write.module, "inplace", False) and _passes_without_inplace(failure, write.module, loss):
-        title = f"build `{type(write.module).__name__}` without `inplace=True`"
-        draft.treat(Treatment(title=title, proven=True, result=f"loss {loss:.5g}, all gradients finite"))
+    label = "written to in place here, after it was saved"
+    yield first.spot.location("cause", label if not same_line else "saved and then overwritten on this line")
+    if saver is not None:
+        yield saver.location("saver", "saved for backward here")
+    for op in written[1:4]:
+        if op.spot is not None:
+            yield op.spot.location("writer", "written to again here")
+    if built is not None:
+        yield msgspec.structs.replace(built, label=f"{layer} is built here")
+
+
+def _is_weight(failure: BackwardFailure, saved: Saved) -> bool:
+    step = failure.step
+    if step is None or saved.storage is None:
+        return False
+    weights = [*step.runner.parameters, *(tensor for module in step.runner.modules for tensor in module.parameters())]
+    return any(storage_of(tensor) == saved.storage for tensor in weights)
+
+
+def _treat(draft: Draft, failure: BackwardFailure, found: Found) -> None:
+    first = found.written[0]
+    if failure.step is None or first.spot is None:
         return
-    candidates = list(out_of_place(write.spot))
-    if saved.spot is not None and expression_at(saved.spot) is not None:
-        candidates.append(("save a copy", Edit(saved.spot, f"({source_of(saved.spot)}).clone()")))
-    for title, edit in candidates:
-        tried = treatment(title, attempt(failure.step, edit, same_loss=loss))
-        if tried is not None:
-            draft.treat(tried)
-            return
-    if "step" in _called(write):
-        draft.help("call backward for this loss before the weights are updated, or run its forward pass again")
-    else:
+    trials = GraphTrials(failure, found.storages)
+    treated = _without_flag(failure, trials, first.module) if getattr(first.module, "inplace", False) else None
+    if treated is None and _is_weight(failure, found.saved):
+        _postpone(draft, trials, first.spot)
+        return
+    treated = treated or trials.first(_candidates(found))
+    draft.treat(treated)
+    if treated is None:
         draft.help("make the write out of place, or write to a clone")
 
 
-def _passes_without_inplace(failure: BackwardFailure, module: Any, loss: float | None) -> bool:
+def _candidates(found: Found) -> Iterator[Candidate]:
+    write = found.written[0].spot
+    if write is not None:
+        yield from out_of_place(write)
+    if found.saved.spot is not None:
+        saver = node_at(found.saved.spot)
+        if saver is not None:
+            yield "go on with a copy of what was saved", copied(found.saved.spot, saver[0])
+
+
+def _postpone(draft: Draft, trials: GraphTrials, write: Spot) -> None:
+    """A weight is to be written after backward: the step must pass with the same loss if it is not written before."""
+    edit = left_out(write)
+    verdict = trials.verdict(edit) if edit is not None else None
+    if verdict is None or not verdict.passed:
+        draft.help("call backward for this loss before the weights are changed, or run its forward pass again")
+        return
+    title = "change the weights after the last backward that needs the old ones"
+    result = f"with no write before backward: {verdict.result}"
+    draft.treat(Treatment(title=title, safety="changes-training", proven=True, result=result))
+    draft.help("or run the forward pass again with the new weights before this backward")
+
+
+def _without_flag(failure: BackwardFailure, trials: GraphTrials, module: Any) -> Treatment | None:
     assert failure.step is not None
-    module.inplace = False
-    try:
-        played = failure.step.again()
-    finally:
-        module.inplace = True
-    return loss is not None and passes(played) and played.loss == loss
+    kind = type(module)
+    alike = [
+        child
+        for root in failure.step.runner.modules
+        for child in root.modules()
+        if type(child) is kind and getattr(child, "inplace", False)
+    ]
 
+    @contextlib.contextmanager
+    def not_inplace(modules: list[Any]) -> Iterator[None]:
+        for child in modules:
+            child.inplace = False
+        try:
+            yield
+        finally:
+            for child in modules:
+                child.inplace = True
 
-def _called(op: Op) -> str:
-    node = expression_at(op.spot) if op.spot is not None else None
-    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    title = f"build `{kind.__name__}` without `inplace=True`"
+    return trials.under(lambda: not_inplace([module]), title) or trials.under(lambda: not_inplace(alike), title)
 
 
 def _without_replay(evidence: RaisedEvidence, failure: BackwardFailure) -> Diagnosis:
@@ -125,11 +186,19 @@ def _without_replay(evidence: RaisedEvidence, failure: BackwardFailure) -> Diagn
         "a tensor that backward needs was changed in place",
         "torch found that a saved tensor has a newer version than when it was saved",
     )
-    if failure.caller is not None:
+    suspects = in_place_statements(evidence, failure)
+    if len(suspects) == 1:
+        file, node = suspects[0]
+        draft.at(node_location("cause", file, node, "the only write in place that fits"))
+        if failure.caller is not None:
+            draft.at(failure.caller.location("surfaced", "noticed here"))
+    elif failure.caller is not None:
         draft.at(failure.caller.location("cause", "noticed here; the write is earlier"))
+        draft.at(*(node_location("writer", file, node, "writes in place") for file, node in suspects[:3]))
     draft.because(f"the step could not be replayed: {failure.why_not}" if failure.why_not else "")
+    draft.because("a replay of the last iteration alone does not show the write" if not failure.why_not else "")
     draft.because(evidence.message.split(" Hint:")[0][:300])
-    draft.help("look for `+=`, `x[...] =`, methods ending in `_` and `inplace=True` between forward and backward")
+    draft.help("make the write out of place, or write to a clone")
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 

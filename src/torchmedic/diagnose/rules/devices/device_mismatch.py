@@ -49,7 +49,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         "proven",
         f"{name} was given tensors on different devices: `{stray.text}` is on {stray.device}, "
         f"`{others[0].text}` on {others[0].device}",
-        listed([each.words for each in (stray, *others)], 5),
+        listed([each.words for each in (stray, *others)], 3),
     )
     draft.at(*evidence.at_user_line("cause", f"{stray.device} meets {others[0].device}"))
     reason = reason_of(evidence, split)

@@ -44,10 +44,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     call = next((call for call in evidence.calls if _CONV.fullmatch(call.op) or call.op in _NORMS), None)
     layer = layer_of(evidence, call)
-    found = (_in_call(call) if call is not None else None) or _in_layer(evidence, layer)
+    found = (_in_call(call) if call is not None else None) or _in_layer(evidence, layer) or _dimensions(evidence)
     if found is None:
         return _from_message(evidence)
-    name = layer_name(evidence, layer) if layer is not None else f"`{call.op if call is not None else ''}`"
+    op = call.op if call is not None else evidence.calls[0].op
+    name = layer_name(evidence, layer) if layer is not None else f"`{op.lstrip('_')}`"
     draft = Draft(
         CODE,
         NAME,
@@ -157,6 +158,26 @@ def _in_layer(evidence: RaisedEvidence, layer: nn.Module | None) -> _Finding | N
         return _Finding(given, count(given.dim(), "dimension"), " or ".join(map(str, dimensions)), wanted, spatial)
     channels = int(given.shape[1 if given.dim() == spatial + 2 or spatial == 1 else 0])
     return _Finding(given, count(channels, "channel"), str(wanted), wanted, spatial) if channels != wanted else None
+
+
+_SPATIAL = re.compile(r"_?(?:adaptive_)?(?:max|avg)_pool([123])d(?:_with_indices)?")
+
+
+def _dimensions(evidence: RaisedEvidence) -> _Finding | None:
+    """Pooling and recurrent layers, which have no channels of their own but count the dimensions."""
+    for call in evidence.calls:
+        pool = _SPATIAL.fullmatch(call.op)
+        given = call.get(0, "input")
+        if pool is not None and isinstance(given, torch.Tensor):
+            spatial = int(pool[1])
+            if given.dim() not in (spatial + 1, spatial + 2):
+                return _Finding(given, count(given.dim(), "dimension"), f"{spatial + 1} or {spatial + 2}", 0, spatial)
+            return None
+    for frame in reversed(evidence.library_frames):
+        given = frame.variables.get("input")
+        if isinstance(frame.module, nn.RNNBase) and isinstance(given, torch.Tensor) and given.dim() not in (2, 3):
+            return _Finding(given, count(given.dim(), "dimension"), "2 or 3")
+    return None
 
 
 _MESSAGES = (

@@ -20,7 +20,7 @@ from torchmedic.records import Diagnosis
 from torchmedic.replay.calls import Call, read
 from torchmedic.replay.evidence import RaisedEvidence
 
-CODE, NAME = "TM158", "numpy-of-tracked-tensor"
+CODE, NAME = "TM158", "tensor-to-numpy-with-gradient"
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:

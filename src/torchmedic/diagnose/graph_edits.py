@@ -1,0 +1,119 @@
+"""Candidate cures for a graph that is cut, freed too early or carried on too long."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchmedic.diagnose.edits import Candidate, called, rewritten, statement_at
+from torchmedic.replay.frames import syntax_tree
+from torchmedic.replay.microscope import Spot
+from torchmedic.replay.spots import spot_of_node
+from torchmedic.replay.trial import Edit
+
+
+def detached_use(file: str, name: str, lines: tuple[int, int]) -> Iterator[Candidate]:
+    """Use a carried variable without its history, at the first of these lines that reads it."""
+    tree = syntax_tree(file)
+    uses = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Name | ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and lines[0] <= node.lineno <= lines[1]
+        and ast.unparse(node) == name
+    ]
+    if not uses:
+        return
+    first = min(uses, key=lambda node: (node.lineno, node.col_offset))
+    spot = spot_of_node(file, first)
+    title = f"detach `{name}` where it is used again"
+    yield title, Edit(spot, f"{name}.detach()")
+    yield title, Edit(spot, f"tuple(part.detach() for part in {name})")
+    yield title, Edit(spot, f"[part.detach() for part in {name}]")
+
+
+def retained(spot: Spot) -> Iterator[Candidate]:
+    """Keep the graph of a call of backward or `autograd.grad` for the next one."""
+    call = call_at(spot, "backward", "grad")
+    if call is None:
+        return
+    is_grad = ast.unparse(call.func).endswith("grad")
+    if is_grad:
+        yield "let the gradient be differentiated again", _with_keyword(spot, call, "create_graph")
+    yield "keep the graph of the first backward for the second", _with_keyword(spot, call, "retain_graph")
+
+
+def call_at(spot: Spot, *names: str) -> ast.Call | None:
+    """The call of one of these functions or methods in the statement at a spot."""
+    statement = statement_at(spot)
+    for node in ast.walk(statement) if statement is not None else ():
+        if isinstance(node, ast.Call) and node.lineno <= spot.line <= (node.end_lineno or node.lineno):
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            if name in names:
+                return node
+    return None
+
+
+def _with_keyword(spot: Spot, call: ast.Call, name: str) -> Edit:
+    given = next((word for word in call.keywords if word.arg == name), None)
+    if given is not None:
+        text = rewritten(spot.file, call, [(given.value, "True")])
+    else:
+        text = rewritten(spot.file, call).removesuffix(")").rstrip().removesuffix(",")
+        text += f"{', ' if call.args or call.keywords else ''}{name}=True)"
+    return Edit(spot_of_node(spot.file, call, spot.function), text)
+
+
+def uncut(spot: Spot, name: str) -> Iterator[Candidate]:
+    """The expression at a spot without the call that cuts the graph."""
+    tree = syntax_tree(spot.file)
+    for node in ast.walk(tree) if tree is not None else ():
+        if not isinstance(node, ast.expr) or not _is_at(node, spot):
+            continue
+        kept = _uncut(spot.file, node, name)
+        if kept is not None:
+            yield f"leave `{_label(node, name)}` out", Edit(spot_of_node(spot.file, node, spot.function), kept)
+
+
+def _uncut(file: str, node: ast.expr, name: str) -> str | None:
+    match node:
+        case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr == name and not _is_torch(owner):
+            return rewritten(file, owner)
+        case ast.Attribute(value=owner, attr="data") if name in ("data", "detach"):
+            return rewritten(file, owner)
+        case ast.Call(func=function, args=[ast.List() | ast.Tuple() as items, *_]) if _builds(function):
+            return f"torch.stack({rewritten(file, items)})"
+        case ast.Call(func=function, args=[inner, *_]) if _builds(function) or ast.unparse(function) == "float":
+            return called(rewritten(file, inner), inner)
+    return None
+
+
+def _label(node: ast.expr, name: str) -> str:
+    if isinstance(node, ast.Attribute):
+        return ".data"
+    assert isinstance(node, ast.Call)
+    owner = node.func
+    return f".{name}()" if isinstance(owner, ast.Attribute) and owner.attr == name else f"{ast.unparse(owner)}(...)"
+
+
+def _builds(function: ast.expr) -> bool:
+    return ast.unparse(function).rpartition(".")[2] in ("tensor", "as_tensor", "Tensor", "FloatTensor", "Variable")
+
+
+def _is_torch(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("torch", "F", "np", "numpy")
+
+
+def _is_at(node: ast.expr, spot: Spot) -> bool:
+    if spot.column is None or spot.end_column is None:
+        return node.lineno == spot.line
+    start, end = (spot.line, spot.column), (spot.end_line or spot.line, spot.end_column)
+    return start <= (node.lineno, node.col_offset) and (node.end_lineno or 0, node.end_col_offset or 0) <= end
+
+
+def with_gradients(file: str, head: ast.expr) -> Iterator[Candidate]:
+    """`with torch.no_grad():` becomes `with torch.enable_grad():`."""
+    spot = spot_of_node(file, head)
+    yield "let the block record gradients", Edit(spot, "torch.enable_grad()")

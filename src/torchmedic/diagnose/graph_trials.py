@@ -1,0 +1,108 @@
+"""Trials of cures for a broken graph: the step must pass, with the loss that it had."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from torchmedic.diagnose.edits import Candidate
+from torchmedic.records import Safety, Treatment
+from torchmedic.replay.backward import BackwardFailure
+from torchmedic.replay.microscope import storage_of
+from torchmedic.replay.runner import Played
+from torchmedic.replay.trial import Edit, Verdict, attempt, describe, passes, treatment
+
+_MOST_TRIALS = 8
+
+
+class GraphTrials:
+    """Tries cures on one failing step, each from the same values.
+
+    Args:
+        failure: The failure, with its step.
+        written: The storages that the step writes to itself. A replay writes to them again, so what lives there is put
+            back after each trial.
+    """
+
+    def __init__(self, failure: BackwardFailure, written: Iterable[int] = ()) -> None:
+        self._failure = failure
+        self._kept = [(tensor, tensor.detach().clone()) for tensor in _living(failure, frozenset(written))]
+
+    @functools.cached_property
+    def loss(self) -> float | None:
+        """The loss to be kept: that of a plain replay from the same values, which failed as the step did."""
+        if self._failure.faithful and not self._kept:
+            return self._failure.loss
+        step = self._failure.step
+        if step is None:
+            return None
+        with self._from_same_values():
+            return step.again().loss
+
+    def verdict(self, edit: Edit, *, same_loss: bool = True, keep_graphs: bool = True) -> Verdict:
+        step = self._failure.step
+        if step is None or (same_loss and self.loss is None):
+            return Verdict(False, "", "")
+        wanted = self.loss if same_loss else None
+        with self._from_same_values():
+            return attempt(step, edit, same_loss=wanted, keep_graphs=keep_graphs)
+
+    def first(
+        self,
+        candidates: Iterable[Candidate],
+        *,
+        same_loss: bool = True,
+        keep_graphs: bool = True,
+        safety: Safety = "edit",
+    ) -> Treatment | None:
+        """The first candidate that passes."""
+        for title, edit in itertools.islice(candidates, _MOST_TRIALS):
+            verdict = self.verdict(edit, same_loss=same_loss, keep_graphs=keep_graphs)
+            if verdict.passed:
+                return treatment(title, verdict, safety=safety)
+        return None
+
+    def under(self, change: Callable[[], contextlib.AbstractContextManager[Any]], title: str) -> Treatment | None:
+        """A cure that is no edit of one line: the step replayed while something is changed."""
+        step = self._failure.step
+        if step is None:
+            return None
+        with self._from_same_values(), change():
+            played: Played = step.again()
+        if not passes(played) or played.loss != self.loss:
+            return None
+        return Treatment(title=title, proven=True, result=describe(played))
+
+    @contextlib.contextmanager
+    def _from_same_values(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in self._kept:
+                    tensor.detach().copy_(value)
+
+
+def _living(failure: BackwardFailure, storages: frozenset[int]) -> list[torch.Tensor]:
+    """The weights, buffers and variables of the user's frames that live in some storages."""
+    if failure.step is None or not storages:
+        return []
+    runner = failure.step.runner
+    tensors: list[Any] = list(runner.parameters)
+    for module in runner.modules:
+        tensors += [*module.parameters(), *module.buffers()]
+    for frame in failure.evidence.frames:
+        if frame.is_user:
+            tensors += [*frame.variables.values(), *frame.live.f_globals.values()]
+    found = {}
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+            key = storage_of(tensor)
+            if key in storages:
+                found.setdefault(key, tensor)
+    return list(found.values())

@@ -1,0 +1,136 @@
+"""A function was given an argument for which it is not defined.
+
+What: the square root of a negative number, `acos` of 1.0001, a negative number to the power of 0.5 are NaN; torch says
+nothing.
+
+Why: rounding pushed a cosine beyond 1 or a variance below 0, or a quantity that should be positive is not.
+
+Cure: clamp the argument to the function's domain, a little inside its ends where the gradient is infinite.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from torchmedic.diagnose.cures import Cure, expression, fill, first_that_passes, operand_of, with_operand, written
+from torchmedic.diagnose.numbers import begin, described, finish, origin, rows, share
+from torchmedic.diagnose.rule import Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.microscope import Captured, Op
+from torchmedic.replay.numbers import NumbersEvidence
+
+CODE, NAME = "TM207", "argument-outside-domain"
+
+Outside = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Domain(NamedTuple):
+    words: str
+    outside: Outside
+    clamp: str
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return x.abs() > 1
+
+
+def _open_unit(x: torch.Tensor) -> torch.Tensor:
+    return x.abs() >= 1
+
+
+_UNIT = Domain("-1 to 1", _unit, "A.clamp(-1 + 1e-6, 1 - 1e-6)")
+_OPEN = Domain("between -1 and 1", _open_unit, "A.clamp(-1 + 1e-6, 1 - 1e-6)")
+_POSITIVE = Domain("0 or more", lambda x: x < 0, "A.clamp(min=1e-12)")
+_DOMAINS = {
+    "sqrt": _POSITIVE,
+    "rsqrt": _POSITIVE,
+    "acos": _UNIT,
+    "arccos": _UNIT,
+    "asin": _UNIT,
+    "arcsin": _UNIT,
+    "atanh": _OPEN,
+    "arctanh": _OPEN,
+    "erfinv": _OPEN,
+    "special_erfinv": _OPEN,
+    "acosh": Domain("1 or more", lambda x: x < 1, "A.clamp(min=1 + 1e-6)"),
+    "logit": Domain("between 0 and 1", lambda x: (x <= 0) | (x >= 1), "A.clamp(1e-6, 1 - 1e-6)"),
+    "special_logit": Domain("between 0 and 1", lambda x: (x <= 0) | (x >= 1), "A.clamp(1e-6, 1 - 1e-6)"),
+    "special_ndtri": Domain("between 0 and 1", lambda x: (x <= 0) | (x >= 1), "A.clamp(1e-6, 1 - 1e-6)"),
+    "lgamma": Domain("no whole number below 1", lambda x: (x <= 0) & (x == x.round()), ""),
+    "digamma": Domain("no whole number below 1", lambda x: (x <= 0) & (x == x.round()), ""),
+    "polygamma": Domain("no whole number below 1", lambda x: (x <= 0) & (x == x.round()), ""),
+    "mvlgamma": Domain("large enough", lambda x: x <= 0, ""),
+}
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    op, captured = evidence.op, evidence.captured
+    if op is None or captured is None or op.is_backward:
+        return None
+    domain = _POWER if op.kind in ("pow", "float_power") else _DOMAINS.get(op.kind)
+    argument = _argument(op, captured)
+    if domain is None or argument is None or not argument.is_floating_point():
+        return None
+    wrong = _outside_power(argument, captured) if domain is _POWER else domain.outside(argument)
+    if wrong is None or not bool(wrong.any()):
+        return None
+    worst = argument[wrong].flatten()[argument[wrong].abs().argmax()].item()
+    draft = begin(
+        evidence,
+        CODE,
+        NAME,
+        f"`{op.kind}` outside its domain",
+        share(wrong, f"the argument of `{op.kind}`, {worst:.6g}, is not {domain.words}", f"arguments of `{op.kind}` are not {domain.words}"),
+        label=f"{op.kind}({worst:.6g})" if domain is not _POWER else f"{worst:.6g} to a power that is not whole",
+        bad=wrong,
+    )
+    where = rows(wrong, evidence)
+
+    def why(maker: Op, own_line: bool) -> str:
+        return f"{worst:.6g} here{', ' + where if where else ''}" if own_line else ""
+
+    draft.at(origin(evidence, op.inputs[0], why))
+    draft.because(f"the argument is {described(argument)}")
+    draft.treat(first_that_passes(evidence, _cures(evidence, op, domain)))
+    return finish(draft, evidence)
+
+
+_POWER = Domain("0 or more", lambda x: x < 0, "A.clamp(min=1e-12)")
+
+
+def _argument(op: Op, captured: Captured) -> torch.Tensor | None:
+    argument = captured.argument(1 if op.kind == "polygamma" else 0)
+    return argument if isinstance(argument, torch.Tensor) else None
+
+
+def _outside_power(base: torch.Tensor, captured: Captured) -> torch.Tensor | None:
+    exponent = captured.argument(1)
+    if isinstance(exponent, torch.Tensor):
+        if not exponent.is_floating_point() or exponent.shape != base.shape:
+            whole = bool((exponent == exponent.round()).all())
+            return None if whole else base < 0
+        return (base < 0) & (exponent != exponent.round())
+    return base < 0 if isinstance(exponent, float) and exponent != round(exponent) else None
+
+
+def _cures(evidence: NumbersEvidence, op: Op, domain: Domain) -> Iterator[Cure]:
+    found = expression(evidence)
+    if found is None or not domain.clamp:
+        return
+    node, spot = found
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        argument: ast.expr | None = node.left
+    else:
+        argument = operand_of(node, op.kind, op.kind.removeprefix("special_"), op.kind.replace("a", "arc", 1))
+    if argument is None:
+        return
+    for clamp in (domain.clamp, domain.clamp.replace("1e-12", "1e-8").replace("1e-6", "1e-4")):
+        clamped = fill(clamp, A=argument)
+        yield Cure("clamp the argument to the domain", written(with_operand(node, argument, clamped), node), spot)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,132 @@
+"""An exponential grew beyond the largest number of its type.
+
+What: in float32 exp(x) is infinite for x above 88.7; the infinity then becomes NaN (inf / inf, inf - inf, 0 * inf),
+often in a later line or in the backward pass.
+
+Why: a softmax, softplus, sigmoid or log-sum-exp written out by hand, or the exponential of an unbounded output such as
+a log-variance.
+
+Cure: use the built-in function, which subtracts the maximum first (`softmax`, `logsumexp`, `softplus`, `sigmoid`), or
+clamp the argument.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import torch
+
+from torchmedic.diagnose.cures import Cure, expression, fill, first_that_passes, operand_of, with_operand, written
+from torchmedic.diagnose.divergence import is_diverging
+from torchmedic.diagnose.numbers import begin, described, finish, not_finite, share
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.surroundings import enclosing, only_use
+from torchmedic.records import Diagnosis
+from torchmedic.replay.microscope import Spot
+from torchmedic.replay.numbers import NumbersEvidence
+
+CODE, NAME = "TM204", "exp-overflow"
+
+_EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh")
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    op, captured = evidence.op, evidence.captured
+    if op is None or captured is None or op.is_backward or op.kind not in _EXPONENTIALS or is_diverging(evidence):
+        return None
+    argument = captured.argument(0)
+    bad = not_finite(captured.outputs[0])
+    if bad is None or not isinstance(argument, torch.Tensor) or not bool(bad.any()):
+        return None
+    largest = argument[bad].abs().max().item()
+    peak = argument[bad].flatten()[argument[bad].abs().argmax()].item()
+    limit = torch.finfo(captured.outputs[0].dtype).max
+    dtype = str(captured.outputs[0].dtype).removeprefix("torch.")
+    draft = begin(
+        evidence,
+        CODE,
+        NAME,
+        f"overflow of `{op.kind}`",
+        share(
+            bad,
+            f"{op.kind}({peak:.4g}) is larger than {limit:.3g}, the largest {dtype}",
+            f"results of `{op.kind}` are larger than {limit:.3g}, the largest {dtype}",
+        ),
+        label=f"{op.kind}({peak:.4g}) is infinite",
+        bad=bad,
+    )
+    draft.because(f"the argument is {described(argument)}", f"the largest magnitude that overflows is {largest:.6g}")
+    draft.treat(first_that_passes(evidence, _cures(evidence)))
+    return finish(draft, evidence)
+
+
+def _cures(evidence: NumbersEvidence) -> Iterator[Cure]:
+    found = expression(evidence)
+    if found is None:
+        return
+    node, spot = found
+    argument = operand_of(node, *_EXPONENTIALS)
+    if argument is None:
+        return
+    yield from _built_in(node, argument, spot)
+    for most in ("80", "20"):
+        clamped = fill(f"A.clamp(max={most})", A=argument)
+        text = written(with_operand(node, argument, clamped), node)
+        yield Cure("limit the argument", text, spot, "changes-training")
+
+
+def _built_in(node: ast.expr, argument: ast.expr, spot: Spot) -> Iterator[Cure]:
+    """The function that was written out by hand around this exponential, as torch has it."""
+    for outer, place in enclosing(node, spot):
+        match outer:
+            case ast.BinOp(op=ast.Div(), left=left, right=right) if ast.dump(left) == ast.dump(node):
+                summed = operand_of(right, "sum")
+                if summed is not None and isinstance(right, ast.Call) and ast.dump(summed) == ast.dump(node):
+                    dim = _dim_of(right, summed)
+                    text = ast.unparse(fill(f"torch.softmax(A, {dim})", A=argument))
+                    yield Cure("use the built-in softmax, which cannot overflow", text, place)
+            case ast.BinOp(op=ast.Div(), left=ast.Constant(value=1 | 1.0), right=right) if _one_plus(right, node):
+                inner = argument.operand if isinstance(argument, ast.UnaryOp) else fill("-A", A=argument)
+                text = ast.unparse(fill("torch.sigmoid(A)", A=inner))
+                yield Cure("use the built-in sigmoid, which cannot overflow", text, place)
+            case ast.Call():
+                logged = operand_of(outer, "log")
+                plain = operand_of(outer, "log1p")
+                if (logged is not None and _one_plus(logged, node)) or (
+                    plain is not None and ast.dump(plain) == ast.dump(node)
+                ):
+                    text = ast.unparse(fill("torch.nn.functional.softplus(A)", A=argument))
+                    yield Cure("use the built-in softplus, which cannot overflow", text, place)
+                summed = operand_of(logged, "sum")
+                if isinstance(logged, ast.Call) and summed is not None and ast.dump(summed) == ast.dump(node):
+                    text = ast.unparse(fill(f"torch.logsumexp(A, {_dim_of(logged, summed)})", A=argument))
+                    yield Cure("use logsumexp, which cannot overflow", text, place)
+    use = only_use(node, spot)
+    if use is not None:
+        name, outer = use
+        match outer:
+            case ast.BinOp(op=ast.Div(), left=ast.Name(id=above), right=ast.Call() as right) if above == name:
+                summed = operand_of(right, "sum")
+                if isinstance(summed, ast.Name) and summed.id == name:
+                    shifted = fill(f"A - A.amax({_dim_of(right, summed)}, keepdim=True)", A=argument)
+                    text = written(with_operand(node, argument, shifted), node)
+                    yield Cure("subtract the maximum first", text, spot, same_values=False)
+
+
+def _one_plus(node: ast.expr, exponential: ast.expr) -> bool:
+    match node:
+        case ast.BinOp(op=ast.Add(), left=left, right=right):
+            sides = (left, right)
+            has_one = any(isinstance(side, ast.Constant) and side.value == 1 for side in sides)
+            return has_one and any(ast.dump(side) == ast.dump(exponential) for side in sides)
+    return False
+
+
+def _dim_of(call: ast.Call, operand: ast.expr) -> str:
+    rest = [part for part in call.args if part is not operand]
+    named = [word.value for word in call.keywords if word.arg in ("dim", "axis")]
+    return ast.unparse([*named, *rest][0]) if named or rest else "tuple(range(A.dim()))"
+
+
+RULE = Rule(CODE, NAME, check)

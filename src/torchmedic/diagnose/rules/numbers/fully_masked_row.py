@@ -1,0 +1,154 @@
+"""A softmax was taken over a row in which everything is masked.
+
+What: masking writes minus infinity into attention scores or logits. If a row holds nothing else, its softmax is
+0 / 0, which is NaN, and the NaN reaches every weight.
+
+Why: a sequence of length 0, a padding mask with the wrong meaning (True where it should be False), a causal mask that is
+combined with a padding mask, a query that may look at nothing.
+
+Cure: leave at least one entry of each row unmasked, mask with a large negative number instead of -inf, or set the
+result of such rows to zero.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import torch
+
+from torchmedic.diagnose.cures import Cure, first_that_passes
+from torchmedic.diagnose.numbers import begin, finish, rows
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.surroundings import spot_of
+from torchmedic.records import Diagnosis
+from torchmedic.replay.microscope import Captured, Leaf, Op
+from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.trial import node_at
+
+CODE, NAME = "TM208", "fully-masked-row"
+
+_SOFTMAXES = frozenset("softmax log_softmax safe_softmax logsumexp softmax_backward_data masked_softmax".split())
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    birth = evidence.birth
+    if birth is None or evidence.scope is None:
+        return None
+    # An infinity that came from an operation and was meant as a mask leads back to the softmax that it spoiled.
+    for op in (birth.op, birth.spoiled):
+        if op is None:
+            continue
+        blamed = evidence.scope.forward_of(op)
+        values = evidence.values_of(blamed)
+        if values is None:
+            continue
+        masked = _masked_rows(blamed, values)
+        if masked is not None and (op is birth.op or _meant_as_mask(evidence, birth.op)):
+            return _diagnosis(evidence, blamed, values, masked)
+    return None
+
+
+def _masked_rows(op: Op, values: Captured) -> torch.Tensor | None:
+    """Which rows hold nothing but minus infinity."""
+    if op.kind in _SOFTMAXES:
+        scores, dim = values.argument(0), values.argument(1, "dim", -1)
+    elif op.kind in ("sub", "exp"):
+        # Written out by hand: the maximum of such a row is -inf as well.
+        scores, dim = values.argument(0), -1
+    elif "scaled_dot_product" in op.kind or op.kind == "baddbmm":
+        return None
+    else:
+        return None
+    if not isinstance(scores, torch.Tensor) or not scores.is_floating_point() or not scores.dim():
+        return None
+    dims = list(dim) if isinstance(dim, list | tuple) else [dim]
+    masked = (scores == -torch.inf).all(dim=dims[0], keepdim=True) if len(dims) == 1 else None
+    return masked if masked is not None and bool(masked.any()) else None
+
+
+def _meant_as_mask(evidence: NumbersEvidence, op: Op | None) -> bool:
+    """Whether an operation that made minus infinities made a mask: the log of zeros and ones, or huge negatives added."""
+    values = evidence.values_of(op) if op is not None else None
+    if op is None or values is None or not values.outputs:
+        return False
+    made = values.outputs[0]
+    if bool((made == torch.inf).any()) or bool(made.isnan().any()):
+        return False
+    if bool(((made == 0) | (made == -torch.inf)).all()):
+        return True
+    lowest = torch.finfo(made.dtype).min
+    return op.kind in ("add", "sub", "mul") and any(
+        bool((tensor <= lowest / 4).any()) for tensor in values.tensors if tensor.is_floating_point()
+    )
+
+
+def _diagnosis(evidence: NumbersEvidence, op: Op, values: Captured, masked: torch.Tensor) -> Diagnosis:
+    scores = values.argument(0)
+    width = scores.numel() // max(1, masked.numel())
+    hit = int(masked.sum().item())
+    name = op.kind.replace("safe_", "")
+    where = rows(masked, evidence)
+    draft = begin(
+        evidence,
+        CODE,
+        NAME,
+        f"`{name}` of a row in which everything is masked",
+        f"{hit} of {masked.numel()} rows that `{name}` runs over hold {width} times -inf and nothing else",
+        label=f"all {width} entries are -inf",
+        bad=masked,
+        spot=op.spot,
+    )
+    maker = _mask_maker(evidence, op)
+    if maker is not None and maker.spot is not None:
+        draft.at(maker.spot.location("origin", f"masked here{', all of ' + where if where else ''}"))
+    draft.because(f"the scores are {list(scores.shape)}, of which {int((scores == -torch.inf).sum().item())} are -inf")
+    draft.treat(first_that_passes(evidence, _cures(maker)))
+    draft.help("make sure that no row is masked completely: skip empty sequences, check what True means in the mask")
+    diagnosis: Diagnosis = finish(draft, evidence)
+    return diagnosis
+
+
+def _mask_maker(evidence: NumbersEvidence, op: Op) -> Op | None:
+    """The operation that wrote the infinities."""
+    scope = evidence.scope
+    assert scope is not None
+    value = op.inputs[0]
+    for _ in range(8):
+        source = scope.source(value, lambda magnitude: magnitude == float("inf"))
+        if source is None or isinstance(source, Leaf):
+            return None
+        made = scope.ops[source]
+        if made.explicit or not any(scope.magnitude(given) == float("inf") for given in made.inputs):
+            return made
+        value = next(given for given in made.inputs if scope.magnitude(given) == float("inf"))
+    return None
+
+
+def _cures(maker: Op | None) -> Iterator[Cure]:
+    """Write a large negative number where the code writes minus infinity."""
+    found = node_at(maker.spot) if maker is not None and maker.spot is not None else None
+    if found is None or maker is None or maker.spot is None:
+        return
+    for part in ast.walk(found[0]):
+        if isinstance(part, ast.expr) and _is_minus_infinity(part):
+            title = "mask with a large negative number instead of -inf"
+            yield Cure(title, "-1e9", spot_of(part, maker.spot), same_values=False)
+            return
+
+
+def _is_minus_infinity(node: ast.expr) -> bool:
+    text = ast.unparse(node).replace('"', "'").replace(" ", "").lower()
+    return text in (
+        "float('-inf')",
+        "-float('inf')",
+        "-torch.inf",
+        "-math.inf",
+        "-np.inf",
+        "-inf",
+        "-numpy.inf",
+        "float('-infinity')",
+    )
+
+
+RULE = Rule(CODE, NAME, check)

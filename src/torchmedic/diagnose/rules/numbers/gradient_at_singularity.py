@@ -1,0 +1,121 @@
+"""A function whose value is finite has an infinite gradient at the point where it was evaluated.
+
+What: the slope of the square root at 0 is infinite, and so is that of `acos` at 1 or of x ** 0.5 at 0. The forward pass
+looks healthy, the loss is finite, and the first backward pass fills the weights with infinities or NaN.
+
+Why: a distance of a point to itself, a norm or variance that is exactly 0, a padded entry, a cosine that is exactly 1.
+
+Cure: move the argument a little away from that point (add a small constant, clamp), or leave such entries out before
+the function, not after it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import torch
+
+from torchmedic.diagnose.cures import Cure, expression, fill, first_that_passes, operand_of, with_operand, written
+from torchmedic.diagnose.numbers import begin, described, finish, origin, rows, share, why_zero
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.slopes import singular
+from torchmedic.records import Diagnosis
+from torchmedic.replay.microscope import Op
+from torchmedic.replay.numbers import NumbersEvidence
+
+CODE, NAME = "TM203", "gradient-at-singularity"
+
+_AWAY = {
+    "sqrt": ("A + 1e-12", "A + 1e-8", "A.clamp(min=1e-8)"),
+    "pow": ("A + 1e-8", "A.clamp(min=1e-8)"),
+    "float_power": ("A + 1e-8", "A.clamp(min=1e-8)"),
+    "acos": ("A.clamp(-1 + 1e-6, 1 - 1e-6)",),
+    "asin": ("A.clamp(-1 + 1e-6, 1 - 1e-6)",),
+    "atanh": ("A.clamp(-1 + 1e-6, 1 - 1e-6)",),
+    "acosh": ("A.clamp(min=1 + 1e-6)",),
+    "rsqrt": ("A + 1e-8",),
+    "hypot": ("A + 1e-8",),
+    "log": ("A + 1e-8",),
+}
+_DECOMPOSITIONS = frozenset("linalg_eigh linalg_eig linalg_svd linalg_qr linalg_lu linalg_cholesky_ex".split())
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    op, forward = evidence.op, evidence.forward_op
+    if op is None or forward is None or not op.is_backward or forward.is_backward:
+        return None
+    values = evidence.values_of(forward)
+    if values is None or not values.tensors:
+        return None
+    if forward.kind in _DECOMPOSITIONS:
+        return _of_decomposition(evidence, forward)
+    points = singular(values)
+    if points is None:
+        return None
+    position, wrong = points
+    argument = values.tensors[position]
+    worst = argument[wrong].flatten()[0].item() if wrong.shape == argument.shape else None
+    at = f" at {worst:.4g}" if worst is not None else ""
+    draft = begin(
+        evidence,
+        CODE,
+        NAME,
+        f"the gradient of `{forward.kind}`{at}",
+        f"`{forward.kind}` is finite here, but its slope is not: "
+        + share(wrong, "the argument is on a singular point", "arguments are on a singular point"),
+        label=f"the slope of {forward.kind}{at} is infinite",
+        bad=wrong,
+    )
+    if worst == 0:
+        draft.at(origin(evidence, forward.inputs[position], why_zero(evidence, wrong)))
+    where = rows(wrong, evidence)
+    draft.because(f"the argument is {described(argument)}" + (f"; {where}" if where else ""))
+    draft.because(f"the forward result is finite; `{op.node}` made the first value that is not")
+    draft.treat(first_that_passes(evidence, _cures(evidence, forward)))
+    return finish(draft, evidence)
+
+
+def _cures(evidence: NumbersEvidence, forward: Op) -> Iterator[Cure]:
+    found = expression(evidence)
+    ways = _AWAY.get(forward.kind)
+    if found is None or ways is None:
+        return
+    node, spot = found
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        argument: ast.expr | None = node.left
+    else:
+        argument = operand_of(node, forward.kind, forward.kind.replace("a", "arc", 1))
+    if argument is None:
+        return
+    for way in ways:
+        title = "keep the argument away from the singular point" if "clamp" in way else "add a small constant"
+        yield Cure(title, written(with_operand(node, argument, fill(way, A=argument)), node), spot)
+
+
+def _of_decomposition(evidence: NumbersEvidence, forward: Op) -> Diagnosis | None:
+    """The gradient of eigenvectors divides by the differences of eigenvalues."""
+    values = evidence.values_of(forward)
+    spectra = [tensor for tensor in values.outputs if tensor.dim() and tensor.is_floating_point()] if values else []
+    lines = [tensor for tensor in spectra if values is not None and tensor.dim() == values.tensors[0].dim() - 1]
+    if values is None or not lines:
+        return None
+    gaps = torch.diff(lines[0].sort(-1).values, dim=-1).abs()
+    if gaps.numel() == 0:
+        return None
+    closest = gaps.min().item()
+    what = "singular values" if "svd" in forward.kind else "eigenvalues"
+    draft = begin(
+        evidence,
+        CODE,
+        NAME,
+        f"the gradient of `{forward.kind}` at repeated {what}",
+        f"two {what} differ by {closest:.3g}, and the gradient divides by their difference",
+        label=f"two {what} are {'equal' if closest == 0 else 'nearly equal'}",
+    )
+    draft.because(f"the {what} are {described(lines[0])}")
+    draft.help(f"use a loss that depends on the {what} only, or add a little noise to the matrix")
+    return finish(draft, evidence)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,165 @@
+"""The loss is infinite by its definition for this input.
+
+What: some losses are infinite for inputs that cannot be explained at all: CTC when the target is longer than the input,
+cross entropy when the class of the label is masked out, a divergence from a distribution that is zero there.
+
+Why: the batch holds such an item, or a mask covers what the loss asks about.
+
+Cure: leave such items out (`zero_infinity=True` for CTC), or do not mask what is a label.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from torchmedic.diagnose.cures import Cure, expression, first_that_passes, operand_of
+from torchmedic.diagnose.numbers import begin, finish, not_finite
+from torchmedic.diagnose.rule import Rule
+from torchmedic.records import Diagnosis, Treatment
+from torchmedic.replay.births import is_deliberate
+from torchmedic.replay.microscope import Captured, Op
+from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.trial import describe, passes
+
+CODE, NAME = "TM212", "infinite-loss-by-definition"
+
+_CTC = frozenset("ctc_loss cudnn_ctc_loss".split())
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    birth, op = evidence.birth, evidence.op
+    if birth is None:
+        return None
+    if op is not None and op.kind in _CTC and not op.is_backward:
+        captured = evidence.captured
+        return _of_ctc(evidence, captured) if captured is not None else None
+    if birth.kind == "inf" and birth.spoiled is None and is_deliberate(birth):
+        return _of_mask(evidence)
+    return None
+
+
+def _of_ctc(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
+    losses = captured.outputs[0]
+    inputs, targets = captured.argument(2), captured.argument(3)
+    bad = not_finite(losses)
+    if bad is None or not bool(bad.any()):
+        return None
+    facts = []
+    for row in bad.nonzero().flatten().tolist()[:3]:
+        length, wanted = _length(inputs, row), _length(targets, row)
+        if length is not None and wanted is not None:
+            repeats = _repeats(captured, row)
+            need = wanted + repeats
+            detail = f"{wanted} labels" + (f" with {repeats} repeated, so {need} steps are needed" if repeats else "")
+            facts.append(f"row {row}: {detail}, {length} steps of input")
+    draft = begin(
+        evidence,
+        CODE,
+        NAME,
+        "a CTC target that does not fit into its input",
+        f"{int(bad.sum().item())} of {losses.numel()} targets need more steps than the input has, "
+        "so their probability is 0",
+        label="the target is longer than the input allows",
+        bad=bad,
+    )
+    draft.because(*facts)
+    draft.treat(first_that_passes(evidence, _ctc_cures(evidence)) or _module_cure(evidence))
+    diagnosis: Diagnosis = finish(draft, evidence)
+    return diagnosis
+
+
+def _length(lengths: object, row: int) -> int | None:
+    if isinstance(lengths, torch.Tensor):
+        return int(lengths.flatten()[row].item()) if lengths.numel() > row else None
+    return int(lengths[row]) if isinstance(lengths, list | tuple) and len(lengths) > row else None
+
+
+def _repeats(captured: Captured, row: int) -> int:
+    """Equal labels in a row need a blank between them, and so one step more each."""
+    targets, lengths = captured.argument(1), captured.argument(3)
+    wanted = _length(lengths, row) or 0
+    if targets.dim() == 2:
+        labels = targets[row, :wanted]
+    else:
+        start = sum(_length(lengths, before) or 0 for before in range(row))
+        labels = targets[start : start + wanted]
+    return int((labels[1:] == labels[:-1]).sum().item())
+
+
+def _ctc_cures(evidence: NumbersEvidence) -> Iterator[Cure]:
+    found = expression(evidence)
+    if found is None or not isinstance(found[0], ast.Call) or operand_of(found[0], "ctc_loss") is None:
+        return
+    node, spot = found
+    changed = copy.deepcopy(node)
+    changed.keywords = [word for word in changed.keywords if word.arg != "zero_infinity"]
+    changed.keywords.append(ast.keyword("zero_infinity", ast.Constant(True)))
+    yield Cure("leave such items out", ast.unparse(changed), spot, same_values=False)
+
+
+def _module_cure(evidence: NumbersEvidence) -> Treatment | None:
+    """`nn.CTCLoss` is built elsewhere: change the living one for the trial."""
+    step = evidence.step
+    names = evidence.played.namespace if evidence.played is not None else {}
+    held = [value for value in names.values() if isinstance(value, nn.Module)]
+    losses = [module for root in held for module in root.modules() if isinstance(module, nn.CTCLoss)]
+    if step is None or not losses:
+        return None
+    before = [module.zero_infinity for module in losses]
+    try:
+        for module in losses:
+            module.zero_infinity = True
+        played = step.again()
+    finally:
+        for module, value in zip(losses, before, strict=True):
+            module.zero_infinity = value
+    if not passes(played):
+        return None
+    title = "leave such items out: build the loss as nn.CTCLoss(..., zero_infinity=True)"
+    return Treatment(title=title, proven=True, result=describe(played))
+
+
+def _of_mask(evidence: NumbersEvidence) -> Diagnosis | None:
+    """An infinity that was written on purpose is counted in the loss."""
+    scope, birth = evidence.scope, evidence.birth
+    assert scope is not None
+    assert birth is not None
+    path = [scope.ops[index] for index in birth.path]
+    counted = _first_to_count(path, evidence)
+    if counted is None or counted.spot is None:
+        return None
+    by_label = counted.kind.startswith("nll_loss") or counted.kind in ("gather", "cross_entropy_loss")
+    event = "a label whose class is masked out" if by_label else "a masked entry that is counted"
+    why = (
+        "the label names a class that was set to -inf, so its probability is 0"
+        if by_label
+        else f"`{counted.kind}` runs over entries that were set to -inf on purpose"
+    )
+    draft = begin(evidence, CODE, NAME, event, why, spot=counted.spot)
+    spot = evidence.spot
+    if spot is not None:
+        draft.at(spot.location("origin", "set to -inf here"))
+    draft.help("do not mask what the loss asks about, or leave masked entries out of it")
+    diagnosis: Diagnosis = finish(draft, evidence)
+    return diagnosis
+
+
+def _first_to_count(path: list[Op], evidence: NumbersEvidence) -> Op | None:
+    """Coming from the mask, the first operation that gives fewer elements than it takes: it picks, sums or averages."""
+    for op in reversed(path):
+        if op.is_backward or not op.outputs or not op.inputs:
+            continue
+        taken = max(math.prod(value.geometry[1]) for value in op.inputs)
+        given = max(math.prod(value.geometry[1]) for value in op.outputs)
+        if given < taken:
+            return op
+    return path[0] if path else None
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,102 @@
+"""Infinities that were meant met in a way that has no result.
+
+What: inf - inf, 0 * inf and inf / inf are NaN. Each of the operands may be there on purpose, as a mask or a bound.
+
+Why: most often a mask was applied by multiplication, `mask * float("-inf")`, which is NaN wherever the mask is 0; or
+masked scores are subtracted from each other, summed with the opposite sign, or multiplied with zero weights.
+
+Cure: select instead of multiplying (`torch.where`, `masked_fill`), or mask with a large finite number.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator
+
+import torch
+
+from torchmedic.diagnose.cures import Cure, expression, fill, first_that_passes, written
+from torchmedic.diagnose.numbers import begin, described, finish, not_finite
+from torchmedic.diagnose.rule import Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.microscope import Captured, Leaf, Op
+from torchmedic.replay.numbers import NumbersEvidence
+
+CODE, NAME = "TM210", "infinity-minus-infinity"
+
+_SUMS = frozenset("add sub rsub sum mean cumsum logcumsumexp diff logaddexp addmm baddbmm var std".split())
+_PRODUCTS = frozenset("mul mm bmm matmul addcmul dot mv addmv linear prod".split())
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    op, captured = evidence.op, evidence.captured
+    if op is None or captured is None or evidence.birth is None or evidence.birth.kind != "nan":
+        return None
+    infinite = [tensor for tensor in captured.tensors if tensor.is_floating_point() and bool(tensor.isinf().any())]
+    constants = [part for part in captured.args if isinstance(part, float) and math.isinf(part)]
+    if not infinite and not constants:
+        return None
+    bad = not_finite(captured.outputs[0])
+    formula = _formula(op, captured, infinite, constants)
+    if formula is None:
+        return None
+    draft = begin(
+        evidence,
+        CODE,
+        NAME,
+        formula,
+        f"`{op.kind}` was given infinities that are there on purpose, and {formula} is NaN",
+        label=f"{formula} is NaN",
+        bad=bad,
+    )
+    draft.at(_written_at(evidence, op))
+    draft.because(*(f"an operand is {described(tensor)}" for tensor in captured.tensors[:3]))
+    draft.treat(first_that_passes(evidence, _cures(evidence)))
+    diagnosis: Diagnosis = finish(draft, evidence)
+    return diagnosis
+
+
+def _formula(op: Op, captured: Captured, infinite: list[torch.Tensor], constants: list[float]) -> str | None:
+    if op.kind in _PRODUCTS:
+        return "0 * infinity"
+    if op.kind in ("div", "true_divide"):
+        return "infinity / infinity"
+    if op.kind in _SUMS:
+        return "infinity - infinity"
+    return None
+
+
+def _written_at(evidence: NumbersEvidence, op: Op) -> object:
+    scope = evidence.scope
+    for value in op.inputs:
+        if scope is None or not math.isinf(scope.magnitude(value)):
+            continue
+        source = scope.source(value, math.isinf)
+        if source is not None and not isinstance(source, Leaf) and scope.ops[source].spot is not None:
+            made = scope.ops[source]
+            assert made.spot is not None
+            return made.spot.location("origin", "the infinity comes from here")
+    return None
+
+
+def _cures(evidence: NumbersEvidence) -> Iterator[Cure]:
+    found = expression(evidence)
+    if found is None:
+        return
+    node, spot = found
+    match node:
+        case ast.BinOp(op=ast.Mult(), left=left, right=right):
+            mask, constant = (left, right) if _is_infinite(right) else (right, left)
+            if _is_infinite(constant):
+                chosen = fill("torch.where(M != 0, C, 0.0)", M=mask, C=constant)
+                yield Cure("choose instead of multiplying", written(chosen, node), spot)
+                yield Cure("mask with a large negative number", written(fill("M * -1e9", M=mask), node), spot, same_values=False)
+
+
+def _is_infinite(node: ast.expr) -> bool:
+    text = ast.unparse(node).replace('"', "'").replace(" ", "").lower()
+    return "inf" in text and len(text) < 24
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,159 @@
+"""A result was too large for float16 or bfloat16, though not for float32.
+
+What: the largest float16 is 65504. A product, a sum, a square or a cast beyond that is infinite, and soon NaN.
+
+Why: attention scores that are not scaled, squared or summed activations, large losses, or unnormalised input, under
+autocast or in a model that was cast with `.half()`.
+
+Cure: compute that line in float32 (switch autocast off for it and cast its operands), scale the values down first, or
+use bfloat16, whose range is that of float32.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import torch
+
+from torchmedic.diagnose.cures import Cure, expression, fill, first_that_passes, with_operand
+from torchmedic.diagnose.divergence import is_diverging
+from torchmedic.diagnose.edits import statement_at, whole
+from torchmedic.diagnose.numbers import begin, described, finish, not_finite
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.slopes import in_float32
+from torchmedic.diagnose.surroundings import spot_of
+from torchmedic.records import Diagnosis
+from torchmedic.replay.frames import syntax_tree
+from torchmedic.replay.microscope import Captured, Op
+from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.values import number
+
+CODE, NAME = "TM205", "low-precision-overflow"
+
+_LOW = (torch.float16, torch.bfloat16)
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    op, captured = evidence.op, evidence.captured
+    if op is None or captured is None or not captured.outputs or is_diverging(evidence):
+        return None
+    output = captured.outputs[0]
+    bad = not_finite(output)
+    if output.dtype not in _LOW or bad is None or not bool(bad.any()):
+        return None
+    if any(not bool(torch.isfinite(tensor).all()) for tensor in captured.tensors if tensor.is_floating_point()):
+        return None
+    wide = in_float32(captured)
+    if not wide or wide[0].shape != output.shape or not bool(torch.isfinite(wide[0][bad]).all()):
+        return None
+    peak = wide[0][bad].abs().max().item()
+    dtype = str(output.dtype).removeprefix("torch.")
+    limit = torch.finfo(output.dtype).max
+    name = "the cast" if op.kind == "to_copy" else f"`{op.kind}`"
+    side = "the gradient of " if op.is_backward else ""
+    blamed = evidence.forward_op.kind if op.is_backward and evidence.forward_op is not None else op.kind
+    what = f"{side}`{blamed}`" if op.is_backward else name
+    draft = begin(
+        evidence,
+        CODE,
+        NAME,
+        f"overflow of {what} in {dtype}",
+        f"{what} reaches {number(peak)}, and the largest {dtype} is {number(limit)}; in float32 it is finite",
+        label=f"{number(peak)} is too large for {dtype}",
+        bad=bad,
+    )
+    draft.because(*(f"an operand is {described(tensor)}" for tensor in captured.tensors[:3]))
+    casting = _autocast(evidence, op)
+    draft.because("autocast chose the type" if casting else "")
+    draft.treat(first_that_passes(evidence, _islands(evidence, captured, casting)))
+    draft.treat(first_that_passes(evidence, _wider(evidence)))
+    diagnosis: Diagnosis = finish(draft, evidence)
+    return diagnosis
+
+
+def _autocast(evidence: NumbersEvidence, op: Op) -> bool:
+    """Whether autocast cast an operand on the way into the operation."""
+    scope = evidence.scope
+    if scope is None or op.is_backward:
+        return False
+    for value in op.inputs:
+        source = scope.source(value)
+        if isinstance(source, int) and scope.ops[source].kind == "to_copy" and scope.ops[source].spot == op.spot:
+            return True
+    return bool(evidence.agent.notes.autocast)
+
+
+def _islands(evidence: NumbersEvidence, captured: Captured, casting: bool) -> Iterator[Cure]:
+    """The same line in float32."""
+    found = expression(evidence)
+    if found is None:
+        return
+    node, spot = found
+    changed = _in_float32(node)
+    if changed is None:
+        return
+    if not casting:
+        yield Cure("compute this in float32", f"({ast.unparse(changed)})", spot, same_values=False)
+        return
+    statement = statement_at(spot)
+    if isinstance(statement, ast.Assign | ast.Return | ast.Expr | ast.AugAssign | ast.AnnAssign):
+        inner = next(
+            (
+                part
+                for part in ast.walk(statement)
+                if isinstance(part, ast.expr)
+                and (part.lineno, part.col_offset, part.end_lineno, part.end_col_offset)
+                == (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
+            ),
+            None,
+        )
+        if inner is None:
+            return
+        line = ast.unparse(_replaced(statement, inner, changed))
+        device = captured.outputs[0].device.type
+        text = f'with torch.autocast("{device}", enabled=False): {line}'
+        yield Cure("compute this line in float32", text, whole(spot, statement), same_values=False)
+
+
+def _replaced(statement: ast.stmt, old: ast.expr, new: ast.expr) -> ast.AST:
+    return with_operand(statement, old, new)  # type: ignore[arg-type]
+
+
+def _in_float32(node: ast.expr) -> ast.expr | None:
+    match node:
+        case ast.BinOp(left=left, op=operator, right=right):
+            sides = [part if isinstance(part, ast.Constant) else fill("A.float()", A=part) for part in (left, right)]
+            return ast.BinOp(sides[0], operator, sides[1])
+        case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if ast.unparse(owner).split(".")[0] not in (
+            "torch",
+            "F",
+            "nn",
+            "self",
+        ):
+            return ast.Call(ast.Attribute(fill("A.float()", A=owner), attr, ast.Load()), _floated(node), node.keywords)
+        case ast.Call(func=function):
+            return ast.Call(function, _floated(node), node.keywords)
+    return None
+
+
+def _floated(node: ast.Call) -> list[ast.expr]:
+    plain = (ast.Constant, ast.UnaryOp, ast.Starred, ast.Tuple, ast.List)
+    return [part if isinstance(part, plain) else fill("A.float()", A=part) for part in node.args]
+
+
+def _wider(evidence: NumbersEvidence) -> Iterator[Cure]:
+    """bfloat16 where the step's own autocast says float16."""
+    step, spot = evidence.step, evidence.spot
+    tree = syntax_tree(step.frame.f_code.co_filename) if step is not None else None
+    if step is None or tree is None or spot is None:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("autocast"):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Attribute) and ast.unparse(part) in ("torch.float16", "torch.half"):
+                    place = spot_of(part, spot)._replace(file=step.frame.f_code.co_filename)
+                    yield Cure("use bfloat16, whose range is that of float32", "torch.bfloat16", place, "changes-training", False)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,101 @@
+"""A standard deviation or variance was taken over too few values.
+
+What: torch divides by the number of values minus one by default, so the standard deviation of a single value is 0 / 0,
+which is NaN.
+
+Why: the last batch of an epoch holds a single item, a group or a sequence has length one, or the wrong dimension is
+reduced.
+
+Cure: pass `unbiased=False` (or `correction=0`), drop incomplete batches (`drop_last=True`), or treat single values
+separately.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+
+import torch
+
+from torchmedic.diagnose.cures import Cure, expression, first_that_passes, operand_of
+from torchmedic.diagnose.numbers import begin, finish
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.surroundings import enclosing
+from torchmedic.records import Diagnosis
+from torchmedic.replay.numbers import NumbersEvidence
+
+CODE, NAME = "TM209", "statistics-of-one-element"
+
+_STATISTICS = ("std", "var", "std_mean", "var_mean")
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    op, captured = evidence.op, evidence.captured
+    if op is None or captured is None or op.is_backward:
+        return None
+    if op.kind == "div":
+        return _covariance(evidence)
+    operand = captured.argument(0)
+    if op.kind not in _STATISTICS or not isinstance(operand, torch.Tensor) or not captured.outputs[0].numel():
+        return None
+    count = operand.numel() // captured.outputs[0].numel()
+    correction = captured.argument(2, "correction", 1)
+    correction = 1 if correction is None else float(correction)
+    if count > correction:
+        return None
+    dim = captured.argument(1, "dim")
+    along = f" along dimension {', '.join(map(str, dim))}" if dim else ""
+    return _diagnosis(evidence, op.kind, count, f"{list(operand.shape)}{along}")
+
+
+def _covariance(evidence: NumbersEvidence) -> Diagnosis | None:
+    """`torch.cov` and `torch.corrcoef` divide by the number of observations minus one."""
+    found = expression(evidence)
+    operand = operand_of(found[0], "cov", "corrcoef") if found is not None else None
+    captured = evidence.captured
+    if operand is None or captured is None or not isinstance(captured.argument(1), torch.Tensor | float | int):
+        return None
+    divisor = captured.argument(1)
+    if not bool(torch.as_tensor(divisor == 0).all()):
+        return None
+    return _diagnosis(evidence, "cov", 1, "one observation")
+
+
+def _diagnosis(evidence: NumbersEvidence, kind: str, count: int, what: str) -> Diagnosis:
+    values = "one value" if count == 1 else f"{count} values"
+    draft = begin(
+        evidence,
+        CODE,
+        NAME,
+        f"`{kind}` of {values}",
+        f"`{kind}` divides by the number of values minus one, which is {count - 1} here",
+        label=f"{kind} of {values}",
+    )
+    draft.because(f"`{kind}` was taken of {what}")
+    sizes = {tensor.shape[0] for tensor in evidence.agent.batches.tensors() if tensor.dim()}
+    if sizes == {1}:
+        draft.because("the batch holds a single item")
+        draft.help("drop the incomplete last batch: DataLoader(..., drop_last=True)")
+    draft.treat(first_that_passes(evidence, _cures(evidence)))
+    diagnosis: Diagnosis = finish(draft, evidence)
+    return diagnosis
+
+
+def _cures(evidence: NumbersEvidence) -> Iterator[Cure]:
+    found = expression(evidence)
+    if found is None or not isinstance(found[0], ast.Call) or operand_of(found[0], *_STATISTICS) is None:
+        return
+    node, spot = found
+    plain = copy.deepcopy(node)
+    plain.keywords = [word for word in plain.keywords if word.arg not in ("unbiased", "correction")]
+    plain.args = [part for part in plain.args if not (isinstance(part, ast.Constant) and isinstance(part.value, bool))]
+    plain.keywords.append(ast.keyword("unbiased", ast.Constant(False)))
+    text = ast.unparse(plain)
+    yield Cure("do not correct for the sample size", text, spot, same_values=False)
+    divided = any(isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Div) for outer, _ in enclosing(node, spot))
+    title = "do not correct for the sample size" + (", and keep the divisor away from zero" if divided else "")
+    yield Cure(title, f"({text} + 1e-6)", spot, same_values=False)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,172 @@
+"""A function or module calls itself without end.
+
+What: Python stops a chain of calls that is deeper than its limit (1000 unless changed).
+
+Why: a `forward` that calls the module itself instead of one of its layers, two functions that call each other, a
+`__getattr__` that asks for an attribute which only `__getattr__` can answer, or a module that has its own parent as a
+child: everything that walks over modules (`.to()`, `.train()`, `.parameters()`) then walks in a circle.
+
+Cure: break the circle at the line shown. A parent is kept out of the modules with a plain function or a weak reference.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+
+import torch
+
+from torchmedic.diagnose.describe import count
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.observe.frames import is_user_file
+from torchmedic.records import Diagnosis, Location, StackFrame
+from torchmedic.replay.cycles import Cycle, cycle_in
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.frames import Frame, frames_of, node_location, place
+from torchmedic.replay.loading import loading_of
+from torchmedic.replay.origins import attribute_assignments, function_body
+from torchmedic.replay.source import relative
+
+CODE, NAME = "TM840", "recursion-limit"
+
+_PLAIN = ast.Return | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr
+_OPEN = ast.IfExp | ast.BoolOp | ast.GeneratorExp | ast.ListComp | ast.DictComp | ast.SetComp
+_LEAVES = ast.Return | ast.Raise | ast.Assert | ast.Yield
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    worker = evidence.incident.worker
+    if not isinstance(evidence.incident.error, RecursionError) and (
+        worker is None or worker.exception != "RecursionError"
+    ):
+        return None
+    frames = [] if worker is not None else frames_of(evidence.incident.error.__traceback__)
+    stack = [StackFrame(file=frame.file, line=frame.line, function=frame.function) for frame in frames]
+    cycle = cycle_in(list(reversed(worker.frames)) if worker is not None else stack)
+    if cycle is None:
+        return None
+    held = _holds_itself(frames[cycle.start :]) if frames else None
+    if held is not None:
+        return _module_circle(evidence, cycle, held)
+    own = [frame for frame in cycle.turn if is_user_file(frame.file)]
+    back = own[-1] if own else None
+    names = list(dict.fromkeys(frame.function for frame in own or cycle.turn))
+    circle = f"`{names[0]}` calls itself" if len(names) == 1 else f"`{names[0]}` calls itself through `{names[1]}`"
+    endless = back is not None and _is_endless([frame for frame in frames[cycle.start :] if frame.is_user][: len(own)])
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if back is not None else "likely",
+        f"{circle} " + ("without end" if endless else f"deeper than Python's limit of {sys.getrecursionlimit()}"),
+        f"a round of {count(len(cycle.turn), 'call')} repeats {'at least ' if worker else ''}{cycle.turns} times",
+    )
+    if back is not None:
+        live = next((frame for frame in frames[cycle.start :] if _is_at(frame, back)), None)
+        label = f"`{names[0]}` is called again here"
+        draft.at(live.location("cause", label) if live is not None else place("cause", back.file, back.line, label))
+        first = next((frame for frame in reversed(frames[: cycle.start]) if frame.is_user), None)
+        draft.at(first.location("surfaced", "it begins here") if first is not None else None)
+    else:
+        draft.at(*_begun(frames, cycle))
+    if (loading := loading_of(evidence)) is not None and worker is not None:
+        draft.at(loading.at_loop("surfaced", "the batch was asked for here")).because(loading.process)
+    for frame in own[:6] if len(own) > 1 else ():
+        draft.because(f"in the circle: {relative(frame.file)}:{frame.line} in `{frame.function}`")
+    draft.because(*_same_object(frames, cycle, back))
+    draft.help("call something else at this line, or give the recursion an end that it reaches")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _is_endless(turn: list[Frame]) -> bool:
+    """Whether nothing in a round could have stopped it: every call of it is made whatever happens."""
+    for frame in turn:
+        body = function_body(frame)
+        statements = body.body if isinstance(body, ast.FunctionDef | ast.AsyncFunctionDef) else []
+        before = [each for each in statements if (each.end_lineno or each.lineno) < frame.line]
+        here = [each for each in statements if each.lineno <= frame.line <= (each.end_lineno or each.lineno)]
+        if not here or not all(isinstance(each, _PLAIN) for each in here):
+            return False
+        if any(isinstance(part, _OPEN) for each in here for part in ast.walk(each)):
+            return False
+        if any(isinstance(part, _LEAVES) for each in before for part in ast.walk(each)):
+            return False
+    return bool(turn)
+
+
+def _is_at(frame: Frame, entry: StackFrame) -> bool:
+    return (frame.file, frame.line, frame.function) == (entry.file, entry.line, entry.function)
+
+
+def _begun(frames: list[Frame], cycle: Cycle) -> tuple[Location, ...]:
+    first = next((frame for frame in reversed(frames[: cycle.start + 1]) if frame.is_user), None)
+    return (first.location("cause", "the recursion begins here"),) if first is not None else ()
+
+
+def _same_object(frames: list[Frame], cycle: Cycle, back: StackFrame | None) -> tuple[str, ...]:
+    """Whether the rounds work on one and the same object, so that no round can be the last."""
+    if back is None:
+        return ()
+    rounds = [frame for frame in frames[cycle.start :] if _is_at(frame, back)][:3]
+    owners = {id(frame.variables.get("self")) for frame in rounds}
+    owner = rounds[0].variables.get("self") if rounds else None
+    return (
+        (f"every round is on the same `{type(owner).__name__}` object",)
+        if owner is not None and len(owners) == 1
+        else ()
+    )
+
+
+def _holds_itself(frames: list[Frame]) -> tuple[torch.nn.Module, str, torch.nn.Module] | None:
+    """A module that is reached again from one of its own children: the child, the name, and the module."""
+    walked = [frame.module for frame in frames if frame.module is not None][:200]
+    for module in {id(each): each for each in walked}.values():
+        for owner in {id(each): each for each in walked}.values():
+            for name, child in owner._modules.items():
+                if child is module and owner is not module and _reaches(module, owner):
+                    above = [index for index, each in enumerate(walked) if each is module]
+                    below = [index for index, each in enumerate(walked) if each is owner]
+                    if above and below and above[0] < below[0]:
+                        return owner, name, module
+                if child is module and owner is module:
+                    return owner, name, module
+    return None
+
+
+def _reaches(module: torch.nn.Module, wanted: torch.nn.Module) -> bool:
+    seen: set[int] = set()
+    waiting = [module]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if each is wanted:
+            return True
+        waiting += [child for child in each._modules.values() if child is not None]
+    return False
+
+
+def _module_circle(
+    evidence: RaisedEvidence, cycle: Cycle, held: tuple[torch.nn.Module, str, torch.nn.Module]
+) -> Diagnosis:
+    owner, name, module = held
+    who, whom = type(owner).__name__, type(module).__name__
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"`{who}.{name}` is the `{whom}` that holds it: the modules form a circle",
+        f"`{cycle.turn[0].function}` walks over all submodules and comes back to the same `{whom}` again and again",
+    )
+    made = list(attribute_assignments(type(owner), name))
+    inner = "itself" if owner is module else f"its own `{who}`"
+    if made:
+        draft.at(node_location("cause", *made[0], f"the `{whom}` becomes a submodule of {inner}"))
+        draft.at(*evidence.at_user_line("surfaced", "noticed here"))
+    else:
+        draft.at(*evidence.at_user_line("cause", "this walks in a circle"))
+    draft.help(f"keep `{name}` out of the submodules: `object.__setattr__(self, {name!r}, ...)` or a weak reference")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,147 @@
+"""Live arguments of a call as parts of a recipe: tensors become inputs, the rest is written down as it is."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from torchmedic.repro.recipe import Argument, Input, Layout, Leafhood, Many, Plain, Ref, Slice, Special
+
+_GENERIC = "x y z a b c d e".split()
+_TAKEN = frozenset({"torch", "sys", "result", "load_file", "tensors", "error", *keyword.kwlist, *dir(builtins)})
+_MOST = 1 << 28  # bytes of a single tensor that is copied at all
+_PLAIN = (type(None), bool, int, float, str)
+
+
+class NotRecordable(Exception):
+    """An argument that a recipe has no words for; the text says which."""
+
+
+class Inputs:
+    """The tensors that a recipe is given, each under a name of its own."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.specs: list[Input] = []
+        self.devices: set[str] = set()
+        self._names: dict[int, str] = {}
+        self._held: list[torch.Tensor] = []  # an address means something only as long as its owner lives
+
+    def argument(self, value: Any, hint: str = "") -> Argument:
+        """One argument, whatever is in it.
+
+        Raises:
+            NotRecordable: It holds an object that is neither a tensor nor plain.
+        """
+        if isinstance(value, torch.Tensor):
+            return Ref(self.add(value, hint))
+        if isinstance(value, float) and not math.isfinite(value):
+            return Special("nan" if math.isnan(value) else "inf" if value > 0 else "-inf")
+        if isinstance(value, torch.Size):
+            value = tuple(value)
+        if type(value) in _PLAIN:
+            return Plain(value)
+        if value is Ellipsis:
+            return Special("...")
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+            return Special(str(value))
+        if isinstance(value, torch.device):
+            return Plain("cpu")
+        if isinstance(value, slice):
+            start, stop, step = (self.argument(part) for part in (value.start, value.stop, value.step))
+            return Slice((start, stop, step))
+        if type(value) in (list, tuple):
+            return Many(tuple(self.argument(item, hint) for item in value), type(value).__name__)
+        raise NotRecordable(f"an argument is a {type(value).__name__}")
+
+    def add(self, tensor: torch.Tensor, hint: str = "", grad: Leafhood | None = None) -> str:
+        """An input for a tensor; the same tensor is the same input."""
+        known = self._names.get(id(tensor))
+        if known is not None:
+            return known
+        copy = host_copy(tensor)
+        layout, order = _layout(tensor)
+        name = self._free(hint)
+        self.specs.append(
+            Input(
+                name=name,
+                dtype=str(copy.dtype).removeprefix("torch."),
+                shape=tuple(copy.shape),
+                grad=grad if grad is not None else _leafhood(tensor),
+                layout=layout,
+                order=order,
+            )
+        )
+        self.tensors[name] = copy
+        self._names[id(tensor)] = name
+        self._held.append(tensor)
+        self.devices.add(tensor.device.type)
+        return name
+
+    def _free(self, hint: str) -> str:
+        wanted = _identifier(hint)
+        candidates: Iterable[str] = _GENERIC
+        if wanted and wanted not in _TAKEN:
+            candidates = [wanted, *(f"{wanted}_{number}" for number in range(2, 200))]
+        for name in [*candidates, *(f"x{number}" for number in range(200))]:
+            if name not in self.tensors:
+                return name
+        raise NotRecordable("it was given more than 200 tensors")
+
+
+def _identifier(text: str) -> str:
+    """`self.fc.weight` -> `weight`; an expression has no name."""
+    match = re.fullmatch(r"(?:\w+\.)*([A-Za-z_]\w*)(?:\[\d+\])?", text)
+    return match[1].strip("_")[:24] if match else ""
+
+
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The values as a plain, contiguous tensor of the host's; zeros where a tensor has only a shape.
+
+    Raises:
+        NotRecordable: It is sparse, quantised, wrapped or too big.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise NotRecordable("an argument is a sparse or quantised tensor")
+    if tensor.numel() * tensor.element_size() > _MOST:
+        raise NotRecordable(f"an argument of shape {list(tensor.shape)} is too big to keep")
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise NotRecordable("it ran under torch.func")
+    if tensor.is_meta or type(tensor).__name__ == "FakeTensor":
+        return torch.zeros(tuple(int(size) for size in tensor.shape), dtype=tensor.dtype)
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise NotRecordable(f"an argument is a {type(tensor).__name__}")
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        plain = tensor.detach().cpu()
+        if type(plain) is not torch.Tensor:
+            plain = plain.as_subclass(torch.Tensor)
+        return plain.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def _leafhood(tensor: torch.Tensor) -> Leafhood:
+    if not tensor.requires_grad:
+        return "no"
+    if tensor.is_leaf:
+        return "leaf"
+    base = tensor._base
+    return "view" if base is not None and base.is_leaf and base.requires_grad else "computed"
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Layout, tuple[int, ...]]:
+    """How a tensor lies in memory, as far as an operation could mind."""
+    if tensor.is_contiguous():
+        return "", ()
+    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
+    expanded = tuple(dim for dim in range(tensor.dim()) if strides[dim] == 0 and sizes[dim] > 1)
+    if expanded:
+        return "expanded", expanded
+    order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
+    if tensor.permute(order).is_contiguous():
+        return "permuted", order
+    return "gapped", ()

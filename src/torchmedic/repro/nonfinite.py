@@ -1,0 +1,179 @@
+"""The operation that made NaN or infinity of healthy numbers, as a program: forward, or forward and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torchmedic.replay.microscope import Captured, Op
+from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.repro.arguments import Inputs, NotRecordable
+from torchmedic.repro.aten import Spelling, hints, spellings
+from torchmedic.repro.program import Program, badness
+from torchmedic.repro.recipe import Bad, Line, Recipe, Ref
+
+
+def program(evidence: NumbersEvidence, header: Recipe) -> Program:
+    """The failing operation of a step that turned to NaN.
+
+    Raises:
+        NotRecordable: There is none, with the reason.
+    """
+    birth = evidence.birth
+    if birth is None:
+        raise NotRecordable(evidence.why_not or "no operation of the step is to blame")
+    op = birth.op
+    if op is None:
+        assert birth.leaf is not None
+        kind, name = evidence.name_of(birth.leaf)
+        what = f"the {kind} `{name}`" if name else f"a {kind}"
+        raise NotRecordable(f"the bad value was already in {what}, so no operation made it")
+    if op.is_backward and evidence.scope is not None:
+        found = _gradient(evidence, op, header)
+        if found is not None:
+            return found
+    captured = evidence.values_of(op)
+    if captured is None:
+        raise NotRecordable(f"`{op.name}` did not come again in a second replay")
+    found = _forward(captured, header)
+    if found is None:
+        raise NotRecordable(f"`{op.name}` alone does not give it")
+    return found
+
+
+def called(spelling: Spelling, names: list[str], inputs: Inputs, *, result: str = "result") -> Line:
+    """A spelling as a line of a recipe; its tensors become inputs."""
+    padded = [*names, *[""] * len(spelling.args)]
+    return Line(
+        target=spelling.target,
+        args=tuple(inputs.argument(value, hint) for value, hint in zip(spelling.args, padded, strict=False)),
+        kwargs={key: inputs.argument(value, key) for key, value in spelling.kwargs.items()},
+        result=result,
+    )
+
+
+def named(captured: Captured, spelling: Spelling) -> list[str]:
+    """Names for the arguments of a spelling, which may come in another order than the operation's."""
+    known = {
+        id(value): hint
+        for value, hint in zip(captured.args, hints(captured.func, captured.args), strict=False)
+        if isinstance(value, torch.Tensor)
+    }
+    return [known.get(id(value), "") for value in spelling.args]
+
+
+def _forward(captured: Captured, header: Recipe) -> Program | None:
+    wanted = next((output for output in captured.outputs if badness(output)), None)
+    kind = badness(wanted)
+    if wanted is None or kind is None:
+        return None
+    for spelling in spellings(captured.func, captured.args, captured.kwargs):
+        try:
+            inputs = Inputs()
+            line = called(spelling, named(captured, spelling), inputs)
+            given_inf = any(badness(tensor) == "inf" for tensor in inputs.tensors.values())
+            bad = Bad(kind="nan" if kind == "nan" else "inf", of="result", given_inf=given_inf)
+            found = made(header, inputs, [line], bad)
+            item = _position(found.run()["result"], wanted)
+        except Exception:  # no such function, or not with these arguments
+            continue
+        if item is not None:
+            found = found.with_recipe(outcome=Bad(kind=bad.kind, of="result", item=item[0], given_inf=given_inf))
+            if found.holds():
+                return found
+    return None
+
+
+def _position(result: Any, wanted: torch.Tensor) -> tuple[int | None] | None:
+    """Where in a result the bad tensor is: (None,) for the result itself."""
+    if isinstance(result, torch.Tensor):
+        return (None,) if _same_damage(result, wanted) else None
+    if isinstance(result, list | tuple):
+        for position, item in enumerate(result):
+            if isinstance(item, torch.Tensor) and _same_damage(item, wanted):
+                return (position,)
+    return None
+
+
+def _same_damage(result: torch.Tensor, wanted: torch.Tensor) -> bool:
+    given, wanted = result.detach().cpu(), wanted.detach().cpu()
+    return (
+        given.shape == wanted.shape
+        and torch.equal(given.isnan(), wanted.isnan())
+        and torch.equal(given.isinf(), wanted.isinf())
+    )
+
+
+def _gradient(evidence: NumbersEvidence, op: Op, header: Recipe) -> Program | None:
+    """The forward operation and `backward` through it, where a gradient went wrong."""
+    assert evidence.scope is not None
+    forward = evidence.scope.forward_of(op)
+    if forward is op or forward.is_backward:
+        return None
+    captured = evidence.values_of(forward)
+    if captured is None or not captured.outputs:
+        return None
+    for spelling in spellings(captured.func, captured.args, captured.kwargs):
+        for gradient in _incoming(evidence, op, forward, captured.outputs[0]):
+            try:
+                found = _differentiated(captured, spelling, gradient, header)
+            except Exception:
+                break  # this spelling does not work at all
+            if found is not None:
+                return found
+    return None
+
+
+def _incoming(evidence: NumbersEvidence, op: Op, forward: Op, output: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What may be the gradient that arrived at the operation: the tensors of its shape that its derivative read."""
+    assert evidence.scope is not None
+    first = next((other for other in evidence.scope.ops if other.forward == forward.index and other.node), op)
+    for source in dict.fromkeys((first, op)):
+        captured = evidence.values_of(source)
+        for tensor in captured.tensors if captured is not None else ():
+            if tensor.shape == output.shape and tensor.is_floating_point() and badness(tensor) is None:
+                yield tensor
+    yield torch.ones_like(output)
+
+
+def _differentiated(captured: Captured, spelling: Spelling, gradient: torch.Tensor, header: Recipe) -> Program | None:
+    inputs = Inputs()
+    line = called(spelling, named(captured, spelling), inputs)
+    inputs.specs = [
+        _trainable(spec) if inputs.tensors[spec.name].is_floating_point() else spec for spec in inputs.specs
+    ]
+    inputs.add(gradient, "gradient", "no")
+    lines = [line, Line(target="Tensor.backward", args=(Ref("result"), Ref("gradient")))]
+    given_inf = any(badness(tensor) == "inf" for tensor in inputs.tensors.values())
+    found = made(header, inputs, lines, None)
+    found.run()
+    for spec in inputs.specs:
+        if spec.grad == "no":
+            continue
+        bad = Bad(kind="nan", of=spec.name, gradient=True, given_inf=given_inf)
+        kind = found.badness(bad)
+        if kind is not None:
+            bad = Bad(kind="nan" if kind == "nan" else "inf", of=spec.name, gradient=True, given_inf=given_inf)
+            return found.with_recipe(outcome=bad)
+    return None
+
+
+def _trainable(spec: Any) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(spec, grad="leaf")
+
+
+def made(header: Recipe, inputs: Inputs, lines: list[Line], outcome: Any) -> Program:
+    import msgspec
+
+    recipe = msgspec.structs.replace(
+        header,
+        inputs=tuple(inputs.specs),
+        lines=tuple(lines),
+        outcome=outcome,
+        devices=tuple(sorted(inputs.devices)),
+    )
+    return Program(recipe, inputs.tensors)

@@ -1,0 +1,191 @@
+"""What a run folder keeps of the operation that failed: a few calls, their arguments, and what must go wrong.
+
+`repro-<n>.json` belongs to `diagnosis-<n>.json` beside it; values are in `repro-<n>.safetensors`. Both may come from
+somebody else, so what is read back is data, never code: every word that ends up in a script is checked first.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from torchmedic.errors import UnreadableRun
+from torchmedic.records import encode
+from torchmedic.rundir import write_atomically
+
+FORMAT = 1
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TARGET = re.compile(
+    r"torch\.[a-z]\w*|torch\.(?:nn\.functional|linalg|special|fft)\.\w+|torch\._C\._nn\.\w+|torch\.nn\.[A-Z]\w*"
+    r"|torch\.ops\.aten\.\w+\.\w+|Tensor\.\w+|operator\.\w+|call|sum_backward"
+)
+_FORBIDDEN = re.compile(r"file|load|save|import|compile|hub")
+_ATTRIBUTE = re.compile(r"torch\.[a-z]\w*")
+
+Leafhood = Literal["no", "leaf", "computed", "view"]
+Layout = Literal["", "permuted", "expanded", "gapped"]
+
+
+class Ref(msgspec.Struct, frozen=True, tag="ref"):
+    """An input, or the result of an earlier call."""
+
+    name: str
+
+
+class Plain(msgspec.Struct, frozen=True, tag="plain"):
+    value: None | bool | int | float | str
+
+
+class Special(msgspec.Struct, frozen=True, tag="special"):
+    """What JSON has no word for: `inf`, `-inf`, `nan`, `...`, or an attribute of torch such as `torch.float16`."""
+
+    text: str
+
+
+class Many(msgspec.Struct, frozen=True, tag="many"):
+    items: tuple[Argument, ...]
+    kind: Literal["list", "tuple"] = "list"
+
+
+class Slice(msgspec.Struct, frozen=True, tag="slice"):
+    parts: tuple[Argument, Argument, Argument]
+
+
+Argument = Ref | Plain | Special | Many | Slice
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One call.
+
+    `target` is a function of torch's, `Tensor.<method>`, `operator.<name>`, `call` for a layer, or `sum_backward`.
+    """
+
+    target: str
+    args: tuple[Argument, ...] = ()
+    kwargs: dict[str, Argument] = {}
+    result: str = ""
+    no_grad: bool = False
+    note: str = ""
+
+
+class Input(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that the calls are given; `fill` stands for its values where all are the same."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    grad: Leafhood = "no"
+    layout: Layout = ""
+    order: tuple[int, ...] = ()  # of the dimensions, for "permuted"; which ones, for "expanded"
+    fill: None | bool | int | float = None
+
+
+class Raises(msgspec.Struct, frozen=True, tag="raises"):
+    """The last call raises. `pattern` is the message with its numbers taken out, `fragment` a part that has none."""
+
+    kind: str
+    fragment: str
+    pattern: str
+
+
+class Bad(msgspec.Struct, frozen=True, tag="bad"):
+    """A value is NaN or infinite, though the inputs are not."""
+
+    kind: Literal["nan", "inf"]
+    of: str  # the name of a result, or of an input whose gradient is meant
+    item: int | None = None
+    gradient: bool = False
+    given_inf: bool = False  # infinities among the inputs are on purpose
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """The failing calls, or in `why_not` one line that says why there are none."""
+
+    format: int = FORMAT
+    code: str
+    name: str
+    message: str
+    place: str = ""
+    source: str = ""
+    torch: str = ""
+    python: str = ""
+    why_not: str = ""
+    inputs: tuple[Input, ...] = ()
+    lines: tuple[Line, ...] = ()
+    outcome: Raises | Bad | None = None
+    autocast: dict[str, str] = {}
+    deterministic: bool = False
+    devices: tuple[str, ...] = ()
+
+
+def json_path(folder: Path, number: int) -> Path:
+    return folder / f"repro-{number}.json"
+
+
+def values_path(recipe: Path) -> Path:
+    return recipe.with_suffix(".safetensors")
+
+
+def write(path: Path, recipe: Recipe, values: bytes | None) -> None:
+    if values is not None:
+        write_atomically(values_path(path), values)
+    write_atomically(path, encode(recipe))
+
+
+def read(path: Path) -> Recipe:
+    """Read a recipe back.
+
+    Raises:
+        UnreadableRun: It is damaged, of a later format, or holds what does not belong into a recipe.
+    """
+    try:
+        recipe = msgspec.json.decode(path.read_bytes(), type=Recipe)
+        _check(recipe)
+    except OSError as error:
+        raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise UnreadableRun(f"cannot read {path}: it is damaged ({error})") from None
+    return recipe
+
+
+def _check(recipe: Recipe) -> None:
+    """Nothing that a script will be made of may be anything but a name, a number or a word of torch's."""
+    if recipe.format != FORMAT:
+        raise ValueError(f"format {recipe.format}, not {FORMAT}")
+    for given in recipe.inputs:
+        _check_name(given.name)
+        _check_name(given.dtype)
+    for line in recipe.lines:
+        if not _TARGET.fullmatch(line.target) or _FORBIDDEN.search(line.target):
+            raise ValueError(f"call of {line.target!r}")
+        for name in (line.result or "_", *line.kwargs):
+            _check_name(name)
+        for argument in (*line.args, *line.kwargs.values()):
+            _check_argument(argument)
+    for device, dtype in recipe.autocast.items():
+        _check_name(device)
+        _check_name(dtype)
+    if isinstance(recipe.outcome, Raises):
+        _check_name(recipe.outcome.kind)
+    elif recipe.outcome is not None:
+        _check_name(recipe.outcome.of)
+
+
+def _check_name(text: str) -> None:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"name {text!r}")
+
+
+def _check_argument(argument: Argument) -> None:
+    if isinstance(argument, Ref):
+        _check_name(argument.name)
+    elif isinstance(argument, Special):
+        if argument.text not in ("inf", "-inf", "nan", "...") and not _ATTRIBUTE.fullmatch(argument.text):
+            raise ValueError(f"argument {argument.text!r}")
+    elif isinstance(argument, Many | Slice):
+        for part in argument.items if isinstance(argument, Many) else argument.parts:
+            _check_argument(part)

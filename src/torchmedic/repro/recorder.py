@@ -1,0 +1,92 @@
+"""In the failing process: keep the operation that failed, small and without anything that could not be read back.
+
+Bounded in size, and nothing here is worth more than the diagnosis: that one is written first, a fault is contained, and
+a run that was started with `--confidential` keeps nothing.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from torchmedic.contained import report_fault
+from torchmedic.records import Diagnosis
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.repro import nonfinite, raised, recipe, subgraphs
+from torchmedic.repro.arguments import NotRecordable
+from torchmedic.repro.program import Program
+from torchmedic.repro.recipe import Recipe
+from torchmedic.repro.shrink import Budget, shrunk
+from torchmedic.repro.store import encoded
+from torchmedic.rundir import is_confidential
+
+_LIMIT = 32 << 20
+_SHRINK = Budget(queries=60, seconds=5.0)
+
+
+class Recording:
+    """What will be written beside a diagnosis."""
+
+    def __init__(self, recipe: Recipe, program: Program | None = None) -> None:
+        self.recipe = recipe
+        self.program = program
+
+    def write(self, folder: Path, number: int) -> None:
+        values = encoded(self.program) if self.program is not None else None
+        recipe.write(recipe.json_path(folder, number), self.recipe, values)
+
+
+def of_numbers(evidence: NumbersEvidence, diagnosis: Diagnosis, agent: Any) -> Recording | None:
+    """The operation that made a number NaN or infinite."""
+    return _recorded(diagnosis, agent, lambda header: nonfinite.program(evidence, header))
+
+
+def of_exception(evidence: RaisedEvidence, diagnosis: Diagnosis, agent: Any) -> Recording | None:
+    """The operation that raised."""
+    return _recorded(
+        diagnosis, agent, lambda header: subgraphs.program(evidence, header) or raised.program(evidence, header)
+    )
+
+
+def _recorded(diagnosis: Diagnosis, agent: Any, make: Callable[[Recipe], Program]) -> Recording | None:
+    """None where nothing may be kept, or where a bug of ours came in between."""
+    try:
+        if is_confidential(agent.run):
+            return None
+        header = _header(diagnosis)
+        try:
+            program = _small(make(header))
+        except NotRecordable as reason:
+            return Recording(msgspec.structs.replace(header, why_not=str(reason)))
+        return Recording(program.recipe, program)
+    except Exception as error:
+        report_fault("repro.recorder", error)
+        return None
+
+
+def _small(program: Program) -> Program:
+    if program.bytes > _LIMIT:
+        program = shrunk(program, _SHRINK, enough=_LIMIT)
+    if program.bytes > _LIMIT:
+        raise NotRecordable(f"its inputs take {program.bytes >> 20} MiB")
+    return program
+
+
+def _header(diagnosis: Diagnosis) -> Recipe:
+    place = diagnosis.cause_location
+    return Recipe(
+        code=diagnosis.code,
+        name=diagnosis.name,
+        message=diagnosis.message,
+        place=f"{place.file}:{place.line}" if place is not None else "",
+        source=place.code if place is not None else "",
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )

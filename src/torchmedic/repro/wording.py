@@ -1,0 +1,108 @@
+"""The calls of a recipe as Python source. What is executed while it is shrunk is the same text as in the script."""
+
+from __future__ import annotations
+
+from torchmedic.repro.recipe import Argument, Line, Many, Plain, Ref, Slice, Special
+
+INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "pow": "**",
+    "matmul": "@",
+    "and_": "&",
+    "or_": "|",
+    "xor": "^",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+    "ne": "!=",
+    "iadd": "+=",
+    "isub": "-=",
+    "imul": "*=",
+    "itruediv": "/=",
+    "ifloordiv": "//=",
+    "imod": "%=",
+    "ipow": "**=",
+    "imatmul": "@=",
+    "iand": "&=",
+    "ior": "|=",
+    "ixor": "^=",
+}
+_PREFIX = {"neg": "-", "invert": "~"}
+_CONSTANTS = {"inf": "torch.inf", "-inf": "-torch.inf", "nan": "torch.nan"}
+
+
+def argument(given: Argument) -> str:
+    if isinstance(given, Ref):
+        return given.name
+    if isinstance(given, Plain):
+        return repr(given.value)
+    if isinstance(given, Special):
+        return _CONSTANTS.get(given.text, given.text)
+    if isinstance(given, Slice):
+        return f"slice({', '.join(argument(part) for part in given.parts)})"
+    items = ", ".join(argument(item) for item in given.items)
+    if given.kind == "list":
+        return f"[{items}]"
+    return f"({items},)" if len(given.items) == 1 else f"({items})"
+
+
+def call(line: Line) -> str:
+    """The expression or, for an assignment in place, the statement of one call."""
+    args = [argument(given) for given in line.args]
+    kind, _, name = line.target.rpartition(".")
+    if kind == "operator":
+        return _operator(name, line.args, args)
+    named = [f"{key}={argument(given)}" for key, given in line.kwargs.items()]
+    if line.target == "call":
+        return f"{args[0]}({', '.join([*args[1:], *named])})"
+    if line.target == "sum_backward":
+        return f"{args[0]}.sum().backward()"
+    if kind == "Tensor":
+        return f"{args[0]}.{name}({', '.join([*args[1:], *named])})"
+    return f"{line.target}({', '.join([*args, *named])})"
+
+
+def statement(line: Line) -> str:
+    """One line of source, or two under `no_grad`."""
+    text = call(line)
+    in_place = line.target in ("operator.setitem", "operator.delitem") or line.target.startswith("operator.i")
+    if line.result and (not in_place or line.target == "operator.invert"):
+        text = f"{line.result} = {text}"
+    if line.note:
+        text += f"  # {_one_line(line.note)}"
+    return f"with torch.no_grad():\n    {text}" if line.no_grad else text
+
+
+def _operator(name: str, given: tuple[Argument, ...], args: list[str]) -> str:
+    if name in _PREFIX:
+        return f"{_PREFIX[name]}{args[0]}"
+    if name == "getitem":
+        return f"{args[0]}[{_subscript(given[1])}]"
+    if name == "setitem":
+        return f"{args[0]}[{_subscript(given[1])}] = {args[2]}"
+    left, right = (f"({text})" if text.startswith("-") else text for text in args)
+    return f"{left} {INFIX[name]} {right}"
+
+
+def _subscript(index: Argument) -> str:
+    if isinstance(index, Many) and index.kind == "tuple" and index.items:
+        return ", ".join(_subscript_part(item) for item in index.items) + ("," if len(index.items) == 1 else "")
+    return _subscript_part(index)
+
+
+def _subscript_part(index: Argument) -> str:
+    if not isinstance(index, Slice):
+        return argument(index)
+    start, stop, step = ("" if part == Plain(None) else argument(part) for part in index.parts)
+    return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
