@@ -129,7 +129,10 @@ def main() -> None:
         score = examine(case, with_anomaly=not args.no_anomaly)
         scores.append(score)
         mark = "ok   " if score.right and not score.false_alarm else "WRONG"
-        print(f"{mark} {case.failure:24} {case.shape:24} {score.found:28} twin: {score.false_alarm or 'silent'}", flush=True)
+        print(
+            f"{mark} {case.failure:24} {case.shape:24} {score.found:28} twin: {score.false_alarm or 'silent'}",
+            flush=True,
+        )
     lines = summary(scores)
     print("\n".join(lines))
     if args.output:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SCRIPT = '''
+SCRIPT = """
 import sys, time, json
 import torch
 from torch import nn
@@ -68,7 +68,7 @@ for step in range(6):
     optimizer.step()
     times.append(time.perf_counter() - started)
 print(json.dumps({{"parameters": sum(p.numel() for p in model.parameters()), "times": times}}))
-'''
+"""
 
 
 def main() -> None:

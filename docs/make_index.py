@@ -20,7 +20,11 @@ FAMILIES = {
 
 
 def index() -> str:
-    lines = ["# Diagnoses", "", "Written by `make docs`. Each page holds a script that fails with its code, and a cured twin."]
+    lines = [
+        "# Diagnoses",
+        "",
+        "Written by `make docs`. Each page holds a script that fails with its code, and a cured twin.",
+    ]
     family = ""
     for entry in catalogue.entries():
         if entry.code[2] != family:

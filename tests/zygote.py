@@ -26,7 +26,9 @@ class Zygote:
     _process: subprocess.Popen[str] | None = None
 
     @classmethod
-    def run(cls, folder: Path, arguments: list[str], environment: dict[str, str], timeout: float) -> tuple[int, str, str]:
+    def run(
+        cls, folder: Path, arguments: list[str], environment: dict[str, str], timeout: float
+    ) -> tuple[int, str, str]:
         """Run `torchmedic <arguments>` in a folder; status, stdout and stderr."""
         process = cls._process
         if process is None or process.poll() is not None:

@@ -3,7 +3,7 @@
 A failure (failures.py) gives `Net`, `criterion(out, y)` and `spoil(x, y)`; a shape decides who calls them, from where.
 """
 
-PRELUDE = '''
+PRELUDE = """
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,10 +17,10 @@ def make_data(rows=48):
     spoil(x, y)
     return x, y
 
-'''
+"""
 
 SHAPES = {
-    "module-level": '''
+    "module-level": """
 x, y = make_data()
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -30,8 +30,8 @@ for start in range(0, 48, 8):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-''',
-    "main-with-loader": '''
+""",
+    "main-with-loader": """
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -49,8 +49,8 @@ def main():
 
 if __name__ == "__main__":
     main()
-''',
-    "trainer-class": '''
+""",
+    "trainer-class": """
 class Trainer:
     def __init__(self, model, lr=0.01):
         self.model = model
@@ -76,8 +76,8 @@ class Trainer:
 
 x, y = make_data()
 Trainer(Net()).fit([(x[i : i + 8], y[i : i + 8]) for i in range(0, 48, 8)])
-''',
-    "split-functions": '''
+""",
+    "split-functions": """
 def forward_pass(model, batch):
     return criterion(model(batch[0]), batch[1])
 
@@ -103,8 +103,8 @@ def run():
 
 
 run()
-''',
-    "lbfgs-closure": '''
+""",
+    "lbfgs-closure": """
 x, y = make_data()
 model = Net()
 optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=2)
@@ -117,8 +117,8 @@ for epoch in range(2):
         return loss
 
     optimizer.step(closure)
-''',
-    "two-optimizers": '''
+""",
+    "two-optimizers": """
 class Pair:
     def __init__(self):
         self.net, self.critic = Net(), nn.Linear(4, 1)
@@ -144,8 +144,8 @@ pair = Pair()
 x, y = make_data()
 for i in range(0, 48, 8):
     pair.step(x[i : i + 8], y[i : i + 8])
-''',
-    "accumulation": '''
+""",
+    "accumulation": """
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -161,8 +161,8 @@ def train(model, loader, accumulate=3):
 
 
 train(Net(), DataLoader(TensorDataset(*make_data()), batch_size=8))
-''',
-    "while-next": '''
+""",
+    "while-next": """
 from torch.utils.data import DataLoader, TensorDataset
 
 model = Net()
@@ -182,8 +182,8 @@ while step < 8:
     loss.backward()
     optimizer.step()
     step += 1
-''',
-    "generator": '''
+""",
+    "generator": """
 def steps(model, optimizer, data):
     for inputs, targets in data:
         optimizer.zero_grad()
@@ -198,8 +198,8 @@ model = Net()
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
 for loss in steps(model, optimizer, zip(x.split(8), y.split(8))):
     value = float(loss)
-''',
-    "try-except": '''
+""",
+    "try-except": """
 def train():
     x, y = make_data()
     model = Net()
@@ -219,7 +219,7 @@ def train():
 
 
 train()
-''',
+""",
     "wrapped-module": '''
 class System(nn.Module):
     """Model and loss in one module, as many code bases do it."""
@@ -249,7 +249,7 @@ class Engine:
 x, y = make_data()
 Engine(System())([{"x": x[i : i + 8], "y": y[i : i + 8]} for i in range(0, 48, 8)])
 ''',
-    "argparse-dataclass": '''
+    "argparse-dataclass": """
 import argparse
 from dataclasses import dataclass
 
@@ -285,8 +285,8 @@ if __name__ == "__main__":
     net = Net()
     x, y = make_data()
     fit(State(net, torch.optim.SGD(net.parameters(), lr=args.lr)), list(zip(x.split(8), y.split(8))))
-''',
-    "autocast-bfloat16": '''
+""",
+    "autocast-bfloat16": """
 x, y = make_data()
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -296,8 +296,8 @@ for inputs, targets in zip(x.split(8), y.split(8)):
         loss = criterion(model(inputs), targets)
     loss.backward()
     optimizer.step()
-''',
-    "epochs-with-validation": '''
+""",
+    "epochs-with-validation": """
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 
@@ -327,5 +327,5 @@ valid_loader = DataLoader(TensorDataset(torch.randn(8, 8), torch.zeros(8)), batc
 for epoch in range(2):
     validate(model, valid_loader)
     train_one_epoch(model, train_loader, optimizer, scheduler)
-''',
+""",
 }

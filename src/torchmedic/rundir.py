@@ -7,6 +7,9 @@ rank<N>[.<pid>]/            one folder per watched process
     blackbox                the memory-mapped ring
     events.jsonl            what happened, a line each
     diagnosis-<n>.json      found in that process; merged into report.json by the parent
+    .reserve                space that is given up when something has failed, there only during the run
+    repro-<n>.json          the operation that failed, with its values in repro-<n>.safetensors
+.confidential               there if no value may be kept
 """
 
 from __future__ import annotations
@@ -32,6 +35,9 @@ EVENTS = "events.jsonl"
 STACKS = "stacks"
 _JOB = ".job"
 _PARTS = ".parts"
+_CONFIDENTIAL = ".confidential"
+_RESERVE = ".reserve"
+_RESERVED = 64 * 1024
 
 
 def create(requested: str | None, script: str, cwd: Path, job: str | None = None) -> Path:
@@ -133,6 +139,15 @@ def _slug(script: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(script).stem).strip("-.") or "run"
 
 
+def mark_confidential(run: Path) -> None:
+    """Tell every process of the run that it may keep no value of the user's."""
+    (run / _CONFIDENTIAL).touch(mode=0o600)
+
+
+def is_confidential(run: Path) -> bool:
+    return (run / _CONFIDENTIAL).exists()
+
+
 def claim_process_folder(run: Path, rank: int) -> Path:
     """Make the folder of one watched process: `rank0`, or `rank0.<pid>` where `rank0` is taken."""
     for name in (f"rank{rank}", f"rank{rank}.{os.getpid()}"):
@@ -140,8 +155,16 @@ def claim_process_folder(run: Path, rank: int) -> Path:
             (run / name).mkdir(mode=0o700)
         except FileExistsError:
             continue
+        with contextlib.suppress(OSError):
+            (run / name / _RESERVE).write_bytes(b"\0" * _RESERVED)
         return run / name
     return run / f"rank{rank}.{os.getpid()}"
+
+
+def make_room(folder: Path) -> None:
+    """Give up the space that was kept back, so that a diagnosis of a full disk can be written to it."""
+    with contextlib.suppress(OSError):
+        (folder / _RESERVE).unlink(missing_ok=True)
 
 
 def process_folders(run: Path) -> list[Path]:
@@ -201,9 +224,11 @@ def _parts(folder: Path) -> Iterator[tuple[int, Report]]:
             yield int(path.stem), msgspec.json.decode(path.read_bytes(), type=Report)
 
 
-def write_diagnosis(folder: Path, diagnosis: Diagnosis) -> None:
+def write_diagnosis(folder: Path, diagnosis: Diagnosis) -> int:
+    """Put down what was found in one process; its number there."""
     count = len(list(folder.glob("diagnosis-*.json")))
     write_atomically(folder / f"diagnosis-{count}.json", encode(diagnosis))
+    return count
 
 
 def read_diagnoses(folder: Path) -> dict[Path, Diagnosis]:
@@ -273,7 +298,9 @@ def stack_files(run: Path) -> dict[int, Path]:
 
 
 def drop_empty_stacks(run: Path) -> None:
-    """Remove the files of processes that had nothing to say and are gone."""
+    """Remove the files of processes that had nothing to say and are gone, and the space that was kept for it."""
+    for folder in process_folders(run):
+        make_room(folder)
     for pid, path in stack_files(run).items():
         with contextlib.suppress(OSError):
             if not path.stat().st_size and not Path(f"/proc/{pid}").exists():

@@ -321,7 +321,10 @@ def test_missing_source_is_said(case: Any) -> None:
     linecache.clearcache()
     with pytest.raises(CannotCut):
         try:
-            exec(compile("def step():\n    torch.ones(1).backward()\nstep()", str(failing.path), "exec"), {"torch": torch})
+            exec(
+                compile("def step():\n    torch.ones(1).backward()\nstep()", str(failing.path), "exec"),
+                {"torch": torch},
+            )
         except RuntimeError as error:
             assert error.__traceback__ is not None
             linecache.clearcache()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from torchmedic import __version__
-from torchmedic.cli import demo, explain, report, run
+from torchmedic.cli import demo, explain, report, repro, run
 from torchmedic.errors import ExitStatus, TorchmedicError, UsageError
 
 
@@ -24,7 +24,7 @@ class Command(Protocol):
     def execute(args: argparse.Namespace) -> int: ...
 
 
-COMMANDS = (run, explain, report, demo)
+COMMANDS = (run, explain, report, repro, demo)
 
 
 class Parser(argparse.ArgumentParser):

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from torchmedic.observe.batches import tensors_in_frames
 from torchmedic.observe.workers import failure_of
 from torchmedic.records import Phase, WorkerFailure
 
@@ -40,8 +41,16 @@ def symptom_of(error: BaseException) -> str:
     return "exception"
 
 
+def _tensors_at(error: BaseException) -> list[Any]:
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    return tensors_in_frames(tb.tb_frame) if tb is not None else []
+
+
 def raised(error: BaseException, agent: Any) -> Raised:
     """Take the incident from the agent of this process."""
+    agent.batches.settle(_tensors_at(error))
     indices = agent.batches.indices
     return Raised(
         error=error,

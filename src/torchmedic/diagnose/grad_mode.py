@@ -3,48 +3,77 @@
 from __future__ import annotations
 
 import ast
-import sys
+import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from torchmedic.observe.frames import is_user_file
+import torch
+
+from torchmedic.diagnose.inplace_source import user_files
 from torchmedic.records import Location
 from torchmedic.replay.frames import Frame, node_location, syntax_tree
 from torchmedic.replay.microscope import Spot
 
-_MODES = frozenset({"no_grad", "inference_mode", "set_grad_enabled", "_force_original_view_tracking"})
+_MODES = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
+_ENTERING = frozenset({"__enter__", "enter_context"})
 
 
-def where_switched_off(stack: Sequence[Spot], frames: Sequence[Frame]) -> Location | None:
+class Switch(NamedTuple):
+    """The expression that switches gradients off."""
+
+    file: str
+    node: ast.expr
+    is_block: bool  # the head of a `with`
+    stays: bool  # nothing switches them on again
+
+    def location(self) -> Location:
+        text = "gradients are switched off here" + (", and stay off" if self.stays else "")
+        return node_location("cause", self.file, self.node, text)
+
+
+def where_switched_off(stack: Sequence[Spot], frames: Sequence[Frame]) -> Switch | None:
     """The `with` block or decorator around one of these lines, else a call that left gradients off for good."""
     places = [(spot.file, spot.line) for spot in stack] + [(frame.file, frame.line) for frame in reversed(frames)]
     for file, line in places:
         found = _around(file, line)
         if found is not None:
-            return node_location("cause", file, found, "gradients are switched off here")
-    for file in _user_files():
-        for node in ast.walk(syntax_tree(file) or ast.Module([], [])):
-            if isinstance(node, ast.Call) and _switches_off(node) and not _is_managed(file, node):
-                return node_location("cause", file, node, "gradients are switched off here, and stay off")
+            return found
+    for file in dict.fromkeys([*(file for file, _ in places), *user_files()]):
+        tree = syntax_tree(file) or ast.Module([], [])
+        managed = set(map(id, _managed(tree)))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and _switches_off(node) and id(node) not in managed:
+                return Switch(file, node, is_block=False, stays=True)
     return None
 
 
-def _around(file: str, line: int) -> ast.expr | None:
-    tree = syntax_tree(file)
-    best: ast.expr | None = None
-    for node in ast.walk(tree) if tree is not None else ():
-        start = getattr(node, "lineno", None)
-        if start is None or not start <= line <= (getattr(node, "end_lineno", None) or start):
+def _around(file: str, line: int) -> Switch | None:
+    best: Switch | None = None
+    for node in ast.walk(syntax_tree(file) or ast.Module([], [])):
+        if not isinstance(node, ast.With | ast.AsyncWith | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
-        candidates: list[ast.expr] = []
-        if isinstance(node, ast.With | ast.AsyncWith):
-            candidates = [item.context_expr for item in node.items]
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            candidates = node.decorator_list
-        for expression in candidates:
-            if _switches_off(expression) and (best is None or expression.lineno >= best.lineno):
-                best = expression
+        is_block = isinstance(node, ast.With | ast.AsyncWith)
+        first = node.body[0].lineno if is_block else node.lineno
+        if not first <= line <= (node.end_lineno or node.lineno):
+            continue
+        for head in _heads(node):
+            if _switches_off(head) and (best is None or head.lineno >= best.node.lineno):
+                best = Switch(file, head, is_block=is_block, stays=False)
     return best
+
+
+def _heads(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.With | ast.AsyncWith):
+        return [item.context_expr for item in node.items]
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node.decorator_list
+    return []
+
+
+def _managed(tree: ast.Module) -> Iterator[ast.expr]:
+    """The heads of blocks and the decorators, whose effect ends with their block."""
+    for node in ast.walk(tree):
+        yield from _heads(node)
 
 
 def _switches_off(expression: ast.expr) -> bool:
@@ -53,29 +82,23 @@ def _switches_off(expression: ast.expr) -> bool:
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     if name not in _MODES:
         return False
+    given = [*call.args, *(word.value for word in call.keywords)] if call is not None else []
+    value = given[0] if given else None
     if name == "set_grad_enabled":
-        given = call.args[0] if call is not None and call.args else None
-        return not (isinstance(given, ast.Constant) and given.value is True)
-    if name == "inference_mode" and call is not None and call.args:
-        return not (isinstance(call.args[0], ast.Constant) and call.args[0].value is False)
-    return True
+        return not (isinstance(value, ast.Constant) and value.value is True)
+    return not (name == "inference_mode" and isinstance(value, ast.Constant) and value.value is False)
 
 
-def _is_managed(file: str, call: ast.Call) -> bool:
-    """Whether a call is the head of a `with` or a decorator, whose effect ends with its block."""
-    for node in ast.walk(syntax_tree(file) or ast.Module([], [])):
-        heads: list[Any] = []
-        if isinstance(node, ast.With | ast.AsyncWith):
-            heads = [item.context_expr for item in node.items]
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            heads = node.decorator_list
-        if any(head is call for head in heads):
-            return True
-    return False
-
-
-def _user_files() -> Iterator[str]:
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py") and is_user_file(file):
-            yield file
+@contextlib.contextmanager
+def gradients_always_on() -> Iterator[None]:
+    """What the code is like if nothing in it switches gradients off; for a trial."""
+    grad_mode, inference = torch._C._set_grad_enabled, torch._C._InferenceMode
+    module: Any = torch._C
+    module._set_grad_enabled = lambda mode: grad_mode(True)
+    module._InferenceMode = lambda mode: inference(False)
+    before = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        module._set_grad_enabled, module._InferenceMode = grad_mode, inference
+        torch.set_grad_enabled(before)

@@ -11,35 +11,50 @@ from torchmedic.replay.microscope import Spot
 from torchmedic.replay.spots import spot_of_node
 from torchmedic.replay.trial import Edit
 
+_SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
-def detached_use(file: str, name: str, lines: tuple[int, int]) -> Iterator[Candidate]:
-    """Use a carried variable without its history, at the first of these lines that reads it."""
-    tree = syntax_tree(file)
-    uses = [
+
+def uses_in(spot: Spot, name: str) -> list[ast.expr]:
+    """Where the statement at a spot reads a variable, in order."""
+    statement = statement_at(spot)
+    found = [
         node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.Name | ast.Attribute)
-        and isinstance(node.ctx, ast.Load)
-        and lines[0] <= node.lineno <= lines[1]
-        and ast.unparse(node) == name
+        for node in (ast.walk(statement) if statement is not None else ())
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load) and ast.unparse(node) == name
     ]
-    if not uses:
-        return
-    first = min(uses, key=lambda node: (node.lineno, node.col_offset))
-    spot = spot_of_node(file, first)
-    title = f"detach `{name}` where it is used again"
-    yield title, Edit(spot, f"{name}.detach()")
-    yield title, Edit(spot, f"tuple(part.detach() for part in {name})")
-    yield title, Edit(spot, f"[part.detach() for part in {name}]")
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
-def retained(spot: Spot) -> Iterator[Candidate]:
+def detached_in(spot: Spot, name: str, *, is_item: bool = False) -> Iterator[Edit]:
+    """The statement at a spot with a variable, or its items, taken without history."""
+    statement = statement_at(spot)
+    if isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == name and not is_item:
+        sign = _SIGNS.get(type(statement.op))
+        if sign is not None:
+            text = f"{name} = {name}.detach() {sign} {rewritten(spot.file, statement.value)}"
+            yield Edit(spot_of_node(spot.file, statement, spot.function), text)
+    for use in uses_in(spot, name)[:1]:
+        place = spot_of_node(spot.file, use, spot.function)
+        if not is_item:
+            yield Edit(place, f"{name}.detach()")
+        else:
+            yield Edit(place, f"tuple(part.detach() for part in {name})")
+            yield Edit(place, f"[part.detach() for part in {name}]")
+    # A tuple of variables: `cell(x, (h, c))`.
+    if not is_item and statement is not None:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Tuple) and any(ast.unparse(part) == name for part in node.elts):
+                if isinstance(node.ctx, ast.Load):
+                    items = ", ".join(f"{ast.unparse(part)}.detach()" for part in node.elts)
+                    yield Edit(spot_of_node(spot.file, node, spot.function), f"({items})")
+
+
+def retained(spot: Spot, *, differentiable: bool) -> Iterator[Candidate]:
     """Keep the graph of a call of backward or `autograd.grad` for the next one."""
     call = call_at(spot, "backward", "grad")
     if call is None:
         return
-    is_grad = ast.unparse(call.func).endswith("grad")
-    if is_grad:
+    if differentiable:
         yield "let the gradient be differentiated again", _with_keyword(spot, call, "create_graph")
     yield "keep the graph of the first backward for the second", _with_keyword(spot, call, "retain_graph")
 

@@ -10,29 +10,47 @@ from torchmedic.detect.exceptions import raised
 from torchmedic.detect.nonfinite import turned_bad
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import diagnose
+from torchmedic.observe.batches import tensors_in_frames
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.rundir import write_diagnosis
+from torchmedic.repro import recorder
+from torchmedic.rundir import make_room, write_diagnosis
+
+# The operation behind a diagnosis that is not published yet.
+_waiting: list[tuple[Diagnosis, recorder.Recording | None]] = []
 
 
 def exception(error: BaseException, agent: Any) -> None:
     """Called by the agent while the frames of `error` are alive."""
+    make_room(agent.folder)
     if is_echo(error, agent):
         return
     incident = raised(error, agent)
-    diagnosis = diagnose(RaisedEvidence(incident), registry.RAISED)
+    evidence = RaisedEvidence(incident)
+    diagnosis = diagnose(evidence, registry.RAISED)
     agent.events.write("exception", symptom=incident.symptom, step=incident.step, phase=incident.phase)
-    write_diagnosis(agent.folder, diagnosis)
+    number = write_diagnosis(agent.folder, diagnosis)
+    recording = recorder.of_exception(evidence, diagnosis, agent)
+    if recording is not None:
+        recording.write(agent.folder, number)
 
 
 def nonfinite(optimizer: Any, frame: FrameType, what: str, at: str, agent: Any) -> Diagnosis:
     """Called by the agent when a number is NaN or infinite; the frames of the step are on the stack."""
+    agent.batches.settle(tensors_in_frames(frame))
     incident = turned_bad(optimizer, what, at, agent)
-    return diagnose(NumbersEvidence(incident, frame, agent), registry.NUMBERS)
+    evidence = NumbersEvidence(incident, frame, agent)
+    diagnosis = diagnose(evidence, registry.NUMBERS)
+    _waiting[:] = [(diagnosis, recorder.of_numbers(evidence, diagnosis, agent))]
+    return diagnosis
 
 
 def publish(diagnosis: Diagnosis, agent: Any) -> None:
     """Called when the bad number is about to reach the weights, or has reached them."""
     agent.events.write("nonfinite", symptom="nan", step=diagnosis.step)
-    write_diagnosis(agent.folder, diagnosis)
+    number = write_diagnosis(agent.folder, diagnosis)
+    for known, recording in _waiting:
+        if known is diagnosis and recording is not None:
+            recording.write(agent.folder, number)
+    _waiting.clear()

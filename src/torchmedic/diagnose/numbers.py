@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.rule import Draft
-from torchmedic.records import Grade, Location
+from torchmedic.records import Diagnosis, Grade, Location
 from torchmedic.replay.microscope import Leaf, Op, Spot, Value
 from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.replay.source import relative
@@ -77,7 +77,7 @@ def victim(evidence: NumbersEvidence) -> str:
     return "the gradients " + ("NaN" if is_nan else "infinite")
 
 
-def finish(draft: Draft, evidence: NumbersEvidence) -> Any:
+def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
     """The notes that every diagnosis on numbers ends with."""
     incident = evidence.incident
     if not evidence.loss_is_bad and incident.loss is not None:

@@ -15,6 +15,7 @@ _RULES = "torchmedic.diagnose.rules."
 # Asked in the process that raised, while its frames are alive.
 RAISED: tuple[str, ...] = (
     "process.recursion_limit",
+    "process.disk_full",
     "memory.host_memory_exhausted",
     "process.worker_killed",
     "process.unequal_samples",
@@ -24,6 +25,9 @@ RAISED: tuple[str, ...] = (
     "autograd.backward_through_freed_graph",
     "graph.hidden_state_mismatch",
     "graph.uninitialised_parameters",
+    "graph.batch_size_mismatch",
+    "graph.loss_shape_mismatch",
+    "graph.wrong_target_dtype",
     "devices.label_out_of_range",
     "devices.index_out_of_range",
     "devices.value_out_of_domain",
@@ -41,7 +45,6 @@ RAISED: tuple[str, ...] = (
     "graph.ambiguous_truth_value",
     "graph.tensor_to_numpy_with_gradient",
     "graph.several_elements_as_scalar",
-    "graph.wrong_target_dtype",
     "graph.dtype_mismatch",
     "graph.dimension_out_of_range",
     "graph.matmul_shape_mismatch",
@@ -49,8 +52,6 @@ RAISED: tuple[str, ...] = (
     "graph.kernel_larger_than_input",
     "graph.concat_size_mismatch",
     "graph.impossible_view",
-    "graph.batch_size_mismatch",
-    "graph.loss_shape_mismatch",
     "graph.broadcast_mismatch",
 )
 

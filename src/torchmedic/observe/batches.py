@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import deque
-from typing import Any
+from collections.abc import Iterable
+from types import FrameType, GeneratorType
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import Subset
@@ -23,10 +26,25 @@ class _Pass:
         self.last: Any = None
 
 
+class _Earlier(NamedTuple):
+    """A batch that another one has followed: who looks for it must still have it."""
+
+    tensors: list[weakref.ref[torch.Tensor]]
+    indices: Any
+    source: weakref.ref[Any] | None
+    batch: Any  # only where a library asked, which may be a batch ahead of the user and holds it too
+
+
 class Batches:
-    """References to the last batch that a DataLoader yielded, with its dataset indices."""
+    """References to the last batch that a DataLoader yielded, with its dataset indices.
+
+    Some libraries fetch a batch ahead, so the last one need not be the one that is being trained on. `settle` finds out
+    at the moment of a failure; where it cannot, nothing is claimed.
+    """
 
     def __init__(self) -> None:
+        self._earlier: deque[_Earlier] = deque(maxlen=2)
+        self._direct = True  # the user's own loop asked for it
         self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
         self._strong: Any = None
         self._weak: list[weakref.ref[torch.Tensor]] = []
@@ -47,6 +65,9 @@ class Batches:
 
     def requested(self, iterator: Any) -> None:
         """The user asked for the next batch: the last one is no longer ours to hold."""
+        tensors = [weakref.ref(tensor) for tensor in self.tensors()]
+        batch = None if self._direct else self._strong
+        self._earlier.append(_Earlier(tensors, self._indices, self._source, batch))
         self._strong = None
         self._weak = []
         self._indices = None
@@ -79,13 +100,33 @@ class Batches:
         """The DataLoader iterators that are alive and have drawn something."""
         return list(self._passes.keys())
 
-    def arrived(self, batch: Any) -> None:
+    def arrived(self, batch: Any, *, direct: bool = True) -> None:
         self.number += 1
+        self._direct = direct
         tensors = list(tensors_in(batch))
         if sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided) <= _STRONG_LIMIT:
             self._strong = batch
         else:
             self._weak = [weakref.ref(tensor) for tensor in tensors]
+
+    def settle(self, in_use: Iterable[torch.Tensor]) -> None:
+        """Make the batch that these tensors belong to the current one; forget it if that cannot be told."""
+        storages = {_storage(tensor) for tensor in in_use} - {None}
+        if any(_storage(tensor) in storages for tensor in self.tensors()) or self._take_earlier(storages):
+            return
+        if not self._direct:
+            # Whoever fetches ahead is a generator that still holds what it has yielded; the older batch is in use.
+            if not self._take_earlier({_storage(tensor) for tensor in _tensors_in_generators()} - {None}):
+                self._strong, self._weak, self._indices = None, [], None
+
+    def _take_earlier(self, storages: set[int | None]) -> bool:
+        for earlier in self._earlier if not self._direct else reversed(self._earlier):
+            alive = [tensor for reference in earlier.tensors if (tensor := reference()) is not None]
+            if any(_storage(tensor) in storages for tensor in alive):
+                self._strong, self._weak = earlier.batch, earlier.tensors
+                self._indices, self._source = earlier.indices, earlier.source
+                return True
+        return False
 
     @property
     def whole(self) -> Any:
@@ -97,6 +138,33 @@ class Batches:
         if self._strong is not None:
             return list(tensors_in(self._strong))
         return [tensor for reference in self._weak if (tensor := reference()) is not None]
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def tensors_in_frames(frame: FrameType | None, depth: int = 80) -> list[torch.Tensor]:
+    """The tensors that the variables of a frame and of its callers hold."""
+    found: list[torch.Tensor] = []
+    while frame is not None and depth:
+        for value in list(frame.f_locals.values()):
+            if isinstance(value, torch.Tensor | dict | list | tuple) or hasattr(value, "items"):
+                found += tensors_in(value, 3)
+        frame, depth = frame.f_back, depth - 1
+    return found
+
+
+def _tensors_in_generators() -> list[torch.Tensor]:
+    """The tensors that suspended generators of libraries hold."""
+    found: list[torch.Tensor] = []
+    for value in gc.get_objects():
+        if type(value) is GeneratorType and value.gi_frame is not None and not value.gi_running:
+            found += [tensor for held in list(value.gi_frame.f_locals.values()) for tensor in tensors_in(held, 3)]
+    return found
 
 
 def through_subsets(dataset: Any, index: Any) -> Any:

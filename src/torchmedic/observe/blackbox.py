@@ -41,7 +41,8 @@ class BlackBox:
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.ftruncate(descriptor, _SIZE)
+            # Real blocks, not a hole: a write to a hole of a mapped file kills the process when the disk is full.
+            os.write(descriptor, bytes(_SIZE))
             self._map = mmap.mmap(descriptor, _SIZE)
         finally:
             os.close(descriptor)

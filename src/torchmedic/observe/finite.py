@@ -53,6 +53,7 @@ class FiniteWatch:
         self._bad_losses = 0  # since the gradients were cleared
         self._last_is_bad = False
         self._finding: Any = None
+        self._witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None = None
         self._examined = 0
         self._backwards = 0
         self._steps = 0
@@ -130,6 +131,8 @@ class FiniteWatch:
             optimizers: Those that there are.
             stepping: The optimizer whose step is under way: backward was called by a closure.
         """
+        if self._last_is_bad:
+            self._witness = _witness(optimizers)
         used = stepping is not None or (self._steps == 0 and (not optimizers or self._backwards > 2))
         if self._last_is_bad and self._unscaled is None:
             if self._finding is None and (used or self._examined < _EXAMINED_AHEAD):
@@ -155,13 +158,13 @@ class FiniteWatch:
         self._steps += 1
         self.skipped = self._skipped_bad = 0
         suspect, finding = self._bad_losses > 0, self._finding
+        kept = self._last_is_bad or _is_there(self._witness)
         self.cleared()
         gradients = _gradients(optimizer)
         if not _finite_rates(optimizer):
             self._publish(self._examiner.examine(optimizer, frame, "rate", "step"))
         elif suspect:
-            # A loss that was bad further back and left no trace was dropped by means that were not seen.
-            if self._last_is_bad or any(_is_bad(gradient) for gradient in gradients):
+            if kept or any(_is_bad(gradient) for gradient in gradients):
                 self._publish(finding or self._examiner.examine(optimizer, frame, "loss", "step"))
         elif gradients and gradients[0].device.type == "cpu" and self._any_bad(gradients):
             self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
@@ -213,6 +216,22 @@ class FiniteWatch:
                 break
         self._spent += time.perf_counter() - started
         return bad
+
+
+def _witness(optimizers: Sequence[Any]) -> tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None:
+    """A gradient that a bad loss went into: while it is there, it has not been dropped by means that are not seen."""
+    for optimizer in optimizers:
+        for tensor in _with_gradient(optimizer):
+            if tensor.grad is not None:
+                return weakref.ref(tensor), weakref.ref(tensor.grad)
+    return None
+
+
+def _is_there(witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None) -> bool:
+    if witness is None:
+        return False
+    tensor, gradient = witness[0](), witness[1]()
+    return tensor is not None and gradient is not None and tensor.grad is gradient
 
 
 def _with_gradient(optimizer: Any) -> list[torch.Tensor]:

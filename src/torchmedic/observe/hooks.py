@@ -8,6 +8,7 @@ torch, never on the user's objects: a hook on a model would be pickled with it.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -28,12 +29,17 @@ from torchmedic.contained import contained
 from torchmedic.observe.batches import Batches
 from torchmedic.observe.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, Clock
 from torchmedic.observe.finite import FiniteWatch
-from torchmedic.observe.frames import user_frame
+from torchmedic.observe.frames import is_user_file, user_frame
 from torchmedic.observe.notes import StepNotes
 
 
 # Code of ours that torch.compile may come upon. Never compiled by itself; where it is inlined, `is_compiling` is true.
 _entries: list[CodeType] = []
+_patched: list[tuple[Any, str, Any]] = []
+
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LOADING = os.path.dirname(os.path.abspath(dataloader.__file__)) + os.sep
 
 
 class Hooks:
@@ -48,6 +54,7 @@ class Hooks:
         self._backward_depth = 0
         self._forward_hook: Any = None
         self._compiled_watched = False
+        self._handles: list[Any] = []
         self._step_skipped = False
         self._stepping: Any = None  # the optimizer whose step is under way
 
@@ -60,6 +67,18 @@ class Hooks:
             self._watch_scaler,
         ):
             contained("observe.install")(place)()
+
+    def remove(self) -> None:
+        """Leave torch as it was; `install` puts everything back."""
+        for handle in (*self._handles, self._forward_hook):
+            if handle is not None:
+                handle.remove()
+        self._handles.clear()
+        self._forward_hook = None
+        self._compiled_watched = False
+        for owner, name, original in reversed(_patched):
+            setattr(owner, name, original)
+        _patched.clear()
 
     # Data
 
@@ -112,7 +131,7 @@ class Hooks:
         if self.paused:
             return
         self._batches.taken(iterator)
-        self._batches.arrived(batch)
+        self._batches.arrived(batch, direct=_asked_by_user(sys._getframe(1)))
         self._clock.enter(OTHER, sys._getframe(1))
         self._step_begins()
         self.expect_forward()
@@ -238,8 +257,8 @@ class Hooks:
     # Optimizer
 
     def _watch_optimizers(self) -> None:
-        register_optimizer_step_pre_hook(self._optimizer_begins)
-        register_optimizer_step_post_hook(self._optimizer_ends)
+        self._handles.append(register_optimizer_step_pre_hook(self._optimizer_begins))
+        self._handles.append(register_optimizer_step_post_hook(self._optimizer_ends))
         _wrap(Optimizer, "_patch_step_function", self._around_build)
         _wrap(Optimizer, "zero_grad", self._around_zero_grad)
 
@@ -364,7 +383,16 @@ class Hooks:
             self._note_optimizer_ends(optimizer)
 
 
+def _asked_by_user(frame: FrameType | None) -> bool:
+    """Whether the user's own code asked for a batch, rather than a library that may fetch ahead."""
+    while frame is not None and frame.f_code.co_filename.startswith((_OURS, _LOADING)):
+        frame = frame.f_back
+    return frame is None or is_user_file(frame.f_code.co_filename)
+
+
 def _wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    patch = around(getattr(owner, name))
+    original = getattr(owner, name)
+    patch = around(original)
+    _patched.append((owner, name, original))
     _entries.append(patch.__code__)
     setattr(owner, name, patch)

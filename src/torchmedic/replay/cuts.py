@@ -26,6 +26,7 @@ class FunctionCall(NamedTuple):
     grad_enabled: bool
     inference: bool
     stack: tuple[Spot, ...]  # user lines, innermost first
+    plain: Any = None  # the number, list or array that it gave instead of a tensor
 
     @property
     def spot(self) -> Spot | None:
@@ -44,6 +45,7 @@ class Provenance(TorchFunctionMode):
         self.calls: list[FunctionCall] = []
         self._made_by: dict[int, int] = {}
         self._written_by: dict[int, int] = {}  # by address of the memory, for wrappers that torch does not show
+        self._first_read: dict[int, int] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -58,8 +60,11 @@ class Provenance(TorchFunctionMode):
         keeps_grad = any(tensor.requires_grad for tensor in outputs)
         stack = user_spots(sys._getframe(1))
         number = len(self.calls)
+        for tensor in inputs:
+            self._first_read.setdefault(id(tensor), number)
+        plain = result if name in _LEAVES_TORCH else None
         self.calls.append(
-            FunctionCall(name, inputs, outputs, had_grad, keeps_grad, grad_enabled, inference, stack)
+            FunctionCall(name, inputs, outputs, had_grad, keeps_grad, grad_enabled, inference, stack, plain)
         )
         written = name.endswith("_") or name.startswith("__i")
         for tensor in outputs:
@@ -76,7 +81,9 @@ class Provenance(TorchFunctionMode):
         if number is not None:
             return number
         address = _address(tensor)
-        return self._written_by.get(address) if address is not None else None
+        number = self._written_by.get(address) if address is not None else None
+        # What was read before the memory was made anew was there before: the call made a view of it.
+        return number if number is not None and number < self._first_read.get(id(tensor), len(self.calls)) else None
 
     def behind(self, root: torch.Tensor) -> list[FunctionCall]:
         """The calls that a tensor was computed by, the nearest first."""
@@ -101,17 +108,32 @@ class Provenance(TorchFunctionMode):
         """The cuts on the way from the parameters to a tensor, the nearest to it first."""
         return [call for call in self.behind(root) if call.is_cut]
 
-    def left_torch(self) -> list[FunctionCall]:
-        """Calls that turned a tensor which came from parameters into plain numbers, the last one first."""
-        return [
-            call
-            for call in reversed(self.calls)
+    def left_torch(self, root: torch.Tensor) -> list[FunctionCall]:
+        """Calls that turned a tensor which came from parameters into plain numbers, the likeliest origin of `root` first.
+
+        That is the one whose number stands in what the root was built from; else the last one before it was built.
+        """
+        built = self.made_plain(root)
+        end = self.calls.index(built) if built is not None else len(self.calls)
+        found = [
+            (number, call)
+            for number, call in enumerate(self.calls[:end])
             if call.name in _LEAVES_TORCH and (call.had_grad or any(self.cuts_behind(tensor) for tensor in call.inputs))
         ]
+        values = _numbers(built.outputs[0]) if built is not None else set()
+        found.sort(key=lambda pair: (not values.isdisjoint(_numbers(pair[1].inputs[0])), pair[0]), reverse=True)
+        return [call for _, call in found]
 
     def made_plain(self, root: torch.Tensor) -> FunctionCall | None:
         """The call that built a tensor behind `root` from plain numbers."""
         return next((call for call in self.behind(root) if not call.inputs and call.outputs), None)
+
+
+def _numbers(tensor: torch.Tensor) -> set[float]:
+    """The values of a small tensor, as a float32 would hold them."""
+    if tensor.numel() > 64 or tensor.device.type != "cpu" or tensor.is_complex():
+        return set()
+    return set(tensor.detach().float().flatten().tolist())
 
 
 _SKIPPED = frozenset(

@@ -101,6 +101,14 @@ class RaisedEvidence:
         return worker is not None and worker.stage != "other"
 
     @property
+    def is_torchs(self) -> bool:
+        """Whether the words are torch's own: not those of a loader's worker, nor of a `raise` in the user's code."""
+        last = self.frames[-1] if self.frames else None
+        if last is not None and last.is_user and last.node is None and isinstance(last.statement, ast.Raise):
+            return False
+        return not self.from_loader
+
+    @property
     def is_traced(self) -> bool:
         """Whether `torch.compile` raised it while it looked through the user's code: that code has no live frame."""
         return "TorchDynamoException" in self.kinds

@@ -85,6 +85,11 @@ def holdings(frames: list[Frame]) -> list[Holding]:
     return sorted((held for held in found.values() if held.nbytes), key=lambda held: -held.nbytes)
 
 
+def bytes_in(value: Any) -> int:
+    """The bytes of all tensors in a nested object, storage that is shared counted once."""
+    return _weigh("", value).nbytes
+
+
 def _weigh(name: str, value: Any) -> Holding:
     sizes: dict[int, int] = {}
     tensors = with_graph = 0

@@ -69,6 +69,7 @@ class Op:
 
     __slots__ = (
         "captured",
+        "derived",
         "explicit",
         "forward",
         "index",
@@ -87,7 +88,8 @@ class Op:
         self.name = name
         self.spot = spot
         self.node = node  # the autograd node that ran it; empty in the forward pass
-        self.forward: int | None = None  # for a backward operation: the forward one that it differentiates
+        self.derived = False  # run by autograd, not written down by the user in a `backward` or a hook
+        self.forward: int | None = None  # for a derived operation: the forward one that it differentiates
         self.inputs: list[Value] = []  # in the order of the tensors among its arguments
         self.outputs: list[Value] = []
         self.explicit = False  # a non-finite constant was among its arguments
@@ -204,7 +206,7 @@ class Microscope(TorchDispatchMode):
     def forward_of(self, op: Op) -> Op:
         """The operation itself, or for a backward one the forward operation that it differentiates."""
         for _ in range(4):  # a gradient of a gradient
-            if not op.is_backward or op.forward is None:
+            if op.forward is None:
                 break
             op = self.ops[op.forward]
         return op
@@ -243,6 +245,7 @@ class Microscope(TorchDispatchMode):
         # The node that is being built around this operation has the last number that was given out.
         self._by_sequence.setdefault((threading.get_ident(), _get_sequence_nr() - 1), index)
         if node is not None and not in_backward_code:
+            op.derived = True
             op.forward = self._differentiated(op, node)
         for value in tree_iter((args, kwargs)):
             if isinstance(value, torch.Tensor):

@@ -1,75 +1,148 @@
-"""Which part of a loss's graph is older than the step, and which variable brought it in."""
+"""Which tensor brings a graph into the step that is older than the step, and which variable holds it."""
 
 from __future__ import annotations
 
 import ast
+import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._autograd import _get_sequence_nr
+from torch.utils._pytree import tree_iter
 
-from torchmedic.replay.bindings import own_statements
-from torchmedic.replay.frames import Frame
-from torchmedic.replay.graph import nodes_behind
-from torchmedic.replay.scopes import function_body
+from torchmedic.observe.frames import is_user_file
+from torchmedic.replay.cuts import Provenance
+from torchmedic.replay.graph import is_freed, nodes_behind, walk
+from torchmedic.replay.microscope import Spot
+from torchmedic.replay.spots import spot_of_frame
 
-_ACCUMULATE = "AccumulateGrad"
+_CONTAINERS = (list, tuple, dict, deque)
+_ADDING = frozenset("append extend appendleft insert add put setdefault update".split())
 
 
-class Carrier(NamedTuple):
-    """A variable whose value still hangs on the graph of an earlier step."""
+class Holder(NamedTuple):
+    """A variable that holds a tensor: `h`, `self.hidden`, `losses` (one of its items)."""
 
     name: str
+    owner: Any  # the object whose attribute it is; None for a plain variable
+    is_item: bool
+    spot: Spot  # where its frame was at that moment
+    is_local: bool  # seen from a function that was running, not from the step's own frame
+    is_passing: bool  # a variable of that function's own: it was given its value in this step
+
+
+class Import(NamedTuple):
+    """A tensor that was there before the step, with its graph."""
+
     tensor: torch.Tensor
+    holders: tuple[Holder, ...]  # innermost frame first
+
+    @property
+    def is_freed(self) -> bool:
+        return any(is_freed(node) for node in walk([self.tensor.grad_fn]))
 
 
-def older_than(nodes: Iterable[Any], sequence_number: int) -> set[Any]:
-    """The nodes that were made before a step began."""
-    return {node for node in nodes if node._sequence_nr() < sequence_number}
+class Imports(Provenance):
+    """Notes the tensors that a replay finds there with a graph, and who holds them at the moment of their use.
+
+    Args:
+        file: The file that the segment was cut from: its statements run in a frame of their own.
+    """
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self._file = file
+        self._start = _get_sequence_nr()
+        self._imports: dict[int, tuple[Any, Import]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_iter((args, kwargs or {})):
+            if isinstance(value, torch.Tensor) and self._is_old(value) and id(value) not in self._imports:
+                found = Import(value, tuple(_holders(value, sys._getframe(1), self._file)))
+                self._imports[id(value)] = (value.grad_fn, found)
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _is_old(self, tensor: torch.Tensor) -> bool:
+        return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._start
+
+    def behind_roots(self, roots: Iterable[torch.Tensor], frame: FrameType) -> list[Import]:
+        """Those that some tensors were computed from; of a root that is one itself, with the variables of a frame."""
+        roots = list(roots)
+        nodes = nodes_behind(roots)
+        found = [noted for node, noted in self._imports.values() if node in nodes]
+        for root in roots:
+            if self._is_old(root) and id(root) not in self._imports:
+                found.append(Import(root, tuple(named(root, frame, spot_of_frame(frame), is_local=False))))
+        return found
 
 
-def carriers(variables: dict[str, Any], old: set[Any]) -> list[Carrier]:
-    """The variables that hang on old nodes; those nearest to the new part first."""
-    found = [Carrier(name, tensor) for name, tensor in _tensors(variables) if tensor.grad_fn in old]
-    return sorted(found, key=lambda carrier: -carrier.tensor.grad_fn._sequence_nr())  # type: ignore[union-attr]
+def _holders(tensor: torch.Tensor, frame: FrameType | None, file: str) -> Iterator[Holder]:
+    while frame is not None:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            step = code.co_name == "<module>" and code.co_filename == file
+            yield from named(tensor, frame, spot_of_frame(frame), is_local=not step)
+            if step:
+                return
+        frame = frame.f_back
 
 
-def _tensors(variables: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def named(tensor: torch.Tensor, frame: FrameType, spot: Spot, *, is_local: bool) -> Iterator[Holder]:
+    """The variables of a frame that are or hold a tensor; plain ones first, then attributes, then global ones."""
+    code = frame.f_code
+    variables = dict(frame.f_locals)
+    if frame.f_globals is not frame.f_locals:
+        variables |= {name: frame.f_globals[name] for name in code.co_names if name in frame.f_globals}
+    own = frozenset(code.co_varnames) | frozenset(code.co_cellvars) if is_local else frozenset()
+    for is_item in (False, True):
+        for name, value in variables.items():
+            if _contains(value, tensor) if is_item and isinstance(value, _CONTAINERS) else value is tensor:
+                yield Holder(name, None, is_item, spot, is_local, name in own)
     for name, value in variables.items():
-        yield from _within(name, value, 2)
-        if not isinstance(value, torch.Tensor | type | dict | list | tuple) and hasattr(value, "__dict__"):
-            for attribute, held in list(vars(value).items())[:200]:
-                if not attribute.startswith("__"):
-                    yield from _within(f"{name}.{attribute}", held, 2)
+        yield from _attributes(tensor, name, value, spot, is_local)
 
 
-def _within(name: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        if value.grad_fn is not None:
-            yield name, value
-    elif depth and isinstance(value, tuple | list):
-        for item in value[:64]:
-            yield from _within(name, item, depth - 1)
-    elif depth and isinstance(value, dict):
-        for item in list(value.values())[:64]:
-            yield from _within(name, item, depth - 1)
+def _attributes(tensor: torch.Tensor, name: str, value: Any, spot: Spot, is_local: bool) -> Iterator[Holder]:
+    if isinstance(value, (torch.Tensor, type, *_CONTAINERS)):
+        return
+    owners = [(name, value)]
+    if isinstance(value, torch.nn.Module):
+        owners += [(f"{name}.{path}", child) for path, child in value.named_modules() if path]
+    for path, owner in owners:
+        try:
+            attributes = list(vars(owner).items())[:200]
+        except TypeError:
+            continue
+        for attribute, held in attributes:
+            if held is tensor:
+                yield Holder(f"{path}.{attribute}", owner, False, spot, is_local, False)
+            elif isinstance(held, _CONTAINERS) and not attribute.startswith("_") and _contains(held, tensor):
+                yield Holder(f"{path}.{attribute}", owner, True, spot, is_local, False)
 
 
-def binding_of(frame: Frame, name: str) -> ast.stmt | None:
-    """The statement that gives a carried variable its value: the last one that is not a plain reset."""
-    attribute = name.rsplit(".", 1)[-1] if "." in name else None
-    body = frame.tree if attribute is not None else function_body(frame)
-    if body is None:
-        return None
-    statements = ast.walk(body) if attribute is not None else own_statements(body)
-    found = [
-        statement
-        for statement in statements
-        if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign)
-        and _binds(statement, attribute or name, is_attribute=attribute is not None)
-        and not _is_reset(statement)
-    ]
-    return max(found, key=lambda statement: statement.lineno, default=None)
+def _contains(value: Any, tensor: torch.Tensor, depth: int = 3) -> bool:
+    if value is tensor:
+        return True
+    if not depth or not isinstance(value, _CONTAINERS):
+        return False
+    items = list(value.values()) if isinstance(value, dict) else list(value)
+    return any(_contains(item, tensor, depth - 1) for item in items[-256:])
+
+
+def bindings_of(holder: Holder, body: ast.AST) -> list[ast.stmt]:
+    """The statements in a piece of source that give a holder its value or an item, plain resets left out."""
+    last = holder.name.rpartition(".")[2]
+    found = []
+    for statement in ast.walk(body):
+        if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            if _binds(statement, last, is_attribute=holder.owner is not None) and not _is_reset(statement):
+                found.append(statement)
+        elif isinstance(statement, ast.Expr) and _adds(statement.value, last):
+            found.append(statement)
+    return found
 
 
 def _binds(statement: ast.Assign | ast.AugAssign | ast.AnnAssign, name: str, *, is_attribute: bool) -> bool:
@@ -77,24 +150,26 @@ def _binds(statement: ast.Assign | ast.AugAssign | ast.AnnAssign, name: str, *, 
     for node in (part for target in targets for part in ast.walk(target)):
         if is_attribute and isinstance(node, ast.Attribute) and node.attr == name:
             return True
-        if not is_attribute and isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+        if not is_attribute and isinstance(node, ast.Name) and node.id == name:
             return True
+    return False
+
+
+def _adds(node: ast.expr, name: str) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=method)):
+            return owner == name and method in _ADDING
     return False
 
 
 def _is_reset(statement: ast.Assign | ast.AugAssign | ast.AnnAssign) -> bool:
     """`h = None`, `total = 0`, `h = torch.zeros(...)`: nothing that could carry a graph."""
-    if isinstance(statement, ast.AugAssign) or statement.value is None:
+    if isinstance(statement, ast.AugAssign):
         return False
     value = statement.value
-    if isinstance(value, ast.Constant | ast.List) or (isinstance(value, ast.UnaryOp)):
+    if value is None or isinstance(value, ast.Constant | ast.UnaryOp):
         return True
-    called = value.func if isinstance(value, ast.Call) else None
-    return isinstance(called, ast.Attribute) and called.attr in (
-        "zeros",
-        "ones",
-        "zeros_like",
-        "randn",
-        "empty",
-        "tensor",
-    )
+    if isinstance(value, ast.List | ast.Dict | ast.Tuple):
+        return not any(isinstance(node, ast.Name) for node in ast.walk(value) if isinstance(node, ast.Name))
+    name = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
+    return name in ("zeros", "ones", "zeros_like", "randn", "empty", "tensor", "list", "dict", "deque", "detach")

@@ -23,6 +23,7 @@ from torchmedic.observe.frames import user_frame
 from torchmedic.observe.notes import StepNotes, released
 from torchmedic.replay.graph import leaves_behind
 from torchmedic.replay.iterators import draws_from_iterator
+from torchmedic.replay.arguments import lost_arguments
 from torchmedic.replay.microscope import ReplayTooLong, Spot
 from torchmedic.replay.segment import AWAIT, END, Segment
 from torchmedic.replay.state import muted, preserved, rewind_rng
@@ -81,6 +82,7 @@ class Runner:
         self._batch = batch
         self._target = target
         self._locals = dict(frame.f_locals)
+        self._arguments = lost_arguments(frame, segment.statements)
         self._module_calls = 0
         self.frozen: set[int] = set()  # lines of statements that are not run again: their result is taken over
 
@@ -174,7 +176,7 @@ class Runner:
                 played.drew_random.add(statement.lineno)
 
     def _namespace(self) -> dict[str, Any]:
-        namespace = {**self._frame.f_globals, **self._locals}
+        namespace = {**self._frame.f_globals, **self._locals, **self._arguments}
         if self._notes.carried_frame == id(self._frame):
             for name, value in self._notes.carried.items():
                 back = released(value)

@@ -103,7 +103,16 @@ def carried_names(frame: FrameType, line: int) -> frozenset[str]:
     for statement in block:
         carried |= (_read(statement) & assigned) - written
         written |= set(_written(statement))
-    return frozenset(carried)
+    return frozenset(carried - _loop_names(body, block))
+
+
+def _loop_names(body: Block, block: Block) -> set[str]:
+    """The names that the header of a loop gives new values to: they do not come from the iteration before."""
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.For | ast.AsyncFor) and node.body is block:
+                return {part.id for part in ast.walk(node.target) if isinstance(part, ast.Name)}
+    return set()
 
 
 def _body_of(tree: ast.Module, frame: FrameType) -> Block | None:

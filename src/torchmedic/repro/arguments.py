@@ -7,7 +7,7 @@ import keyword
 import math
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -57,7 +57,8 @@ class Inputs:
             start, stop, step = (self.argument(part) for part in (value.start, value.stop, value.step))
             return Slice((start, stop, step))
         if type(value) in (list, tuple):
-            return Many(tuple(self.argument(item, hint) for item in value), type(value).__name__)
+            kind: Literal["list", "tuple"] = "list" if isinstance(value, list) else "tuple"
+            return Many(tuple(self.argument(item, hint) for item in value), kind)
         raise NotRecordable(f"an argument is a {type(value).__name__}")
 
     def add(self, tensor: torch.Tensor, hint: str = "", grad: Leafhood | None = None) -> str:

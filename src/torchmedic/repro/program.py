@@ -117,11 +117,13 @@ class Program:
         with _quiet(self.recipe.deterministic), torch.random.fork_rng(devices=[]):
             for given in self.inputs:
                 names[given.name] = built(self.tensors[given.name].to(self.device), given)
-            with contextlib.ExitStack() as stack:
-                for device, dtype in self.recipe.autocast.items():
-                    stack.enter_context(torch.autocast(device, dtype=getattr(torch, dtype)))
+            with self._autocast():
                 exec(self._code, names)
         return names
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        dtype = self.recipe.autocast
+        return torch.autocast(self.device, dtype=getattr(torch, dtype)) if dtype else contextlib.nullcontext()
 
     def _clean(self, wanted: Bad) -> bool:
         for given in self.inputs:
@@ -171,7 +173,7 @@ def built(values: torch.Tensor, given: Input) -> torch.Tensor:
     elif given.grad == "view":
         tensor = tensor.view_as(tensor)
     if given.layout == "permuted":
-        tensor = tensor.permute(given.order).contiguous().permute(_inverse(given.order))
+        tensor = tensor.permute(given.order).contiguous().permute(inverse(given.order))
     elif given.layout == "expanded":
         tensor = tensor[tuple(slice(0, 1) if dim in given.order else slice(None) for dim in range(tensor.dim()))]
         tensor = tensor.expand(given.shape)
@@ -180,7 +182,7 @@ def built(values: torch.Tensor, given: Input) -> torch.Tensor:
     return tensor
 
 
-def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(order.index(position) for position in range(len(order)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +49,7 @@ def program(evidence: RaisedEvidence, header: Recipe) -> Program:
     why = "no operation of torch raised it"
     for call in evidence.calls:
         try:
-            found = _verified(evidence, header, lambda inputs, call=call: _lines(call, inputs))
+            found = _verified(evidence, header, functools.partial(_lines, call))
         except NotRecordable as reason_found:
             why = str(reason_found)
             continue
@@ -77,7 +78,7 @@ def _verified(evidence: RaisedEvidence, header: Recipe, lines: Callable[[Inputs]
     wanted = _wanted(evidence)
     states: list[dict[str, Any]] = [{}]
     for dtype in evidence.incident.agent.notes.autocast.values():
-        states.append({"autocast": {"cpu": str(dtype).removeprefix("torch.")}})
+        states.append({"autocast": str(dtype).removeprefix("torch.")})
     for state in states:
         found = made(msgspec.structs.replace(header, **state), inputs, made_lines, wanted)
         if found.holds():
@@ -162,7 +163,7 @@ def _spelled(function: Any) -> str:
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.Tensor) or getattr(torch.Tensor, name, None) is function:
         special = name.strip("_")
-        if name.startswith("__") and special in INFIX or special in ("getitem", "setitem", "neg", "invert"):
+        if name.startswith("__") and (special in INFIX or special in ("getitem", "setitem", "neg", "invert")):
             return f"operator.{special}"
         if name.startswith("__"):
             raise NotRecordable(f"`{name}` has no name in a script")
@@ -199,7 +200,7 @@ class _Catcher(TorchFunctionMode):
     def __init__(self, deadline: float) -> None:
         super().__init__()
         self.caught: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
-        self.autocast: dict[str, str] = {}
+        self.autocast = ""
         self._deadline = deadline
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -210,11 +211,9 @@ class _Catcher(TorchFunctionMode):
             return func(*args, **kwargs)
         except Exception:
             self.caught = (func, args, kwargs)
-            self.autocast = {
-                "cpu": str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-                for device in ("cpu", "cuda")
-                if torch.is_autocast_enabled(device)
-            }
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    self.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
             raise
 
 
@@ -245,5 +244,3 @@ def _replayed(evidence: RaisedEvidence, header: Recipe) -> Program | None:
 
 
 __all__ = ["function_lines", "outcome_of", "program"]
-
-

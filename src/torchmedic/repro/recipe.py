@@ -37,7 +37,7 @@ class Ref(msgspec.Struct, frozen=True, tag="ref"):
 
 
 class Plain(msgspec.Struct, frozen=True, tag="plain"):
-    value: None | bool | int | float | str
+    value: bool | int | float | str | None
 
 
 class Special(msgspec.Struct, frozen=True, tag="special"):
@@ -81,7 +81,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     grad: Leafhood = "no"
     layout: Layout = ""
     order: tuple[int, ...] = ()  # of the dimensions, for "permuted"; which ones, for "expanded"
-    fill: None | bool | int | float = None
+    fill: bool | int | float | None = None
 
 
 class Raises(msgspec.Struct, frozen=True, tag="raises"):
@@ -117,13 +117,18 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[Input, ...] = ()
     lines: tuple[Line, ...] = ()
     outcome: Raises | Bad | None = None
-    autocast: dict[str, str] = {}
+    autocast: str = ""  # its dtype
     deterministic: bool = False
     devices: tuple[str, ...] = ()
 
 
 def json_path(folder: Path, number: int) -> Path:
     return folder / f"repro-{number}.json"
+
+
+def recipes(folder: Path) -> list[Path]:
+    """The recordings of one process, in the order of its diagnoses."""
+    return sorted(folder.glob("repro-*.json"))
 
 
 def values_path(recipe: Path) -> Path:
@@ -166,9 +171,7 @@ def _check(recipe: Recipe) -> None:
             _check_name(name)
         for argument in (*line.args, *line.kwargs.values()):
             _check_argument(argument)
-    for device, dtype in recipe.autocast.items():
-        _check_name(device)
-        _check_name(dtype)
+    _check_name(recipe.autocast or "none")
     if isinstance(recipe.outcome, Raises):
         _check_name(recipe.outcome.kind)
     elif recipe.outcome is not None:

@@ -38,8 +38,13 @@ class Recording:
         self.program = program
 
     def write(self, folder: Path, number: int) -> None:
-        values = encoded(self.program) if self.program is not None else None
-        recipe.write(recipe.json_path(folder, number), self.recipe, values)
+        try:
+            values = encoded(self.program) if self.program is not None else None
+            recipe.write(recipe.json_path(folder, number), self.recipe, values)
+        except OSError:
+            return  # a full disk: the diagnosis is there, and says enough
+        except Exception as error:
+            report_fault("repro.recorder", error)
 
 
 def of_numbers(evidence: NumbersEvidence, diagnosis: Diagnosis, agent: Any) -> Recording | None:

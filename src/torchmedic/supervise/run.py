@@ -141,6 +141,8 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
     launched = job.identity(os.environ)
     try:
         folder = rundir.create(settings.output, name, Path(os.getcwd()), launched)
+        if settings.confidential:
+            rundir.mark_confidential(folder)
     except OSError as error:
         sys.stderr.write(f"torchmedic: not watching, no run folder can be made: {error.strerror or error}\n")
         return _unwatched(command)

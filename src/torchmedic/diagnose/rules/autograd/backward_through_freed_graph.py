@@ -13,16 +13,25 @@ that share a graph before one `backward()`. `retain_graph=True` is seldom the an
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from typing import Any
 
-from torchmedic.diagnose.graph_edits import detached_use, retained
+from torchmedic.diagnose.edits import Candidate, called, rewritten
+from torchmedic.diagnose.graph_edits import detached_in, retained, uses_in
+from torchmedic.diagnose.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.notes import released
 from torchmedic.records import Diagnosis
 from torchmedic.replay.backward import BackwardFailure
+from torchmedic.replay.carrying import Carrier, carrier_of
+from torchmedic.replay.cuts import FunctionCall
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import Frame, node_location
-from torchmedic.replay.old_graph import Carrier, binding_of, carriers, nodes_behind, older_than
-from torchmedic.replay.trial import attempt, treatment
+from torchmedic.replay.frames import node_location
+from torchmedic.replay.graph import is_freed, leaves_behind, nodes_behind
+from torchmedic.replay.microscope import Spot
+from torchmedic.replay.old_graph import Holder, Import, Imports
+from torchmedic.replay.runner import BackwardCall, Played
+from torchmedic.replay.spots import spot_of_node
+from torchmedic.replay.trial import Edit
 
 CODE, NAME = "TM104", "backward-through-freed-graph"
 
@@ -33,101 +42,197 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("backward through the graph a second time"):
         return None
     failure = BackwardFailure(evidence)
-    old = older_than(nodes_behind(failure.roots), evidence.incident.agent.notes.sequence_number)
-    draft = _carried(failure, old) if old else _same_step(failure)
+    draft = _replayed(failure) if failure.engine is not None else None
     if draft is None:
         draft = Draft(CODE, NAME, "likely", _MESSAGE, "torch found that the saved values of a node are gone")
-        if failure.caller is not None:
-            draft.at(failure.caller.location("cause", "the second backward"))
+        draft.at(failure.caller.location("cause", "the second backward") if failure.caller is not None else None)
+        draft.because(f"the step could not be replayed: {failure.why_not}" if failure.why_not else "")
         draft.help("detach what is carried over from earlier steps, or add the losses up before one backward")
     elif failure.caller is not None:
         draft.at(failure.caller.location("surfaced", "the second time, here"))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
-def _carried(failure: BackwardFailure, old: set[object]) -> Draft | None:
-    """A variable brings the graph of an earlier step in."""
-    found = _carrier(failure, old)
-    if found is None:
-        return None
-    carrier, frame, binding = found
-    draft = Draft(
-        CODE,
-        NAME,
-        "proven",
-        _MESSAGE,
-        f"`{carrier.name}` was computed before this step and still carries its history: "
-        f"{len(old)} nodes of the graph are older than the step",
-    )
-    if binding is None:
-        draft.at(frame.location("cause", f"`{carrier.name}` still carries the graph of an earlier step"))
-        draft.help(f"detach `{carrier.name}` before it is used again, or compute it in every step")
-        return draft
-    draft.at(node_location("cause", frame.file, binding, f"`{carrier.name}` keeps its graph from here on"))
-    step = failure.step
-    if (
-        step is not None
-        and frame.live is step.frame
-        and step.segment.lines[0] <= binding.lineno <= step.segment.lines[1]
-    ):
-        for title, edit in detached_use(frame.file, carrier.name, step.segment.lines):
-            tried = treatment(title, attempt(step, edit), safety="changes-training")
-            if tried is not None:
-                return draft.treat(tried)
-        return draft.help(f"detach `{carrier.name}` before the next step takes it over")
-    # Made once, outside of the step: to detach it would only hide that its weights are never trained.
-    return draft.help(f"compute `{carrier.name}` in every step, or under `torch.no_grad()` if it shall not be trained")
-
-
-def _carrier(failure: BackwardFailure, old: set[object]) -> tuple[Carrier, Frame, ast.stmt | None] | None:
-    """The variable, the frame that it lives in and the statement that made it; a frame that made it is preferred."""
-    notes = failure.evidence.incident.agent.notes
-    kept = {name: released(value) for name, value in notes.carried.items()}
-    first: tuple[Carrier, Frame, ast.stmt | None] | None = None
-    for frame in reversed(failure.evidence.frames):
-        if not frame.is_user:
-            continue
-        start = kept if id(frame.live) == notes.carried_frame else {}
-        for carrier in [*carriers(start, old), *carriers(dict(frame.variables), old)]:
-            binding = binding_of(frame, carrier.name)
-            if binding is not None:
-                return carrier, frame, binding
-            first = first or (carrier, frame, None)
-    return first
-
-
-def _same_step(failure: BackwardFailure) -> Draft | None:
-    """Two backward calls of one step meet in the same part of the graph."""
+def _replayed(failure: BackwardFailure) -> Draft | None:
     step = failure.step
     if step is None:
         return None
-    played = step.runner.play()
-    calls = [call for call in played.backward_calls if call.spot is not None]
-    if len(calls) < 2:
+    imports = Imports(step.segment.file)
+    played = step.runner.play(imports, backward=False)
+    calls = played.backward_calls
+    if not calls:
         return None
-    last = calls[-1]
+    old = [found for found in imports.behind_roots(calls[-1].roots, step.frame) if found.is_freed]
+    return _same_step(failure, imports, played) if not old else _carried(failure, imports, old)
+
+
+# A graph from before the step
+
+
+def _carried(failure: BackwardFailure, imports: Imports, old: list[Import]) -> Draft | None:
+    """A variable brings the graph of an earlier step in."""
+    carriers = [(found, carrier) for found in old if (carrier := carrier_of(failure, imports, found)) is not None]
+    if not carriers:
+        return _nameless(old)
+    found, carrier = max(carriers, key=lambda pair: pair[1].in_step)
+    name = carrier.holder.name
+    freed = sum(is_freed(node) for node in nodes_behind([found.tensor]))
+    why = f"`{name}` comes from before this step and still carries its history, of which an earlier backward freed"
+    draft = Draft(CODE, NAME, "proven", _MESSAGE, f"{why} {freed} node{'s' if freed != 1 else ''}")
+    draft.at(node_location("cause", carrier.file, carrier.binding, f"`{name}` keeps its graph from here on"))
+    for spot in _uses(found)[:1]:
+        draft.at(spot.location("origin", f"`{name}` is taken into this step's graph here"))
+    trials = GraphTrials(failure)
+    if carrier.in_step:
+        title = f"detach `{name}` where the next step takes it over"
+        candidates = ((title, edit) for edit in _detached(found))
+        treated = trials.first(candidates, same_loss=False, keep_graphs=False, safety="changes-training")
+        draft.treat(treated)
+        return draft if treated is not None else draft.help(f"detach `{name}` before the next step takes it over")
+    # To detach it would only hide that the weights behind it are never trained.
+    title = f"compute `{name}` in every step"
+    treated = trials.first(_again(found, carrier, title), same_loss=False, keep_graphs=False)
+    draft.treat(treated)
+    if treated is None:
+        draft.help(f"compute `{name}` in every step, or under `torch.no_grad()` if it shall not be trained")
+    return draft
+
+
+def _nameless(old: list[Import]) -> Draft | None:
+    """No variable is known to hold it, but the line that uses it is."""
+    spots = [spot for found in old for spot in _uses(found)]
+    if not spots:
+        return None
+    draft = Draft(CODE, NAME, "likely", _MESSAGE, "a tensor from before this step still carries its history")
+    draft.at(spots[0].location("cause", "takes a graph of an earlier step in"))
+    return draft.help("detach what comes from an earlier step before it is used again")
+
+
+def _uses(found: Import) -> list[Spot]:
+    return [holder.spot for holder in found.holders]
+
+
+def _detached(found: Import) -> Iterator[Edit]:
+    """The tensor detached at its use, in the innermost frame that has a name for it."""
+    for holder in found.holders:
+        yield from detached_in(holder.spot, holder.name, is_item=holder.is_item)
+
+
+def _again(found: Import, carrier: Carrier, title: str) -> Iterator[Candidate]:
+    """What the variable was made of, written out where it is used."""
+    if not isinstance(carrier.binding, ast.Assign) or not isinstance(carrier.binding.targets[0], ast.Name):
+        return
+    value = carrier.binding.value
+    text = called(rewritten(carrier.file, value), value)
+    for holder in found.holders:
+        if holder.name == carrier.holder.name and holder.spot.file == carrier.file:
+            for use in uses_in(holder.spot, holder.name):
+                yield title, Edit(spot_of_node(holder.spot.file, use, holder.spot.function), text)
+
+
+# Two backward calls of one step
+
+
+def _same_step(failure: BackwardFailure, imports: Imports, played: Played) -> Draft | None:
+    """Two backward calls of one step meet in the same part of the graph."""
+    calls = [call for call in played.backward_calls if call.spot is not None]
+    last = calls[-1] if calls else None
+    if last is None or len(calls) < 2:
+        return None
     mine = nodes_behind(last.roots)
     for call in reversed(calls[:-1]):
         shared = mine & nodes_behind(call.roots)
-        if not shared:
+        if not shared or call.keeps_graph:
             continue
-        again = any(root.grad_fn is other.grad_fn for root in last.roots for other in call.roots)
-        if again:
-            why = "backward is called twice on the same loss"
-            place = last.spot.location("cause", "the same loss again") if last.spot else None
-        else:
-            why = f"the two losses share {len(shared)} nodes of the graph, and the first backward freed them"
-            place = call.spot.location("cause", "this backward frees the shared part") if call.spot else None
-        draft = Draft(CODE, NAME, "proven", _MESSAGE, why)
-        draft.at(place)
-        if call.spot is not None:
-            draft.at(call.spot.location("origin", "the first time"))
-            if not again:
-                for title, edit in retained(call.spot):
-                    draft.treat(treatment(title, attempt(step, edit, keep_graphs=False)))
-        draft.help("add the losses up and call backward once" if not again else "call backward once per loss")
-        return draft
+        assert call.spot is not None
+        assert last.spot is not None
+        if any(root.grad_fn is other.grad_fn for root in last.roots for other in call.roots):
+            if call.spot == last.spot:
+                return _carried(failure, imports, _as_imports(played, last))
+            draft = Draft(CODE, NAME, "proven", _MESSAGE, "backward is called twice on the same loss")
+            draft.at(last.spot.location("cause", "the same loss again"), call.spot.location("origin", "the first time"))
+            return draft.help("call backward once per loss")
+        return _for_others(failure, imports, played, call, shared) or _two_losses(failure, imports, played, call, shared)
     return None
+
+
+def _as_imports(played: Played, call: BackwardCall) -> list[Import]:
+    """The roots of a backward that a loop repeats, as what they are to that loop: computed before it."""
+    assert call.spot is not None
+    return [
+        Import(root, (Holder(name, None, False, call.spot, is_local=False, is_passing=False),))
+        for root in call.roots
+        for name, value in played.namespace.items()
+        if value is root
+    ]
+
+
+def _for_others(
+    failure: BackwardFailure, imports: Imports, played: Played, first: BackwardCall, shared: set[Any]
+) -> Draft | None:
+    """The first loss goes through weights that its optimizer does not update: it should not have (a GAN)."""
+    number = played.backward_calls.index(first) + 1
+    updated = {
+        id(tensor)
+        for optimizer, after in played.updates
+        if number <= after < len(played.backward_calls)
+        for group in optimizer.param_groups
+        for tensor in group["params"]
+    }
+    common = {id(leaf) for leaf in leaves_behind(first.roots)}
+    beyond = [
+        leaf for node in shared for leaf in [getattr(edge, "variable", None) for edge, _ in node.next_functions]
+    ]
+    weights = [leaf for leaf in beyond if leaf is not None and id(leaf) in common]
+    if not updated or not weights or any(id(leaf) in updated for leaf in weights):
+        return None
+    entry = _entry(imports, nodes_behind(first.roots) - shared, shared)
+    if entry is None:
+        return None
+    call, tensor = entry
+    for spot in call.stack:
+        for name in (name for name, value in played.namespace.items() if value is tensor):
+            candidates = ((f"detach `{name}` for the first loss", edit) for edit in detached_in(spot, name))
+            treated = GraphTrials(failure).first(candidates, keep_graphs=False)
+            if treated is None:
+                continue
+            why = f"the first backward also goes through `{name}` and frees its graph, though nothing behind it is updated"
+            draft = Draft(CODE, NAME, "proven", _MESSAGE, f"{why} then")
+            draft.at(spot.location("cause", f"`{name}` is taken in with its graph"))
+            draft.at(first.spot.location("origin", "freed here") if first.spot is not None else None)
+            return draft.treat(treated)
+    return None
+
+
+def _entry(imports: Imports, own: set[Any], shared: set[Any]) -> tuple[FunctionCall, Any] | None:
+    """The first call by which a shared tensor goes into a loss's own part of the graph."""
+    for call in imports.calls:
+        if any(tensor.grad_fn in own for tensor in call.outputs):
+            for tensor in call.inputs:
+                if tensor.grad_fn is not None and tensor.grad_fn in shared:
+                    return call, tensor
+    return None
+
+
+def _two_losses(
+    failure: BackwardFailure, imports: Imports, played: Played, first: BackwardCall, shared: set[Any]
+) -> Draft:
+    assert first.spot is not None
+    why = f"the two losses share {len(shared)} nodes of the graph, and the first backward freed them"
+    draft = Draft(CODE, NAME, "proven", _MESSAGE, why)
+    draft.at(first.spot.location("cause", "this backward frees the shared part"))
+    used = [
+        gradient
+        for gradient in played.returned
+        for call in imports.behind(played.backward_calls[-1].roots[-1])
+        if any(given is gradient for given in call.inputs)
+    ]
+    candidates = retained(first.spot, differentiable=bool(used))
+    treated = GraphTrials(failure).first(candidates, same_loss=not used, keep_graphs=False)
+    draft.treat(treated)
+    if not used:
+        draft.help("add the losses up and call backward once" if treated is None else "or add the losses up for one backward")
+    return draft
 
 
 RULE = Rule(CODE, NAME, check)

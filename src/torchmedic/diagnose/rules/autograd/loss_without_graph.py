@@ -4,26 +4,48 @@ What: a gradient flows only through operations that autograd has recorded. The l
 cut somewhere between the parameters and here.
 
 Why: `detach()`, `.data`, `.item()`, NumPy or `torch.tensor(...)` on the way; an operation with no derivative (argmax, a
-comparison, a cast to integers); a forward pass under `torch.no_grad()` or `inference_mode()`; or every parameter is
-frozen.
+comparison, a cast to integers); a forward pass under `torch.no_grad()` or `inference_mode()`; a loss that is not computed
+from the output of the model at all; or every parameter is frozen.
 
 Cure: keep the loss in torch, in floating point and with gradients on, from the parameters to `backward()`.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import torch
 
-from torchmedic.diagnose.grad_mode import where_switched_off
+from torchmedic.diagnose.grad_mode import gradients_always_on, where_switched_off
+from torchmedic.diagnose.graph_edits import uncut, with_gradients
+from torchmedic.diagnose.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.replay.backward import BackwardFailure
 from torchmedic.replay.cuts import FunctionCall, Provenance
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frozen import where_frozen
-from torchmedic.replay.runner import Played
+from torchmedic.replay.frozen import never_trainable, unfrozen, where_frozen
+from torchmedic.replay.graph import leaves_behind
+from torchmedic.replay.trial import source_of
 
 CODE, NAME = "TM103", "loss-without-graph"
+
+_MESSAGE = "the loss has no graph: no parameter can get a gradient from it"
+_ON_PURPOSE = re.compile(r"target|teacher|label|baseline|momentum|ema|\bold|\bref|frozen", re.I)
+
+
+class Finding:
+    """Where and why the graph ends, and what to do about it."""
+
+    def __init__(self, why: str, location: Location, facts: list[str], advice: str) -> None:
+        self.why = why
+        self.location = location
+        self.facts = facts
+        self.advice = advice
+        self.others: list[Location] = []
+        self.treatment: Callable[[], Treatment | None] = lambda: None
+        self.grade_is_proven = True
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -32,81 +54,184 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     failure = BackwardFailure(evidence)
     provenance = Provenance()
     played = failure.step.runner.play(provenance) if failure.step is not None else None
-    finding = _finding(failure, provenance, played) if played is not None and played.roots else None
+    finding = _find(failure, provenance, played.roots[-1]) if played is not None and played.roots else None
     if finding is None:
         return _nothing_found(evidence, failure)
-    why, location, facts = finding
-    draft = Draft(CODE, NAME, "proven", "the loss has no graph: no parameter can get a gradient from it", why)
-    draft.at(location)
+    draft = Draft(CODE, NAME, "proven" if finding.grade_is_proven else "likely", _MESSAGE, finding.why)
+    draft.at(finding.location, *finding.others)
     if failure.caller is not None:
         draft.at(failure.caller.location("surfaced", "backward has nothing to go back through"))
-    draft.because(*facts)
-    draft.help("keep the way from the parameters to the loss inside torch, with gradients on")
+    draft.because(*finding.facts)
+    treated = finding.treatment()
+    draft.treat(treated)
+    if treated is None:
+        draft.help(finding.advice)
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
-Finding = tuple[str, Location, list[str]]
-
-
-def _finding(failure: BackwardFailure, provenance: Provenance, played: Played) -> Finding | None:
-    root = played.roots[-1]
+def _find(failure: BackwardFailure, provenance: Provenance, root: torch.Tensor) -> Finding | None:
     cuts = [call for call in provenance.cuts_behind(root) if call.spot is not None]
     if cuts:
-        return _explain(failure, cuts[0])
+        return _cut(failure, cuts)
     off = [call for call in provenance.behind(root) if not call.grad_enabled or call.inference]
     if off and off[-1].spot is not None and _has_trainable(failure):
         return _switched_off(failure, off[-1])
-    left = [call for call in provenance.left_torch() if call.spot is not None]
+    left = [call for call in provenance.left_torch(root) if call.spot is not None]
     if left:
-        return _left_torch(left[0], provenance, root)
-    if failure.step is not None and not _has_trainable(failure):
-        frozen = where_frozen(failure.evidence.frames, failure.step.runner.modules)
-        if frozen is not None:
-            return "every parameter that the loss depends on has requires_grad=False", frozen, []
-    return None
+        return _left_torch(failure, left[0], provenance, root)
+    return _all_frozen(failure) or _other_tensors(failure, provenance, root)
 
 
-def _explain(failure: BackwardFailure, call: FunctionCall) -> Finding | None:
-    assert call.spot is not None
+# Cut by a call
+
+
+def _cut(failure: BackwardFailure, cuts: list[FunctionCall]) -> Finding | None:
+    updated = {id(tensor) for tensor in failure.step.runner.parameters} if failure.step is not None else set()
+
+    def rank(call: FunctionCall) -> tuple[bool, bool]:
+        """What cuts weights off that are to be trained, and does not look as if that were meant, comes first."""
+        assert call.spot is not None
+        trained = any(id(leaf) in updated for leaf in leaves_behind(call.inputs)) or not updated
+        return not trained, bool(_ON_PURPOSE.search(source_of(call.spot._replace(column=None))))
+
+    call = min(cuts, key=rank)  # of equals, the nearest to the loss
     if call.inference or not call.grad_enabled:
-        return _switched_off(failure, call)
+        finding = _switched_off(failure, call)
+    else:
+        finding = _explain(failure, call)
+    finding.others = [
+        other.spot.location("origin", "cut here too") for other in cuts[:4] if other is not call and other.spot is not None
+    ]
+    return finding
+
+
+def _explain(failure: BackwardFailure, call: FunctionCall) -> Finding:
+    assert call.spot is not None
+    advice = "keep the way from the parameters to the loss inside torch"
     if call.name in ("detach", "detach_", "data"):
-        text = f"`{call.name}` gives a tensor without its history"
+        why = f"`{call.name}` gives a tensor without its history"
+        advice = f"leave `{call.name}` out on the way to the loss"
+    elif call.name in ("tensor", "as_tensor", "new_tensor"):
+        why = f"`{call.name}` copies the values into a new tensor, which has no history"
     elif call.outputs and not (call.outputs[0].is_floating_point() or call.outputs[0].is_complex()):
         kind = str(call.outputs[0].dtype).removeprefix("torch.")
-        text = f"`{call.name}` gives {kind} values, which have no gradient"
+        why = f"`{call.name}` gives {kind} values, which have no gradient"
+        advice = f"compute the loss from what is given to `{call.name}`, not from its result"
     else:
-        text = f"`{call.name}` has no derivative"
-    shapes = (
-        f"replayed: `{call.name}` was given a tensor with a graph and gave {list(call.outputs[0].shape)} without one"
-    )
-    return text, call.spot.location("cause", "the graph is cut here"), [shapes]
+        why = f"`{call.name}` has no derivative"
+    fact = f"replayed: `{call.name}` was given a tensor with a graph"
+    fact += f" and gave one of shape {list(call.outputs[0].shape)} without" if call.outputs else ""
+    finding = Finding(why, call.spot.location("cause", "the graph is cut here"), [fact], advice)
+    finding.treatment = lambda: GraphTrials(failure).first(uncut(call.spot, call.name)) if call.spot else None
+    return finding
 
 
-def _switched_off(failure: BackwardFailure, call: FunctionCall) -> Finding | None:
+def _switched_off(failure: BackwardFailure, call: FunctionCall) -> Finding:
     assert call.spot is not None
     mode = "inference mode" if call.inference else "`torch.no_grad()`"
-    where = where_switched_off(call.stack, failure.evidence.frames)
-    text = f"the forward pass runs under {mode}, so nothing is recorded"
-    facts = [f"`{call.name}` at {call.spot.location('origin').file}:{call.spot.line} ran with gradients off"]
-    if where is None:
-        return text, call.spot.location("cause", "gradients are off here"), facts
-    return text, where, facts
+    switch = where_switched_off(call.stack, failure.evidence.frames)
+    where = call.spot.location("origin")
+    fact = f"replayed: `{call.name}` at {where.file}:{where.line} ran with gradients off"
+    location = switch.location() if switch is not None else call.spot.location("cause", "gradients are off here")
+    finding = Finding(
+        f"the forward pass runs under {mode}, so nothing is recorded",
+        location,
+        [fact],
+        "run the forward pass of the training step with gradients on",
+    )
+    finding.others = [call.spot.location("origin", "runs with gradients off")]
+
+    def treat() -> Treatment | None:
+        trials = GraphTrials(failure)
+        if switch is not None and switch.is_block:
+            tried = trials.first(with_gradients(switch.file, switch.node))
+            if tried is not None:
+                return tried
+        return trials.under(gradients_always_on, "run the forward pass of the training step with gradients on")
+
+    finding.treatment = treat
+    return finding
 
 
-def _left_torch(call: FunctionCall, provenance: Provenance, root: torch.Tensor) -> Finding | None:
+def _left_torch(
+    failure: BackwardFailure, call: FunctionCall, provenance: Provenance, root: torch.Tensor
+) -> Finding:
     assert call.spot is not None
     rebuilt = provenance.made_plain(root)
     name = {"__float__": "float()", "__int__": "int()", "__array__": "NumPy"}.get(call.name, f"{call.name}()")
-    facts = []
-    if rebuilt is not None and rebuilt.spot is not None:
-        where = rebuilt.spot.location("origin")
-        facts.append(f"a new tensor is made of plain numbers by `{rebuilt.name}` at {where.file}:{where.line}")
-    return (
+    finding = Finding(
         f"`{name}` turns the tensor into plain numbers, which have no history",
         call.spot.location("cause", "the graph is cut here"),
-        facts,
+        [],
+        "keep the loss a tensor from the model's output to `backward()`; take its number only to show it",
     )
+    if rebuilt is not None and rebuilt.spot is not None:
+        finding.others = [rebuilt.spot.location("origin", "a new tensor is made of plain numbers here")]
+    finding.treatment = lambda: GraphTrials(failure).first(uncut(call.spot, call.name)) if call.spot else None
+    return finding
+
+
+# Nothing to be cut
+
+
+def _all_frozen(failure: BackwardFailure) -> Finding | None:
+    if failure.step is None or _has_trainable(failure):
+        return None
+    frozen = where_frozen(failure.evidence.frames, failure.step.runner.modules)
+    if frozen is None:
+        return None
+    runner = failure.step.runner
+    parameters = [*runner.parameters, *(tensor for module in runner.modules for tensor in module.parameters())]
+    count = len({id(tensor) for tensor in parameters})
+    finding = Finding(
+        "every parameter that the loss depends on has requires_grad=False",
+        frozen,
+        [f"none of {count} parameters in reach requires a gradient"],
+        "freeze only the parameters that shall not be trained",
+    )
+    finding.treatment = lambda: GraphTrials(failure).under(
+        lambda: unfrozen(parameters), "leave the parameters that shall be trained unfrozen"
+    )
+    return finding
+
+
+def _other_tensors(failure: BackwardFailure, provenance: Provenance, root: torch.Tensor) -> Finding | None:
+    """The loss is computed from tensors that were never meant to have a gradient."""
+    calls = [call for call in provenance.behind(root) if call.spot is not None]
+    sources = provenance.sources_behind(root)
+    never = never_trainable(failure, sources)
+    if never is not None:
+        name, location = never
+        finding = Finding(
+            f"`{name}`, which is to be trained, was made without requires_grad=True",
+            location,
+            [],
+            f"make `{name}` with `requires_grad=True`, or as an `nn.Parameter`",
+        )
+        finding.grade_is_proven = any(tensor in sources for tensor in _trained(failure))
+        return finding
+    outputs = [call for call in provenance.calls if call.keeps_grad]
+    if not calls or not outputs or not _has_trainable(failure):
+        return None
+    assert calls[0].spot is not None
+    unused = outputs[-1]
+    finding = Finding(
+        "the loss is computed from tensors that no parameter leads to",
+        _outermost_of(calls[0], failure).location("cause", "no tensor that is used here has a graph"),
+        [f"replayed: {len(outputs)} calls gave tensors with a graph, none of which the loss is computed from"],
+        "compute the loss from the output of the model",
+    )
+    if unused.spot is not None:
+        finding.others = [unused.spot.location("origin", "this has a graph, but the loss does not use it")]
+    return finding
+
+
+def _outermost_of(call: FunctionCall, failure: BackwardFailure):  # type: ignore[no-untyped-def]
+    return call.stack[0]
+
+
+def _trained(failure: BackwardFailure) -> list[torch.Tensor]:
+    return failure.step.runner.parameters if failure.step is not None else []
 
 
 def _has_trainable(failure: BackwardFailure) -> bool:
@@ -114,17 +239,14 @@ def _has_trainable(failure: BackwardFailure) -> bool:
         return False
     runner = failure.step.runner
     tensors = [*runner.parameters, *(tensor for module in runner.modules for tensor in module.parameters())]
+    if not tensors:  # a functional model
+        tensors = [value for value in runner.variables if isinstance(value, torch.Tensor)]
     return any(tensor.requires_grad for tensor in tensors)
 
 
 def _nothing_found(evidence: RaisedEvidence, failure: BackwardFailure) -> Diagnosis:
-    draft = Draft(
-        CODE,
-        NAME,
-        "likely",
-        "the loss has no graph: no parameter can get a gradient from it",
-        "nothing that the loss was computed from requires a gradient",
-    )
+    cause = "nothing that the loss was computed from requires a gradient"
+    draft = Draft(CODE, NAME, "likely", _MESSAGE, cause)
     if failure.caller is not None:
         draft.at(failure.caller.location("cause", "backward has nothing to go back through"))
     draft.because(f"the step could not be replayed: {failure.why_not}" if failure.why_not else "")

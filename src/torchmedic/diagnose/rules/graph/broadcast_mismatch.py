@@ -74,7 +74,7 @@ _MESSAGES = (
 
 
 def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
-    if evidence.from_loader:
+    if not evidence.is_torchs:
         return None
     for pattern, words in _MESSAGES:
         found = re.search(pattern, evidence.message)

@@ -48,7 +48,7 @@ def _is_collating(evidence: RaisedEvidence) -> bool:
             return True
         if frame.function in ("default_collate", "collate_tensor_fn") and not frame.is_user:
             return True
-    return evidence.from_loader
+    return not evidence.is_torchs
 
 
 def _odd_one(call: Call, listed: Argument) -> tuple[Argument, Argument, int, int | None] | None:

@@ -28,7 +28,7 @@ CODE, NAME = "TM163", "dimension-out-of-range"
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    if evidence.from_loader:
+    if not evidence.is_torchs:
         return None
     return _named(evidence) or _indexed(evidence) or _unpacked(evidence) or _without_dimensions(evidence)
 

@@ -27,13 +27,13 @@ CODE, NAME = "TM160", "dtype-mismatch"
 _ABOUT_DTYPE = re.compile(
     r"dtype|scalar type|Input type \(.*\) and (bias|weight) type|not implemented for '|can't be cast|"
     r"used as indices must be|can require gradients|boolean mask|boolean tensor|index tensor of type|floating.point|"
-    r"can't convert np.ndarray of type|bool tensors? is not supported|operator.invert|same datatype",
+    r"can't convert np.ndarray of type|must have the type|bool tensors? is not supported|operator.invert|same datatype",
     re.I,
 )
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    if not evidence.kinds & {"RuntimeError", "ValueError", "IndexError", "TypeError"} or evidence.from_loader:
+    if not evidence.kinds & {"RuntimeError", "ValueError", "IndexError", "TypeError"} or not evidence.is_torchs:
         return None
     if not _ABOUT_DTYPE.search(evidence.message) or not _from_torch(evidence):
         return None

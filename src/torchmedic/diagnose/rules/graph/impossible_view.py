@@ -143,7 +143,7 @@ _MESSAGES = (
 def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     for pattern, words in _MESSAGES:
         found = re.search(pattern, evidence.message, re.M)
-        if found is None or evidence.from_loader:
+        if found is None or not evidence.is_torchs:
             continue
         why = words.format(*found.groups())
         draft = Draft(CODE, NAME, "likely", f"a view that is not possible: {why}", f"torch says: {why}")

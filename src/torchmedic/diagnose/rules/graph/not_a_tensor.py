@@ -33,7 +33,7 @@ _OPERANDS = re.compile(r"unsupported operand type\(s\) for (\S+): '(\w+)' and '(
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    if evidence.from_loader:
+    if not evidence.is_torchs:
         return None
     return _argument(evidence) or _attribute(evidence) or _subscript(evidence) or _operand(evidence)
 

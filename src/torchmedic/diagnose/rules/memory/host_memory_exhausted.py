@@ -17,7 +17,7 @@ import re
 
 from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.host import HostMemory, host_memory
+from torchmedic.observe.host import HostMemory, free_space, host_memory
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.holdings import Result, holdings, results_of
@@ -53,6 +53,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if grown is not None:
         one, two = (str(list(shape)) for shape in grown.operands)
         message = f"{one} and {two} broadcast to {list(grown.shape)}, which takes {size(grown.nbytes)}"
+    elif "shared memory" in text:
+        message = "shared memory is full" + (f": there is no room for {size(asked)}" if asked is not None else "")
     elif overflow is not None:
         message = f"a tensor of {overflow[1]} is larger than any memory"
     elif asked is not None:
@@ -141,6 +143,9 @@ def _held(draft: Draft, evidence: RaisedEvidence, memory: HostMemory) -> str:
     if memory.resident is not None:
         who = "the main process" if evidence.incident.worker is not None else "the process"
         draft.because(f"{who} holds {size(memory.resident)}")
+    shared = free_space("/dev/shm") if evidence.says("shared memory") else None
+    if shared is not None:
+        draft.because(f"/dev/shm has {size(shared[1])}, of which {size(shared[0])} are free now")
     if memory.cgroup_limit is not None:
         draft.because(f"its cgroup may hold {size(memory.cgroup_limit)}")
     keeper = ""

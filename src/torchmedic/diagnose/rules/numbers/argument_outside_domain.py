@@ -69,7 +69,7 @@ _DOMAINS = {
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.captured
-    if op is None or captured is None or op.is_backward:
+    if op is None or captured is None or op.derived:
         return None
     domain = _POWER if op.kind in ("pow", "float_power") else _DOMAINS.get(op.kind)
     argument = _argument(op, captured)

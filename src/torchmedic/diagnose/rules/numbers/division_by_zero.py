@@ -44,7 +44,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.captured
     if op is None or captured is None:
         return None
-    if op.is_backward:
+    if op.derived:
         return _in_backward(evidence, op, captured)
     divisor = divisor_of(op, captured)
     if divisor is None:
@@ -57,7 +57,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         evidence,
         CODE,
         NAME,
-        "division by zero in the forward pass",
+        f"division by zero in the {'backward' if op.is_backward else 'forward'} pass",
         share(zeros, "the divisor is exactly 0", "divisors are exactly 0"),
         label=_formula(op, captured, zeros),
         bad=bad,

@@ -45,7 +45,7 @@ class Lost(NamedTuple):
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     forward = evidence.forward_op
-    if forward is None or forward.is_backward or forward.kind not in _OPERAND:
+    if forward is None or forward.derived or forward.kind not in _OPERAND:
         return None
     values = evidence.values_of(forward)
     operand = values.argument(_OPERAND[forward.kind]) if values is not None else None

@@ -33,7 +33,7 @@ _EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh")
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.captured
-    if op is None or captured is None or op.is_backward or op.kind not in _EXPONENTIALS or is_diverging(evidence):
+    if op is None or captured is None or op.derived or op.kind not in _EXPONENTIALS or is_diverging(evidence):
         return None
     argument = captured.argument(0)
     bad = not_finite(captured.outputs[0])

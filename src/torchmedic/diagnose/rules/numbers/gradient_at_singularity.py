@@ -43,7 +43,7 @@ _DECOMPOSITIONS = frozenset("linalg_eigh linalg_eig linalg_svd linalg_qr linalg_
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, forward = evidence.op, evidence.forward_op
-    if op is None or forward is None or not op.is_backward or forward.is_backward:
+    if op is None or forward is None or not op.derived or forward.derived:
         return None
     values = evidence.values_of(forward)
     if values is None or not values.tensors:

@@ -36,7 +36,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     birth, op = evidence.birth, evidence.op
     if birth is None:
         return None
-    if op is not None and op.kind in _CTC and not op.is_backward:
+    if op is not None and op.kind in _CTC and not op.derived:
         captured = evidence.captured
         return _of_ctc(evidence, captured) if captured is not None else None
     if birth.kind == "inf" and birth.spoiled is None and is_deliberate(birth):
@@ -153,7 +153,7 @@ def _of_mask(evidence: NumbersEvidence) -> Diagnosis | None:
 def _first_to_count(path: list[Op], evidence: NumbersEvidence) -> Op | None:
     """Coming from the mask, the first operation that gives fewer elements than it takes: it picks, sums or averages."""
     for op in reversed(path):
-        if op.is_backward or not op.outputs or not op.inputs:
+        if op.derived or not op.outputs or not op.inputs:
             continue
         taken = max(math.prod(value.geometry[1]) for value in op.inputs)
         given = max(math.prod(value.geometry[1]) for value in op.outputs)

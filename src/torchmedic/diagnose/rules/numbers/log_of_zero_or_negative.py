@@ -34,7 +34,7 @@ _ARGUMENT |= {"special_xlog1py": (1, -1.0), "special_entr": (0, 0.0)}
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.captured
-    if op is None or captured is None or op.is_backward:
+    if op is None or captured is None or op.derived:
         return None
     if op.kind == "linalg_slogdet":
         return _of_determinant(evidence, captured)

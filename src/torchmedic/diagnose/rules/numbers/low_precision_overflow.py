@@ -51,9 +51,9 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     dtype = str(output.dtype).removeprefix("torch.")
     limit = torch.finfo(output.dtype).max
     name = "the cast" if op.kind == "to_copy" else f"`{op.kind}`"
-    side = "the gradient of " if op.is_backward else ""
-    blamed = evidence.forward_op.kind if op.is_backward and evidence.forward_op is not None else op.kind
-    what = f"{side}`{blamed}`" if op.is_backward else name
+    side = "the gradient of " if op.derived else ""
+    blamed = evidence.forward_op.kind if op.derived and evidence.forward_op is not None else op.kind
+    what = f"{side}`{blamed}`" if op.derived else name
     draft = begin(
         evidence,
         CODE,
@@ -75,7 +75,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
 def _autocast(evidence: NumbersEvidence, op: Op) -> bool:
     """Whether autocast cast an operand on the way into the operation."""
     scope = evidence.scope
-    if scope is None or op.is_backward:
+    if scope is None or op.derived:
         return False
     for value in op.inputs:
         source = scope.source(value)

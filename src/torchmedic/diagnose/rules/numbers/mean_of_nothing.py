@@ -29,7 +29,7 @@ _NLL = frozenset("nll_loss_forward nll_loss2d_forward nll_loss_nd".split())
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.captured
-    if op is None or captured is None or op.is_backward:
+    if op is None or captured is None or op.derived:
         return None
     if op.kind in _NLL:
         return _ignored(evidence, captured)

@@ -36,7 +36,7 @@ _FURTHER = 6
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     birth, op, forward = evidence.birth, evidence.op, evidence.forward_op
-    if birth is None or op is None or forward is None or evidence.loss_is_bad or forward.is_backward:
+    if birth is None or op is None or forward is None or evidence.loss_is_bad or forward.derived:
         return None
     meeting = birth.spoiled or op
     if not meeting.is_backward:
@@ -100,22 +100,25 @@ def _mask_after(evidence: NumbersEvidence, forward: Op) -> Op | None:
             if later.is_backward or later.index in seen:
                 continue
             seen.add(later.index)
-            if later.kind in _DISCARDING or (later.kind == "mul" and _by_mask(evidence, later)):
+            if later.kind in _DISCARDING or (later.kind == "mul" and _by_mask(evidence, later, here)):
                 return later
             if depth < _FURTHER:
                 pending.append((later, depth + 1))
     return None
 
 
-def _by_mask(evidence: NumbersEvidence, op: Op) -> bool:
-    values = evidence.values_of(op)
-    if values is None:
+def _by_mask(evidence: NumbersEvidence, op: Op, masked: Op) -> bool:
+    """Whether a product has a factor of zeros and ones beside the value in question."""
+    values, scope = evidence.values_of(op), evidence.scope
+    if values is None or scope is None:
         return False
-    return any(
-        tensor.dtype is torch.bool or (not tensor.is_floating_point()) or bool(((tensor == 0) | (tensor == 1)).all())
-        for tensor in values.tensors
-        if tensor.numel() and bool((tensor == 0).any())
-    )
+    own = {value.storage for value in masked.outputs}
+    for tensor, value in zip(values.tensors, op.inputs, strict=False):
+        if value.storage in own or not tensor.numel() or not bool((tensor == 0).any()):
+            continue
+        if not tensor.is_floating_point() or bool(((tensor == 0) | (tensor == 1)).all()):
+            return True
+    return False
 
 
 def _cures(evidence: NumbersEvidence, forward: Op, mask: Op) -> Iterator[Cure]:

@@ -54,11 +54,11 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         why, label = f"`{op.name}` leaves its memory as it was found, and nothing wrote to it", "not initialised"
     else:
         event, why, label = _finite_in(op, captured, name)
-    if op.is_backward and forward is not op:
+    if op.derived and forward is not op:
         event = f"the gradient of {event}"
     draft = begin(evidence, CODE, NAME, event, why, label=label, bad=not_finite(captured.outputs[0]))
     draft.because(*(f"operand {number}: {described(tensor)}" for number, tensor in enumerate(captured.tensors[:4], 1)))
-    if op.is_backward:
+    if op.derived:
         draft.because(f"made by `{op.name}` in `{op.node}`")
     draft.help("bound, scale or select the operands before this line")
     return _done(draft, evidence)

@@ -32,7 +32,7 @@ _STATISTICS = ("std", "var", "std_mean", "var_mean")
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.captured
-    if op is None or captured is None or op.is_backward:
+    if op is None or captured is None or op.derived:
         return None
     if op.kind == "div":
         return _covariance(evidence)

@@ -1,0 +1,97 @@
+"""Write a standalone script of the operation that failed, and check that it fails in the same way.
+
+examples:
+  torchmedic repro .torchmedic/2026-11-15T010203-train
+  torchmedic repro --output nan.py .torchmedic/2026-11-15T010203-train
+
+The script holds the failing call with its inputs, shrunk as far as it still fails; it needs torch and nothing of yours.
+Values that do not fit into its text are in a .safetensors file of the same name beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from torchmedic.errors import ExitStatus, TorchmedicError, UnreadableRun, UsageError
+
+NAME = "repro"
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, or its report.json")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="the script to write (default: repro.py in the run folder)"
+    )
+
+
+def execute(args: argparse.Namespace) -> int:
+    from torchmedic.repro import check
+
+    folder = args.run if args.run.is_dir() else args.run.parent
+    recipe = _recipe(args.run, folder)
+    output: Path = args.output or folder / "repro.py"
+    _refuse_to_overwrite(args.output)
+    made = check.make(recipe, output) or check.make(recipe, output, shrink=False)
+    if made is None:
+        raise TorchmedicError("the failing operation ended the process that was to write its script")
+    checked = check.check(output)
+    if not checked.reproduced:
+        made = check.make(recipe, output, shrink=False) or made
+        checked = check.check(output)
+    beside = f" and {made.values}" if made.values is not None else ""
+    print(f"wrote {output}{beside} ({made.lines} lines; {_shapes(made)})")
+    if not checked.reproduced:
+        print(f"checked: it does NOT fail in the same way ({checked.said})")
+        return ExitStatus.FAILED
+    print(f"checked: it fails in the same way ({checked.said.removeprefix('reproduced: ')})")
+    return ExitStatus.OK
+
+
+def _refuse_to_overwrite(output: Path | None) -> None:
+    if output is None:
+        return
+    if output.suffix != ".py":
+        raise UsageError(f"cannot write to {output}: the name of a script ends in .py")
+    for path in (output, output.with_suffix(".safetensors")):
+        if path.exists():
+            raise UsageError(f"cannot write to {path}: it exists")
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"cannot write to {output}: there is no such folder")
+
+
+def _recipe(run: Path, folder: Path) -> Path:
+    """The recording that belongs to the first diagnosis which has one.
+
+    Raises:
+        UnreadableRun: There is none, with the reason.
+    """
+    from torchmedic import rundir
+    from torchmedic.repro import recipe
+
+    report = rundir.read_report(run)
+    if not report.diagnoses:
+        raise UnreadableRun(f"there is nothing to reproduce: {run} holds no diagnosis")
+    if rundir.is_confidential(folder):
+        raise UnreadableRun("there is nothing to reproduce: the run was started with --confidential and kept no values")
+    codes = [diagnosis.code for diagnosis in report.diagnoses]
+    found = {}
+    for process in rundir.process_folders(folder):
+        for path in recipe.recipes(process):
+            found[path] = recipe.read(path)
+    told = [path for code in codes for path, held in found.items() if held.code == code]
+    for path in told:
+        if not found[path].why_not:
+            return path
+    code = codes[0]
+    for path in told:
+        raise UnreadableRun(f"{found[path].code} cannot be reproduced by a script: {found[path].why_not}")
+    raise UnreadableRun(f"{code} cannot be reproduced by a script: no operation was recorded when it happened")
+
+
+def _shapes(made: object) -> str:
+    from torchmedic.repro.check import Made
+
+    assert isinstance(made, Made)
+    before, after = (", ".join(map(str, shapes)) or "no tensor" for shapes in (made.before, made.after))
+    return f"inputs {before}" if before == after else f"inputs shrunk from {before} to {after}"

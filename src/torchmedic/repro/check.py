@@ -1,0 +1,80 @@
+"""Have a script made of a recipe, and run it once before anybody else does. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from torchmedic.errors import TorchmedicError, UnreadableRun
+
+_TIME_LIMIT = 300.0
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A script that was written. Shapes are those of its inputs, as recorded and as they are now."""
+
+    lines: int
+    values: str | None
+    before: list[list[int]]
+    after: list[list[int]]
+    device: str = "cpu"
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """One run of a script."""
+
+    reproduced: bool
+    said: str
+
+
+def make(recipe: Path, output: Path, *, shrink: bool = True) -> Made | None:
+    """Write the script of a recipe; None if that did not come to an end.
+
+    Raises:
+        UnreadableRun: The recipe or its values are damaged, or the script cannot be written.
+    """
+    command = [sys.executable, "-m", "torchmedic.repro.worker", str(recipe), str(output)]
+    done = _run(command if shrink else [*command, "--as-it-is"], cwd=None)
+    if done is None:
+        return None
+    if done.returncode == 2:
+        raise UnreadableRun((done.stderr.strip().splitlines() or ["the script could not be made"])[-1])
+    try:
+        return msgspec.json.decode(done.stdout.encode(), type=Made)
+    except msgspec.DecodeError:
+        return None
+
+
+def check(script: Path) -> Checked:
+    """Run a script as a person would."""
+    done = _run([sys.executable, script.name], cwd=script.parent)
+    if done is None:
+        return Checked(False, f"it did not end within {_TIME_LIMIT:.0f} s")
+    if done.returncode == 0:
+        return Checked(True, (done.stdout.strip().splitlines() or [""])[-1])
+    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return Checked(False, said[-1] if said else f"exit status {done.returncode}")
+
+
+def _run(command: list[str], cwd: Path | None) -> subprocess.CompletedProcess[str] | None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHMEDIC_")}
+    try:
+        return subprocess.run(
+            command,
+            check=False,
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIME_LIMIT,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    except OSError as error:
+        raise TorchmedicError(f"cannot start {command[0]}: {error.strerror}") from None

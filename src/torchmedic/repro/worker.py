@@ -1,0 +1,69 @@
+"""Turn a recipe into a script, in a process of its own: `python -m torchmedic.repro.worker RECIPE OUTPUT [--as-it-is]`.
+
+It runs the failing operation again and again, so whatever that does, it does not do it to the command line. Prints a
+`Made` as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+
+from torchmedic.errors import TorchmedicError
+from torchmedic.repro import recipe, store
+from torchmedic.repro.check import Made
+from torchmedic.repro.program import Program
+from torchmedic.repro.script import text
+from torchmedic.repro.shrink import shrunk
+from torchmedic.rundir import write_atomically
+
+
+def main(arguments: list[str]) -> int:
+    source, output = Path(arguments[0]), Path(arguments[1])
+    try:
+        program = _failing(store.read(recipe.read(source), recipe.values_path(source)))
+        made = _write(program if "--as-it-is" in arguments else shrunk(program), program, output)
+    except TorchmedicError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except OSError as error:
+        sys.stderr.write(f"cannot write {output}: {error.strerror}\n")
+        return 2
+    except (RuntimeError, ValueError, KeyError, AttributeError, TypeError, SyntaxError) as error:
+        sys.stderr.write(f"cannot read {source}: it is damaged ({type(error).__name__}: {error})\n")
+        return 2
+    sys.stdout.buffer.write(msgspec.json.encode(made))
+    return 0
+
+
+def _failing(program: Program) -> Program:
+    """On the host if it fails there too: a script for everybody. Else on the kind of device that it failed on."""
+    if not program.holds():
+        for device in program.recipe.devices:
+            if device == "cuda" and torch.cuda.is_available() and program.on(device).holds():
+                return program.on(device)
+    return program
+
+
+def _write(program: Program, original: Program, output: Path) -> Made:
+    values = output.with_suffix(".safetensors")
+    source, loads = text(program, values)
+    if loads:
+        data = store.encoded(program)
+        assert data is not None
+        write_atomically(values, data)
+    write_atomically(output, source.encode())
+    return Made(
+        lines=source.count("\n"),
+        values=str(values) if loads else None,
+        before=[list(given.shape) for given in original.inputs],
+        after=[list(given.shape) for given in program.inputs],
+        device=program.device,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""Hugging Face, Lightning and accelerate own the loop; the cause is still a line of the user's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from running import marked_line, run_script
+
+HUGGING_FACE = """
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x=None, labels=None):
+        p = torch.softmax(self.b(torch.relu(self.a(x))), -1)
+        p = p * (x.sum(-1, keepdim=True) != 0)
+        loss = -torch.log(p.gather(1, labels[:, None])).mean()  # <- cause
+        return {"loss": loss, "logits": p}
+
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(64, 8, generator=generator)
+        self.x[37] = 0
+        self.y = torch.randint(0, 2, (64,), generator=generator)
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return {"x": self.x[index], "labels": self.y[index]}
+
+
+arguments = TrainingArguments(
+    "out", num_train_epochs=1, per_device_train_batch_size=8, report_to=[], save_strategy="no", use_cpu=True,
+    disable_tqdm=True, logging_steps=100,
+)
+Trainer(model=Model(), args=arguments, train_dataset=Data()).train()
+"""
+
+LIGHTNING = """
+import lightning
+import torch
+from torch import nn
+
+
+class Lit(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 4)
+
+    def training_step(self, batch, index):
+        (x,) = batch
+        h = torch.sigmoid(self.net(x))
+        h += 1  # <- cause
+        return h.square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+
+data = torch.utils.data.TensorDataset(torch.randn(64, 4))
+trainer = lightning.Trainer(
+    max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    accelerator="cpu",
+)
+trainer.fit(Lit(), torch.utils.data.DataLoader(data, batch_size=8))
+"""
+
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.randn(48, 4)
+data[17] = 0
+loader = DataLoader(TensorDataset(data), batch_size=4)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for (x,) in loader:
+    with accelerator.accumulate(model):
+        x = x / x.norm(dim=1, keepdim=True)  # <- cause
+        loss = model(x).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "source", "code", "item"),
+    [
+        ("transformers", HUGGING_FACE, "TM202", "dataset item 37"),
+        ("lightning", LIGHTNING, "TM102", ""),
+        ("accelerate", ACCELERATE, "TM201", "dataset item 17"),
+    ],
+    ids=["hugging face", "lightning", "accelerate"],
+)
+def test_the_cause_is_the_users_own_line(tmp_path: Path, package: str, source: str, code: str, item: str) -> None:
+    pytest.importorskip(package)
+    finished = run_script(tmp_path, source)
+
+    diagnosis = finished.only
+    assert diagnosis.code == code, finished.stderr
+    assert diagnosis.cause_location is not None
+    assert diagnosis.cause_location.line == marked_line(source), finished.stderr
+    assert item in " ".join(place.label for place in diagnosis.locations), finished.stderr
+    assert any(treatment.proven for treatment in diagnosis.treatments), finished.stderr
