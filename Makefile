@@ -18,7 +18,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(PIP) -e '.[test,check]'
+	$(PIP) -e '.[test,frameworks,check]'
 	@touch $@
 
 demo: $(VENV)/.demo  ## set up, then run a bundled failing script under torchmedic

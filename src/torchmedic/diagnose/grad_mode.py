@@ -15,7 +15,6 @@ from torchmedic.replay.frames import Frame, node_location, syntax_tree
 from torchmedic.replay.microscope import Spot
 
 _MODES = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
-_ENTERING = frozenset({"__enter__", "enter_context"})
 
 
 class Switch(NamedTuple):
@@ -31,13 +30,15 @@ class Switch(NamedTuple):
         return node_location("cause", self.file, self.node, text)
 
 
-def where_switched_off(stack: Sequence[Spot], frames: Sequence[Frame]) -> Switch | None:
-    """The `with` block or decorator around one of these lines, else a call that left gradients off for good."""
+def where_switched_off(stack: Sequence[Spot], frames: Sequence[Frame], *, stays: bool) -> Switch | None:
+    """The `with` block or decorator around one of these lines; if they stay off, a call that left them off for good."""
     places = [(spot.file, spot.line) for spot in stack] + [(frame.file, frame.line) for frame in reversed(frames)]
     for file, line in places:
         found = _around(file, line)
         if found is not None:
             return found
+    if not stays:
+        return None  # a function of a library's switches them off for its own time
     for file in dict.fromkeys([*(file for file, _ in places), *user_files()]):
         tree = syntax_tree(file) or ast.Module([], [])
         managed = set(map(id, _managed(tree)))

@@ -71,13 +71,13 @@ def call_at(spot: Spot, *names: str) -> ast.Call | None:
     return None
 
 
-def _with_keyword(spot: Spot, call: ast.Call, name: str) -> Edit:
+def _with_keyword(spot: Spot, call: ast.Call, name: str, value: str = "True") -> Edit:
     given = next((word for word in call.keywords if word.arg == name), None)
     if given is not None:
-        text = rewritten(spot.file, call, [(given.value, "True")])
+        text = rewritten(spot.file, call, [(given.value, value)])
     else:
         text = rewritten(spot.file, call).removesuffix(")").rstrip().removesuffix(",")
-        text += f"{', ' if call.args or call.keywords else ''}{name}=True)"
+        text += f"{', ' if call.args or call.keywords else ''}{name}={value})"
     return Edit(spot_of_node(spot.file, call, spot.function), text)
 
 
@@ -89,28 +89,22 @@ def uncut(spot: Spot, name: str) -> Iterator[Candidate]:
             continue
         kept = _uncut(spot.file, node, name)
         if kept is not None:
-            yield f"leave `{_label(node, name)}` out", Edit(spot_of_node(spot.file, node, spot.function), kept)
+            title, text = kept
+            yield title, Edit(spot_of_node(spot.file, node, spot.function), text)
 
 
-def _uncut(file: str, node: ast.expr, name: str) -> str | None:
+def _uncut(file: str, node: ast.expr, name: str) -> tuple[str, str] | None:
+    """A title, and the source of an expression that does the same without the cut."""
     match node:
         case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr == name and not _is_torch(owner):
-            return rewritten(file, owner)
+            return f"leave `.{name}()` out", rewritten(file, owner)
         case ast.Attribute(value=owner, attr="data") if name in ("data", "detach"):
-            return rewritten(file, owner)
+            return "leave `.data` out", rewritten(file, owner)
         case ast.Call(func=function, args=[ast.List() | ast.Tuple() as items, *_]) if _builds(function):
-            return f"torch.stack({rewritten(file, items)})"
+            return "stack the tensors instead of copying their values", f"torch.stack({rewritten(file, items)})"
         case ast.Call(func=function, args=[inner, *_]) if _builds(function) or ast.unparse(function) == "float":
-            return called(rewritten(file, inner), inner)
+            return f"leave `{ast.unparse(function)}(...)` out", called(rewritten(file, inner), inner)
     return None
-
-
-def _label(node: ast.expr, name: str) -> str:
-    if isinstance(node, ast.Attribute):
-        return ".data"
-    assert isinstance(node, ast.Call)
-    owner = node.func
-    return f".{name}()" if isinstance(owner, ast.Attribute) and owner.attr == name else f"{ast.unparse(owner)}(...)"
 
 
 def _builds(function: ast.expr) -> bool:
@@ -132,3 +126,10 @@ def with_gradients(file: str, head: ast.expr) -> Iterator[Candidate]:
     """`with torch.no_grad():` becomes `with torch.enable_grad():`."""
     spot = spot_of_node(file, head)
     yield "let the block record gradients", Edit(spot, "torch.enable_grad()")
+
+
+def not_reentrant(spot: Spot) -> Iterator[Candidate]:
+    """A checkpoint that records its inputs itself."""
+    call = call_at(spot, "checkpoint", "checkpoint_sequential")
+    if call is not None:
+        yield "use the checkpoint that is not reentrant", _with_keyword(spot, call, "use_reentrant", "False")

@@ -2,7 +2,8 @@
 
 The loss is read when backward begins: at once on the CPU; on CUDA it is copied to pinned memory behind an event, and
 looked at when the optimizer is about to step. Gradients are looked at there too, on the CPU all of them as long as that
-stays within a small share of the run's time, else a rotating part; and so are the weights after the step.
+stays within a small share of the run's time, else the first and now and then another; and so are the weights after
+the step.
 
 A bad loss on the CPU is examined at once, while its batch is there, but nothing is said before an update is about to
 use its gradients: a script may well drop them.
@@ -23,6 +24,8 @@ import torch
 _SMALL_ROOT = 4096  # elements of a loss that is looked at whole
 _ALLOWANCE = 0.05  # seconds that may be spent on gradients in any case
 _SHARE = 0.01  # of the time since training began, beyond that
+_REST = 16  # looks, of which one goes beyond the first tensor when the time is used up
+_SMALL_TENSOR = 1 << 16  # elements that cost about as much to look at as one
 _EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether their gradients are used
 _LOSSES = 100  # of the last steps, kept for the trend
 _SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
@@ -171,8 +174,10 @@ class FiniteWatch:
 
     def step_ended(self, optimizer: Any, frame: FrameType) -> None:
         """The weights have been touched, with gradients that were looked at."""
+        if not self._has_time and self._steps % _REST:
+            return
         weights = [tensor for tensor in _with_gradient(optimizer) if id(tensor) not in self._born_bad]
-        if weights and weights[0].device.type == "cpu" and self._any_bad(weights):
+        if weights and weights[0].device.type == "cpu" and self._any_bad(weights, at_least_one=False):
             self._publish(self._examiner.examine(optimizer, frame, "update", "update"))
 
     def step_skipped(self, scaler: Any, optimizer: Any, frame: FrameType) -> None:
@@ -201,21 +206,25 @@ class FiniteWatch:
         if finding is not None:
             self._examiner.publish(finding)
 
-    def _any_bad(self, tensors: list[torch.Tensor]) -> bool:
+    def _any_bad(self, tensors: list[torch.Tensor], *, at_least_one: bool = True) -> bool:
+        """Whether some of these are not finite, as far as the time for looking goes."""
         if not tensors:
             return False
-        started = time.perf_counter()
-        limit = _ALLOWANCE + _SHARE * (time.monotonic() - self._started)
-        bad = False
-        # The first tensors of a model are the last that backward reaches: what is bad anywhere tends to arrive there.
-        order = range(len(tensors)) if self._spent < limit else [0, self._turn % len(tensors)]
         self._turn += 1
-        for index in order:
-            if _is_bad(tensors[index]):
-                bad = True
-                break
+        order: Sequence[int] = range(len(tensors))
+        if not self._has_time:
+            # The first tensors of a model are the last that backward reaches: what is bad anywhere tends to arrive
+            # there.
+            first = [0] if at_least_one and tensors[0].numel() <= _SMALL_TENSOR else []
+            order = [*first, self._turn // _REST % len(tensors)] if self._turn % _REST == 0 else first
+        started = time.perf_counter()
+        bad = any(_is_bad(tensors[index]) for index in order)
         self._spent += time.perf_counter() - started
         return bad
+
+    @property
+    def _has_time(self) -> bool:
+        return self._spent < _ALLOWANCE + _SHARE * (time.monotonic() - self._started)
 
 
 def _witness(optimizers: Sequence[Any]) -> tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from torchmedic.replay.backward import BackwardFailure
 from torchmedic.replay.construction import class_node
+from torchmedic.replay.cuts import Provenance
 from torchmedic.replay.frames import Frame, syntax_tree
 from torchmedic.replay.microscope import Spot
-from torchmedic.replay.old_graph import Holder, Import, Imports, bindings_of, named
+from torchmedic.replay.old_graph import Holder, Import, bindings_of, named
 from torchmedic.replay.spots import spot_of_traced
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -25,14 +26,16 @@ class Carrier(NamedTuple):
     in_step: bool  # every step runs it, so what it makes is carried to the next one
 
 
-def carrier_of(failure: BackwardFailure, imports: Imports, found: Import) -> Carrier | None:
+def carrier_of(
+    failure: BackwardFailure, imports: Provenance, found: Import, *, resets: bool = False
+) -> Carrier | None:
     """The variable that holds an import, from the innermost frame outwards; one that is given its value there."""
     holders = list(_holders(failure, found))
     for holder, frame in sorted(holders, key=lambda pair: _is_passing(failure, *pair)):
         places = [
             Carrier(holder, file, binding, _runs_in_step(failure, imports, file, binding))
             for file, body in _scopes(failure, holder, frame)
-            for binding in bindings_of(holder, body)
+            for binding in bindings_of(holder, body, resets=resets)
         ]
         if places:
             return max(places, key=lambda place: (place.in_step, place.binding.lineno))
@@ -101,7 +104,7 @@ def enclosing(tree: ast.AST, line: int, kinds: tuple[type[ast.stmt], ...]) -> as
     return best
 
 
-def _runs_in_step(failure: BackwardFailure, imports: Imports, file: str, binding: ast.stmt) -> bool:
+def _runs_in_step(failure: BackwardFailure, imports: Provenance, file: str, binding: ast.stmt) -> bool:
     tree = syntax_tree(file)
     if tree is None:
         return False

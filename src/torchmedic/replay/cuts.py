@@ -114,7 +114,7 @@ class Provenance(TorchFunctionMode):
         That is the one whose number stands in what the root was built from; else the last one before it was built.
         """
         built = self.made_plain(root)
-        end = self.calls.index(built) if built is not None else len(self.calls)
+        end = next((number for number, call in enumerate(self.calls) if call is built), len(self.calls))
         found = [
             (number, call)
             for number, call in enumerate(self.calls[:end])

@@ -15,7 +15,7 @@ import torch
 
 from torchmedic.records import Location
 from torchmedic.replay.bindings import own_statements
-from torchmedic.replay.calls import Argument, Call, raising_call
+from torchmedic.replay.calls import Argument, Call, raising_call, read
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.frames import Frame, node_location
 from torchmedic.replay.layers import roots
@@ -113,6 +113,22 @@ def _home(frames: list[Frame], devices: set[torch.device]) -> torch.device:
         if device in devices:
             return device
     return next((device for device in sorted(devices, key=str) if device.type != "cpu"), next(iter(devices)))
+
+
+def never_had_values(evidence: RaisedEvidence, split: Split) -> bool:
+    """Whether the only thing on `meta` is a model that was built there: it was not moved, it has not been filled yet."""
+    on_meta = [each.tensor for each in split.tensors if each.tensor.is_meta]
+    held = {id(parameter) for root in roots(evidence.frames) for parameter in [*root.parameters(), *root.buffers()]}
+    if not on_meta or any(id(tensor) not in held for tensor in on_meta):
+        return False
+    trees = {frame.file: frame for frame in evidence.frames if frame.is_user}
+    for frame in trees.values():
+        for node in ast.walk(frame.tree) if frame.tree is not None else ():
+            if isinstance(node, ast.Call) and _called(node) == "to":
+                given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "device")]
+                if any(str(read(value, frame)).startswith("meta") for value in given):
+                    return False
+    return True
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import torch
 _F = "torch.nn.functional."
 _NAMESPACES = {"special_": "torch.special.", "linalg_": "torch.linalg.", "fft_": "torch.fft."}
 _REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
-_FRIENDLY = {"self": "x", "other": "y", "input": "x", "mat1": "x", "mat2": "y", "tensors": "x"}
+_FRIENDLY = {"self": "x", "other": "y", "input": "x", "mat1": "a", "mat2": "b", "tensors": "x"}
 
 
 class Spelling(NamedTuple):

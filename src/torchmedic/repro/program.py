@@ -17,6 +17,8 @@ from torchmedic.repro.wording import statement
 
 _NUMBERS = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?:(?:\s*x\s*|,\s*)-?\d+(?:\.\d+)?)*")
 
+_TOLD, _LONGEST = 16, 60  # characters
+
 
 class Program:
     """Calls and their inputs. Programs are not changed: every `with_...` gives another one."""
@@ -188,14 +190,15 @@ def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
 
 def pattern(error: BaseException) -> str:
     """The first line of an error's text with the numbers taken out: they change when shapes shrink."""
-    return _NUMBERS.sub("#", first_line(error))
+    return _NUMBERS.sub("#", first_line(error))[:200]
 
 
 def fragment(error: BaseException) -> str:
-    """The longest part of an error's text that holds no number."""
+    """A part of an error's text that holds no number: the first that is long enough to be told, else the longest."""
     parts = [part.strip(" ,.:;()[]'\"`=") for part in _NUMBERS.split(first_line(error))]
-    return max(parts, key=len, default="")
+    told = next((part for part in parts if len(part) >= _TOLD), max(parts, key=len, default=""))
+    return told if len(told) <= _LONGEST else told[:_LONGEST].rpartition(" ")[0]
 
 
 def first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0][:300]
+    return (str(error).splitlines() or [""])[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -150,7 +151,8 @@ def function_lines(
         owner = getattr(function, "__self__", None)
         if isinstance(owner, torch.Tensor) and not (positional and positional[0][0] is owner):
             args = (inputs.argument(owner),)
-    args += tuple(inputs.argument(value, text) for value, text in positional)
+    texts = _argument_names(function, len(positional))
+    args += tuple(inputs.argument(value, text or name) for (value, text), name in zip(positional, texts, strict=True))
     named = {key: inputs.argument(value, text or key) for key, (value, text) in keywords.items()}
     return [*lines, Line(target=target, args=args, kwargs=named, result="result")]
 
@@ -172,6 +174,15 @@ def _spelled(function: Any) -> str:
         if name and getattr(namespace, name, None) is function:
             return prefix + name
     raise NotRecordable("the failing call is not one of torch's own")
+
+
+def _argument_names(function: Any, count: int) -> list[str]:
+    """What the operation of the same name calls its arguments."""
+    packet = getattr(torch.ops.aten, str(getattr(function, "__name__", "")), None)
+    with contextlib.suppress(Exception):
+        names = [argument.name for argument in getattr(packet, packet.overloads()[0])._schema.arguments]  # type: ignore[union-attr]
+        return [*names, *[""] * count][:count]
+    return [""] * count
 
 
 def _layer_of(function: Any) -> torch.nn.Module | None:

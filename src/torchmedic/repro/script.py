@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from pathlib import Path
@@ -78,7 +79,8 @@ def _input(given: Input, program: Program, inline: bool) -> list[str]:
         else:
             source = f'tensors["{given.name}"]'
     else:
-        source = _literal(given, tensor, isinstance(program.recipe.outcome, Bad) and tensor.numel() <= _FEW)
+        most = _FEW if isinstance(program.recipe.outcome, Bad) else 0
+        source = _literal(given, tensor, tensor.numel() <= most or not given.shape)
     if program.device != "cpu":
         source += f'.to("{program.device}")'
     if given.grad != "no":
@@ -170,9 +172,9 @@ def _raising(calls: list[str], outcome: Raises) -> list[str]:
     before, last = calls[:-1], calls[-1:]
     while last[0].startswith(" "):
         last.insert(0, before.pop())
-    test = f"type(error).__name__ != {outcome.kind!r}"
+    test = f"type(error).__name__ != {json.dumps(outcome.kind)}"
     if outcome.fragment:
-        test += f" or {outcome.fragment!r} not in str(error)"
+        test += f" or {json.dumps(outcome.fragment)} not in str(error)"
     return [
         *before,
         "try:",

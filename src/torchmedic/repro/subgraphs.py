@@ -93,16 +93,21 @@ def _overwritten(step: Step, header: Recipe) -> Program | None:
     if saver is None or not writes:
         return None
     again = Microscope(capture=frozenset({saver.index, writes[0].index}), deadline=deadline)
-    step.runner.play(again)
-    captured = [again.ops[op.index].captured if op.index < len(again.ops) else None for op in (saver, writes[0])]
+    step.runner.play(again, _watched(again))  # the hooks too: with them, other operations run
+    captured = [_same(again, op) for op in (saver, writes[0])]
     if captured[0] is None:
         return None
     position = next((at for at, value in enumerate(saver.inputs) if value.storage == kept.storage), None)
-    for target in _kinds(captured[0], position):
+    for target in _kinds(kept.tensor, position):
         found = _written(captured[0], captured[1], target, (saver, writes[0]), header)
         if found is not None:
             return found
     return None
+
+
+def _same(scope: Microscope, op: Op) -> Captured | None:
+    other = scope.ops[op.index] if op.index < len(scope.ops) else None
+    return other.captured if other is not None and other.name == op.name else None
 
 
 def _saver(scope: Microscope, kept: _Kept, node: str) -> Op | None:
@@ -124,10 +129,13 @@ class _Target(NamedTuple):
     no_grad: bool
 
 
-def _kinds(saver: Captured, position: int | None) -> list[_Target]:
+def _kinds(saved: torch.Tensor, position: int | None) -> list[_Target]:
     if position is None:
         return [_Target(None, "no", False), _Target(None, "no", True)]
-    return [_Target(position, "computed", False), _Target(position, "leaf", True), _Target(position, "no", False)]
+    owner = saved if saved._base is None else saved._base
+    is_weight = owner.is_leaf and owner.requires_grad
+    found = [_Target(position, "computed", False), _Target(position, "leaf", True)]
+    return [*(reversed(found) if is_weight else found), _Target(position, "no", False)]
 
 
 def _written(

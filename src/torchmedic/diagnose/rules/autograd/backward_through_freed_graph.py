@@ -69,8 +69,10 @@ def _replayed(failure: BackwardFailure) -> Draft | None:
 # A graph from before the step
 
 
-def _carried(failure: BackwardFailure, imports: Imports, old: list[Import]) -> Draft | None:
-    """A variable brings the graph of an earlier step in."""
+def _carried(
+    failure: BackwardFailure, imports: Imports, old: list[Import], *, repeated: bool = False
+) -> Draft | None:
+    """A variable brings the graph of an earlier step in; or of an earlier turn of a loop that repeats only backward."""
     carriers = [(found, carrier) for found in old if (carrier := carrier_of(failure, imports, found)) is not None]
     if not carriers:
         return _nameless(old)
@@ -83,7 +85,7 @@ def _carried(failure: BackwardFailure, imports: Imports, old: list[Import]) -> D
     for spot in _uses(found)[:1]:
         draft.at(spot.location("origin", f"`{name}` is taken into this step's graph here"))
     trials = GraphTrials(failure)
-    if carrier.in_step:
+    if carrier.in_step and not repeated:
         title = f"detach `{name}` where the next step takes it over"
         candidates = ((title, edit) for edit in _detached(found))
         treated = trials.first(candidates, same_loss=False, keep_graphs=False, safety="changes-training")
@@ -148,7 +150,7 @@ def _same_step(failure: BackwardFailure, imports: Imports, played: Played) -> Dr
         assert last.spot is not None
         if any(root.grad_fn is other.grad_fn for root in last.roots for other in call.roots):
             if call.spot == last.spot:
-                return _carried(failure, imports, _as_imports(played, last))
+                return _carried(failure, imports, _as_imports(played, last), repeated=True)
             draft = Draft(CODE, NAME, "proven", _MESSAGE, "backward is called twice on the same loss")
             draft.at(last.spot.location("cause", "the same loss again"), call.spot.location("origin", "the first time"))
             return draft.help("call backward once per loss")
@@ -171,7 +173,7 @@ def _for_others(
     failure: BackwardFailure, imports: Imports, played: Played, first: BackwardCall, shared: set[Any]
 ) -> Draft | None:
     """The first loss goes through weights that its optimizer does not update: it should not have (a GAN)."""
-    number = played.backward_calls.index(first) + 1
+    number = 1 + next(at for at, call in enumerate(played.backward_calls) if call is first)
     updated = {
         id(tensor)
         for optimizer, after in played.updates

@@ -18,15 +18,16 @@ from collections.abc import Callable
 import torch
 
 from torchmedic.diagnose.grad_mode import gradients_always_on, where_switched_off
-from torchmedic.diagnose.graph_edits import uncut, with_gradients
+from torchmedic.diagnose.graph_edits import call_at, not_reentrant, uncut, with_gradients
 from torchmedic.diagnose.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.replay.backward import BackwardFailure
 from torchmedic.replay.cuts import FunctionCall, Provenance
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frozen import never_trainable, unfrozen, where_frozen
+from torchmedic.replay.frozen import leaves_in_reach, never_trainable, parameters_in_reach, unfrozen, where_frozen
 from torchmedic.replay.graph import leaves_behind
+from torchmedic.replay.microscope import Spot
 from torchmedic.replay.trial import source_of
 
 CODE, NAME = "TM103", "loss-without-graph"
@@ -45,7 +46,7 @@ class Finding:
         self.advice = advice
         self.others: list[Location] = []
         self.treatment: Callable[[], Treatment | None] = lambda: None
-        self.grade_is_proven = True
+        self.is_proven = True
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -57,7 +58,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     finding = _find(failure, provenance, played.roots[-1]) if played is not None and played.roots else None
     if finding is None:
         return _nothing_found(evidence, failure)
-    draft = Draft(CODE, NAME, "proven" if finding.grade_is_proven else "likely", _MESSAGE, finding.why)
+    draft = Draft(CODE, NAME, "proven" if finding.is_proven else "likely", _MESSAGE, finding.why)
     draft.at(finding.location, *finding.others)
     if failure.caller is not None:
         draft.at(failure.caller.location("surfaced", "backward has nothing to go back through"))
@@ -72,20 +73,20 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 def _find(failure: BackwardFailure, provenance: Provenance, root: torch.Tensor) -> Finding | None:
     cuts = [call for call in provenance.cuts_behind(root) if call.spot is not None]
     if cuts:
-        return _cut(failure, cuts)
+        return _cut(failure, provenance, cuts)
     off = [call for call in provenance.behind(root) if not call.grad_enabled or call.inference]
     if off and off[-1].spot is not None and _has_trainable(failure):
-        return _switched_off(failure, off[-1])
+        return _switched_off(failure, provenance, off[-1])
     left = [call for call in provenance.left_torch(root) if call.spot is not None]
     if left:
         return _left_torch(failure, left[0], provenance, root)
-    return _all_frozen(failure) or _other_tensors(failure, provenance, root)
+    return _all_frozen(failure, provenance, root) or _other_tensors(failure, provenance, root)
 
 
 # Cut by a call
 
 
-def _cut(failure: BackwardFailure, cuts: list[FunctionCall]) -> Finding | None:
+def _cut(failure: BackwardFailure, provenance: Provenance, cuts: list[FunctionCall]) -> Finding:
     updated = {id(tensor) for tensor in failure.step.runner.parameters} if failure.step is not None else set()
 
     def rank(call: FunctionCall) -> tuple[bool, bool]:
@@ -96,7 +97,7 @@ def _cut(failure: BackwardFailure, cuts: list[FunctionCall]) -> Finding | None:
 
     call = min(cuts, key=rank)  # of equals, the nearest to the loss
     if call.inference or not call.grad_enabled:
-        finding = _switched_off(failure, call)
+        finding = _switched_off(failure, provenance, call)
     else:
         finding = _explain(failure, call)
     finding.others = [
@@ -126,10 +127,13 @@ def _explain(failure: BackwardFailure, call: FunctionCall) -> Finding:
     return finding
 
 
-def _switched_off(failure: BackwardFailure, call: FunctionCall) -> Finding:
+def _switched_off(failure: BackwardFailure, provenance: Provenance, call: FunctionCall) -> Finding:
     assert call.spot is not None
+    checkpoint = next((spot for spot in call.stack if call_at(spot, "checkpoint", "checkpoint_sequential")), None)
+    if checkpoint is not None and not call.inference:
+        return _checkpointed(failure, checkpoint)
     mode = "inference mode" if call.inference else "`torch.no_grad()`"
-    switch = where_switched_off(call.stack, failure.evidence.frames)
+    switch = where_switched_off(call.stack, failure.evidence.frames, stays=not provenance.calls[-1].grad_enabled)
     where = call.spot.location("origin")
     fact = f"replayed: `{call.name}` at {where.file}:{where.line} ran with gradients off"
     location = switch.location() if switch is not None else call.spot.location("cause", "gradients are off here")
@@ -150,6 +154,17 @@ def _switched_off(failure: BackwardFailure, call: FunctionCall) -> Finding:
         return trials.under(gradients_always_on, "run the forward pass of the training step with gradients on")
 
     finding.treatment = treat
+    return finding
+
+
+def _checkpointed(failure: BackwardFailure, spot: Spot) -> Finding:
+    finding = Finding(
+        "a reentrant checkpoint records nothing unless one of its inputs requires a gradient, and none does",
+        spot.location("cause", "no input of this checkpoint requires a gradient"),
+        ["replayed: the operations inside the checkpoint ran with gradients off"],
+        "pass `use_reentrant=False` to the checkpoint",
+    )
+    finding.treatment = lambda: GraphTrials(failure).first(not_reentrant(spot))
     return finding
 
 
@@ -174,23 +189,23 @@ def _left_torch(
 # Nothing to be cut
 
 
-def _all_frozen(failure: BackwardFailure) -> Finding | None:
-    if failure.step is None or _has_trainable(failure):
+def _all_frozen(failure: BackwardFailure, provenance: Provenance, root: torch.Tensor) -> Finding | None:
+    parameters = parameters_in_reach(failure)
+    behind = {id(tensor) for tensor in provenance.sources_behind(root)}
+    used = [tensor for tensor in parameters if id(tensor) in behind]
+    if not used or any(tensor.requires_grad for tensor in used):
         return None
-    frozen = where_frozen(failure.evidence.frames, failure.step.runner.modules)
-    if frozen is None:
+    location = where_frozen(failure.evidence.frames, used)
+    if location is None:
         return None
-    runner = failure.step.runner
-    parameters = [*runner.parameters, *(tensor for module in runner.modules for tensor in module.parameters())]
-    count = len({id(tensor) for tensor in parameters})
     finding = Finding(
         "every parameter that the loss depends on has requires_grad=False",
-        frozen,
-        [f"none of {count} parameters in reach requires a gradient"],
+        location,
+        [f"replayed: the loss depends on {len(used)} parameters, none of which requires a gradient"],
         "freeze only the parameters that shall not be trained",
     )
     finding.treatment = lambda: GraphTrials(failure).under(
-        lambda: unfrozen(parameters), "leave the parameters that shall be trained unfrozen"
+        lambda: unfrozen(used), "leave the parameters that shall be trained unfrozen"
     )
     return finding
 
@@ -198,50 +213,38 @@ def _all_frozen(failure: BackwardFailure) -> Finding | None:
 def _other_tensors(failure: BackwardFailure, provenance: Provenance, root: torch.Tensor) -> Finding | None:
     """The loss is computed from tensors that were never meant to have a gradient."""
     calls = [call for call in provenance.behind(root) if call.spot is not None]
-    sources = provenance.sources_behind(root)
-    never = never_trainable(failure, sources)
-    if never is not None:
-        name, location = never
+    with_graph = [call for call in provenance.calls if call.keeps_grad and call.spot is not None]
+    if calls and with_graph:
+        place, unused = calls[0].spot, with_graph[-1].spot
+        assert place is not None
+        assert unused is not None
         finding = Finding(
-            f"`{name}`, which is to be trained, was made without requires_grad=True",
-            location,
-            [],
-            f"make `{name}` with `requires_grad=True`, or as an `nn.Parameter`",
+            "the loss is computed from tensors that no parameter leads to",
+            place.location("cause", "nothing that is used here has a graph"),
+            [f"replayed: {len(with_graph)} calls gave tensors with a graph, and the loss uses none of them"],
+            "compute the loss from the output of the model",
         )
-        finding.grade_is_proven = any(tensor in sources for tensor in _trained(failure))
+        finding.others = [unused.location("origin", "this has a graph, but the loss does not use it")]
         return finding
-    outputs = [call for call in provenance.calls if call.keeps_grad]
-    if not calls or not outputs or not _has_trainable(failure):
+    never = never_trainable(failure, provenance, root)
+    if never is None:
         return None
-    assert calls[0].spot is not None
-    unused = outputs[-1]
+    name, tensor, location = never
     finding = Finding(
-        "the loss is computed from tensors that no parameter leads to",
-        _outermost_of(calls[0], failure).location("cause", "no tensor that is used here has a graph"),
-        [f"replayed: {len(outputs)} calls gave tensors with a graph, none of which the loss is computed from"],
-        "compute the loss from the output of the model",
+        f"`{name}` was made without requires_grad=True",
+        location,
+        ["nothing that the loss was computed from requires a gradient"],
+        f"make `{name}` with `requires_grad=True`, or as an `nn.Parameter`",
     )
-    if unused.spot is not None:
-        finding.others = [unused.spot.location("origin", "this has a graph, but the loss does not use it")]
+    finding.is_proven = failure.step is not None and any(tensor is given for given in failure.step.runner.parameters)
+    finding.treatment = lambda: GraphTrials(failure).under(
+        lambda: unfrozen([tensor]), f"make `{name}` with `requires_grad=True`"
+    )
     return finding
 
 
-def _outermost_of(call: FunctionCall, failure: BackwardFailure):  # type: ignore[no-untyped-def]
-    return call.stack[0]
-
-
-def _trained(failure: BackwardFailure) -> list[torch.Tensor]:
-    return failure.step.runner.parameters if failure.step is not None else []
-
-
 def _has_trainable(failure: BackwardFailure) -> bool:
-    if failure.step is None:
-        return False
-    runner = failure.step.runner
-    tensors = [*runner.parameters, *(tensor for module in runner.modules for tensor in module.parameters())]
-    if not tensors:  # a functional model
-        tensors = [value for value in runner.variables if isinstance(value, torch.Tensor)]
-    return any(tensor.requires_grad for tensor in tensors)
+    return any(tensor.requires_grad for tensor in parameters_in_reach(failure)) or bool(leaves_in_reach(failure))
 
 
 def _nothing_found(evidence: RaisedEvidence, failure: BackwardFailure) -> Diagnosis:

@@ -18,7 +18,7 @@ import re
 from torchmedic.diagnose.describe import built_here, listed
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
-from torchmedic.replay.devices import reason_of, split_of
+from torchmedic.replay.devices import never_had_values, reason_of, split_of
 from torchmedic.replay.evidence import RaisedEvidence
 
 CODE, NAME = "TM310", "device-mismatch"
@@ -40,6 +40,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     split = split_of(evidence)
     if split is None or not split.strays:
         return _from_message(evidence)
+    if never_had_values(evidence, split):
+        return None
     stray = split.strays[0]
     others = [each for each in split.tensors if each.device != stray.device]
     name = f"`{type(split.layer).__name__}`" if split.layer is not None else f"`{split.op}`"

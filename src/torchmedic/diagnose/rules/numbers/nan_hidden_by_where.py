@@ -138,13 +138,14 @@ def _cures(evidence: NumbersEvidence, forward: Op, mask: Op) -> Iterator[Cure]:
         chosen = fill("A[C]", A=argument, C=outer[0].slice)
         if ast.dump(outer[0].value) == ast.dump(node):
             text = written(with_operand(node, argument, chosen), outer[0])
-            yield Cure("select before the operation, not after it", text, outer[1])
+            yield Cure("select before the operation, not after it", text, outer[1], same_values=False)
     for part in safe:
         text = written(with_operand(node, argument, part), node)
-        yield Cure("make the argument safe before the operation too (double where)", text, spot)
+        title = "make the argument safe before the operation too (double where)"
+        yield Cure(title, text, spot, same_values=False)
     for low in ("A.clamp(min=1e-6)", "A + 1e-6"):
         text = written(with_operand(node, argument, fill(low, A=argument)), node)
-        yield Cure("keep the argument where the operation is defined", text, spot)
+        yield Cure("keep the argument where the operation is defined", text, spot, same_values=False)
 
 
 def _risky_operand(node: ast.expr, forward: Op) -> ast.expr | None:
