@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,7 +82,8 @@ class Loop:
 def compare(name: str, loop: Loop, hooks: agents.Hooks, seconds: float) -> dict[str, float | str]:
     """Blocks of all modes in turns; the median of the ratios of neighbours."""
     hooks.remove()
-    steps = max(2, int(0.05 / loop.block(5)))
+    loop.block(20)
+    steps = max(2, int(0.03 / loop.block(20)))
     times: dict[str, list[float]] = {mode: [] for mode in MODES}
     end = time.monotonic() + seconds
     while time.monotonic() < end or len(times["plain"]) < 10:
@@ -143,8 +145,6 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=7)
     parser.add_argument("--output", metavar="NAME", help="write benchmarks/results/NAME.json and NAME.md")
     args = parser.parse_args()
-    import warnings
-
     warnings.filterwarnings("ignore", message="Anomaly Detection")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -61,11 +62,8 @@ def serve() -> None:
     import torch
     import torch._dynamo  # the first optimizer of every script would import it
 
-    import torchmedic.cli
-    import torchmedic.diagnose.engine
-    import torchmedic.report.terminal
-    import torchmedic.supervise.run
-
+    for module in ("cli", "supervise.run", "report.terminal", "observe.agent", "diagnose.in_process"):
+        importlib.import_module(f"torchmedic.{module}")
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

@@ -24,6 +24,7 @@ INJECT_VARIABLE = "TORCHMEDIC_INJECT_FAULT"
 _broken: set[str] = set()
 _names: set[str] = set()
 _report: Callable[[Fault], None] | None = None
+_injected: str | None = None
 
 
 def _nobody(callback: Any) -> Any:
@@ -37,8 +38,9 @@ step_aside: Callable[[Any], Any] = _nobody
 
 def on_fault(report: Callable[[Fault], None] | None) -> None:
     """Say who is told of a contained fault."""
-    global _report
+    global _report, _injected
     _report = report
+    _injected = os.environ.get(INJECT_VARIABLE)
 
 
 def hook_names() -> frozenset[str]:
@@ -67,7 +69,6 @@ def report_fault(where: str, error: BaseException) -> None:
 def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Make a hook of ours harmless: on a fault it returns None now and does nothing from then on."""
     _names.add(where)
-    inject = os.environ.get(INJECT_VARIABLE) == where
 
     def decorate(hook: Callable[P, R]) -> Callable[P, R | None]:
         @functools.wraps(hook)
@@ -76,9 +77,11 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
                 return None
             compiler = step_aside(None)
             try:
-                if inject:
+                if where == _injected:
                     raise RuntimeError("injected fault")
                 return hook(*args, **kwargs)
+            except (RecursionError, MemoryError):
+                return None  # what the user's code has used up, ours may be the first to miss
             except Exception as error:
                 if _is_of_signal_handler(error):
                     raise  # the user's own, or torch's of a dead worker: it only happened to interrupt us

@@ -35,6 +35,8 @@ EVENTS = "events.jsonl"
 STACKS = "stacks"
 _JOB = ".job"
 _PARTS = ".parts"
+_SPARE = ".spare"
+_SPARE_SIZE = 64 * 1024
 _CONFIDENTIAL = ".confidential"
 _RESERVE = ".reserve"
 _RESERVED = 64 * 1024
@@ -224,10 +226,28 @@ def _parts(folder: Path) -> Iterator[tuple[int, Report]]:
             yield int(path.stem), msgspec.json.decode(path.read_bytes(), type=Report)
 
 
+def reserve(folder: Path) -> None:
+    """Set some room aside, so that a full disk can still be reported as one."""
+    with open(folder / _SPARE, "wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, _SPARE_SIZE)
+
+
+def release(folder: Path) -> None:
+    """Give up the room that was set aside."""
+    with contextlib.suppress(OSError):
+        (folder / _SPARE).unlink()
+
+
 def write_diagnosis(folder: Path, diagnosis: Diagnosis) -> int:
     """Put down what was found in one process; its number there."""
     count = len(list(folder.glob("diagnosis-*.json")))
-    write_atomically(folder / f"diagnosis-{count}.json", encode(diagnosis))
+    path = folder / f"diagnosis-{count}.json"
+    try:
+        write_atomically(path, encode(diagnosis))
+    except OSError:
+        release(folder)
+        write_atomically(path, encode(diagnosis))
     return count
 
 

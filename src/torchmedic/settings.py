@@ -70,14 +70,17 @@ def rank(environ: Mapping[str, str] | None = None) -> int | None:
 
 def _from_pyproject(folder: Path) -> dict[str, Any]:
     for candidate in (folder, *folder.parents):
-        path = candidate / "pyproject.toml"
-        if path.is_file():
-            try:
-                table = tomllib.loads(path.read_text(encoding="utf-8"))
-            except (tomllib.TOMLDecodeError, OSError, UnicodeDecodeError):
-                return {}  # a broken pyproject is its owner's business, not a reason to refuse to run
-            section = table.get("tool", {}).get("torchmedic", {})
-            return {key.replace("-", "_"): value for key, value in section.items()}
+        try:
+            text = (candidate / "pyproject.toml").read_text(encoding="utf-8")
+            tool = tomllib.loads(text).get("tool")
+        except FileNotFoundError:
+            continue
+        except (tomllib.TOMLDecodeError, OSError, UnicodeDecodeError):
+            return {}  # a broken pyproject is its owner's business, not a reason to refuse to run
+        section = tool.get("torchmedic", {}) if isinstance(tool, dict) else {}
+        if not isinstance(section, dict):
+            raise UsageError("bad setting in [tool.torchmedic]: it is not a table")
+        return {key.replace("-", "_"): value for key, value in section.items()}
     return {}
 
 

@@ -1,4 +1,4 @@
-"""Children of a script behave as without torchmedic: multiprocessing of every kind, DataLoader workers, subprocesses."""
+"""Children of a script behave as without torchmedic: of multiprocessing, of every kind, and DataLoader workers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ if __name__ == "__main__":
         print(child.exitcode, failing.exitcode, flush=True)
     torch.manual_seed(0)
     for workers in (0, 1):
-        for batch in DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=workers, worker_init_fn=first_worker):
+        loader = DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=workers, worker_init_fn=first_worker)
+        for batch in loader:
             print(batch, flush=True)
     print(subprocess.run([sys.executable, "-c", "import os, sys; print(dict(os.environ), sys.path[:2])"],
                          env=dict(os.environ), capture_output=True, text=True).stdout)

@@ -53,7 +53,8 @@ class Noisy(Dataset):
 
 
 def workers_and_dropout():
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(144, 3))
+    body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
+    model = nn.Sequential(body, nn.Flatten(), nn.Linear(144, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=12)
     losses = []
@@ -117,7 +118,8 @@ def mixed_precision():
 
 def recurrent_closure():
     model, head = nn.LSTM(3, 8, batch_first=True), nn.Linear(8, 1)
-    optimizer = torch.optim.LBFGS([*model.parameters(), *head.parameters()], lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
+    parameters = [*model.parameters(), *head.parameters()]
+    optimizer = torch.optim.LBFGS(parameters, lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
     x, losses, state = torch.randn(4, 10, 3), [], None
     for step in range(3):
 

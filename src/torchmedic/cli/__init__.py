@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
@@ -39,14 +41,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
         status: int = args.execute(args)
+        sys.stdout.flush()
         return status
     except TorchmedicError as error:
-        sys.stderr.write(f"torchmedic: {error}\n")
+        _complain(str(error))
         return error.exit_status
-    except BrokenPipeError:
+    except OSError as error:  # our own output could not be written: a closed pipe, a full disk
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            _complain(f"cannot write: {error.strerror or error}")
         return ExitStatus.FAILED
     except KeyboardInterrupt:
         return 130
+
+
+def _complain(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"torchmedic: {text}\n")
+        sys.stderr.flush()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -33,9 +33,7 @@ class Cure(NamedTuple):
 def first_that_passes(evidence: NumbersEvidence, cures: Iterable[Cure]) -> Treatment | None:
     """Try one cure after the other on the failing step."""
     for cure in itertools.islice(cures, _MOST_TRIALS):
-        tried = evidence.trial(
-            cure.title, cure.text, spot=cure.spot, safety=cure.safety, same_values=cure.same_values
-        )
+        tried = evidence.trial(cure.title, cure.text, spot=cure.spot, safety=cure.safety, same_values=cure.same_values)
         if tried is not None:
             return tried
     return None
@@ -124,7 +122,11 @@ def divisor_cures(evidence: NumbersEvidence) -> Iterator[Cure]:
             yield Cure(title, written(fill(f"A {sign} {divisor}", **parts), node), spot)
         return
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-        yield Cure("add a small constant to the base", written(fill(f"(A + {eps}) ** B", A=node.left, B=node.right), node), spot)
+        yield Cure(
+            "add a small constant to the base",
+            written(fill(f"(A + {eps}) ** B", A=node.left, B=node.right), node),
+            spot,
+        )
         return
     if isinstance(node, ast.Call):
         divisor = _divisor_argument(node)
@@ -157,7 +159,11 @@ def _counts(evidence: NumbersEvidence) -> bool:
         return True
     source = evidence.scope.source(op.inputs[-1]) if evidence.scope is not None else None
     made = evidence.scope.ops[source] if evidence.scope is not None and isinstance(source, int) else None
-    return made is not None and made.kind in ("sum", "count_nonzero", "to_copy") and bool((divisor == divisor.round()).all())
+    return (
+        made is not None
+        and made.kind in ("sum", "count_nonzero", "to_copy")
+        and bool((divisor == divisor.round()).all())
+    )
 
 
 def _divisor_argument(node: ast.Call) -> ast.expr | None:

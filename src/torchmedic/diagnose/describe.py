@@ -71,7 +71,12 @@ def made_here(evidence: RaisedEvidence, value: Any, what: str) -> Location | Non
     found = origin(evidence, value)
     if found is None:
         return None
-    return found.location("origin", f"`{found.name}` {what} here")
+    return found.location("origin", came_to_be(found, what))
+
+
+def came_to_be(found: Origin, what: str) -> str:
+    """The label of an origin: what happens to the value there, or that what holds it comes from there."""
+    return f"`{found.name}`, which holds it, comes from here" if found.holds else f"`{found.name}` {what} here"
 
 
 def built_here(evidence: RaisedEvidence, layer: nn.Module | None, label: str) -> Location | None:

@@ -18,8 +18,10 @@ ELEMENTWISE = COMPARISONS | frozenset(
     "lerp addcmul addcdiv broadcast_tensors copy hypot logaddexp xlogy cosine_similarity "
     "pairwise_distance kl_div mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss "
     "margin_ranking_loss hinge_embedding_loss triplet_margin_loss poisson_nll_loss masked_select expand expand_as "
-    "broadcast_to index index_put heaviside isclose allclose dist".split()
+    "broadcast_to index index_put heaviside isclose allclose dist "
+    "gather scatter scatter_add scatter_reduce".split()
 ) - {"equal"}
+_LOOKUPS = frozenset("gather scatter scatter_add scatter_reduce".split())
 _SAME_SHAPE = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "multilabel_soft_margin_loss")
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "bitwise_and": "&", "bitwise_or": "|"}
 
@@ -43,6 +45,8 @@ def misfit_of(call: Call) -> Misfit | None:
         return _indexed(call)
     if op in ("expand", "broadcast_to"):
         return _expanded(call)
+    if op in _LOOKUPS:
+        return _looked_up(call)
     for position, left in enumerate(tensors):
         for right in tensors[position + 1 :]:
             clash = broadcast_clash([left.value.shape, right.value.shape])
@@ -128,6 +132,24 @@ def _put(call: Call, owner: torch.Tensor, index: Any) -> Misfit | None:
             return None
     why = f"{list(value.value.shape)} does not fit into the {list(chosen.shape)} that is written to"
     return Misfit("an assignment", Argument(call.arguments[0].node, chosen), value, why)
+
+
+def _looked_up(call: Call) -> Misfit | None:
+    """`gather` and `scatter`: the index has as many dimensions as the tensor, and no larger sizes but along `dim`."""
+    owner, along, index = call.argument(0, "input"), call.get(1, "dim"), call.argument(2, "index")
+    if owner is None or index is None or owner.tensor is None or index.tensor is None or not isinstance(along, int):
+        return None
+    a, b = list(owner.value.shape), list(index.value.shape)
+    if len(a) != len(b):
+        return Misfit(f"`{call.op}`", owner, index, f"an index of {len(b)} dimensions for a tensor of {len(a)}")
+    source = call.argument(3, "src")
+    values = list(source.value.shape) if source is not None and source.tensor is not None else []
+    if source is not None and len(values) == len(b) and any(map(int.__gt__, b, values)):
+        return Misfit(f"`{call.op}`", index, source, "the index is larger than the values to be written")
+    for at, (room, size) in enumerate(zip(a, b, strict=True)):
+        if at != along % max(len(a), 1) and size > room:
+            return Misfit(f"`{call.op}`", owner, index, f"the index has {size} in dimension {at}, the tensor {room}")
+    return None
 
 
 def _expanded(call: Call) -> Misfit | None:

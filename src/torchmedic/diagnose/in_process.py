@@ -21,6 +21,10 @@ from torchmedic.rundir import make_room, write_diagnosis
 _waiting: list[tuple[Diagnosis, recorder.Recording | None]] = []
 
 
+# What only complains that a number is not finite.
+_ECHOES_OF_NAN = frozenset({"TM303"})
+
+
 def exception(error: BaseException, agent: Any) -> None:
     """Called by the agent while the frames of `error` are alive."""
     make_room(agent.folder)
@@ -29,6 +33,9 @@ def exception(error: BaseException, agent: Any) -> None:
     incident = raised(error, agent)
     evidence = RaisedEvidence(incident)
     diagnosis = diagnose(evidence, registry.RAISED)
+    if diagnosis.code in _ECHOES_OF_NAN and not agent.finite.on:
+        agent.events.write("echo", code=diagnosis.code, step=incident.step)
+        return  # the weights are NaN since a step that has been explained
     agent.events.write("exception", symptom=incident.symptom, step=incident.step, phase=incident.phase)
     number = write_diagnosis(agent.folder, diagnosis)
     recording = recorder.of_exception(evidence, diagnosis, agent)

@@ -38,7 +38,12 @@ RAISED: tuple[str, ...] = (
     "graph.wrong_forward_arguments",
     "graph.state_dict_mismatch",
     "graph.non_leaf_or_empty_optimizer",
+    "graph.wrong_kind_of_attribute",
+    "graph.wrong_step_call",
     "graph.indivisible_sizes",
+    "graph.fractional_size",
+    "graph.unusable_sequence_lengths",
+    "graph.wrong_unpacking",
     "graph.single_value_normalised",
     "graph.not_a_tensor",
     "graph.backward_on_non_scalar",
@@ -57,6 +62,10 @@ RAISED: tuple[str, ...] = (
 
 # Asked in the process in which NaN or infinity is about to reach the weights.
 NUMBERS: tuple[str, ...] = (
+    "numbers.nonfinite_optimizer_update",
+    "numbers.damaged_weights",
+    "numbers.nonfinite_data",
+    "numbers.diverging_training",
     "numbers.nan_hidden_by_where",
     "numbers.fully_masked_row",
     "numbers.mean_of_nothing",
@@ -70,6 +79,7 @@ NUMBERS: tuple[str, ...] = (
     "numbers.exp_overflow",
     "numbers.infinity_minus_infinity",
     "numbers.gradient_at_singularity",
+    "numbers.collapsed_loss_scale",
     "numbers.nonfinite_operation",
 )
 

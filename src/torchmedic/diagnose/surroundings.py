@@ -68,5 +68,6 @@ def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
 
 def _reads(statement: ast.stmt, name: str) -> bool:
     return any(
-        isinstance(part, ast.Name) and part.id == name and isinstance(part.ctx, ast.Load) for part in ast.walk(statement)
+        isinstance(part, ast.Name) and part.id == name and isinstance(part.ctx, ast.Load)
+        for part in ast.walk(statement)
     )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import functools
 import importlib
@@ -30,7 +31,7 @@ from torchmedic.observe.finite import FiniteWatch
 from torchmedic.observe.hooks import Hooks
 from torchmedic.observe.notes import StepNotes
 from torchmedic.records import Fault
-from torchmedic.rundir import BLACK_BOX, STACKS, claim_process_folder
+from torchmedic.rundir import BLACK_BOX, STACKS, claim_process_folder, reserve
 from torchmedic.settings import rank
 
 _agent: Agent | None = None
@@ -57,7 +58,6 @@ class Agent:
         if self.folder is not None:
             return
         self.folder = claim_process_folder(self.run, self.rank)
-        self.clock.box = BlackBox(self.folder / BLACK_BOX)
         self.events = Events(self.folder)
         self.events.write(
             "start",
@@ -67,6 +67,8 @@ class Agent:
             torch=str(torch.__version__),
             cuda=torch.version.cuda,
         )
+        self.clock.box = BlackBox(self.folder / BLACK_BOX)
+        reserve(self.folder)
 
     def catch_fatal_signals(self) -> None:
         """Have the stacks of all threads written to the run folder when a signal ends this process."""
@@ -100,14 +102,11 @@ class Agent:
 
     def fault(self, fault: Fault) -> None:
         """Leave word of a bug of ours where the parent will find it."""
-        if self.events is None:
-            try:
-                self.open()
-            except Exception:  # no folder, perhaps a full disk: then only the user can be told
-                sys.stderr.write(f"torchmedic: a fault of its own was contained, the run goes on ({fault.error})\n")
-                return
-        if self.events is not None:
-            self.events.fault(fault)
+        with contextlib.suppress(Exception):
+            self.open()
+        if self.events is None or not self.events.fault(fault):
+            # Nothing can be written, perhaps on a full disk: then only the user can be told.
+            sys.stderr.write(f"torchmedic: a fault of its own was contained, the run goes on ({fault.error})\n")
 
     @contained("observe.exception")
     def raised(self, error: BaseException) -> None:

@@ -152,7 +152,7 @@ def tensors_in_frames(frame: FrameType | None, depth: int = 80) -> list[torch.Te
     found: list[torch.Tensor] = []
     while frame is not None and depth:
         for value in list(frame.f_locals.values()):
-            if isinstance(value, torch.Tensor | dict | list | tuple) or hasattr(value, "items"):
+            if isinstance(value, torch.Tensor | list | tuple) or _is_mapping(value):
                 found += tensors_in(value, 3)
         frame, depth = frame.f_back, depth - 1
     return found
@@ -179,13 +179,18 @@ def through_subsets(dataset: Any, index: Any) -> Any:
     return index
 
 
+def _is_mapping(value: Any) -> bool:
+    """By its class alone: to ask the object itself may run a `__getattr__` of the user's, which may be what failed."""
+    return isinstance(value, dict) or callable(getattr(type(value), "items", None))
+
+
 def tensors_in(value: Any, depth: int = 4) -> list[torch.Tensor]:
     """Every tensor of a nested batch, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     if depth == 0:
         return []
-    if isinstance(value, dict) or hasattr(value, "items"):
+    if _is_mapping(value):
         try:
             value = list(value.values())
         except Exception:

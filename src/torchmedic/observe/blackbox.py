@@ -99,6 +99,17 @@ class BlackBox:
         _CLEAN_EXIT.pack_into(self._map, _CLEAN_EXIT_AT, 1)
 
 
+def _allocate(descriptor: int) -> None:
+    """Make the file as long as it will be, with room on the disk for all of it.
+
+    Writing to a mapped file that has a hole where the disk is full ends the process with SIGBUS.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, _SIZE)
+    else:
+        os.ftruncate(descriptor, _SIZE)
+
+
 def read(path: Path) -> BoxContents:
     """Read a black box back, whatever happened to its writer.
 

@@ -23,6 +23,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _DEMOS = os.path.join(_PACKAGE, "demos") + os.sep
 
 _seen: BaseException | None = None
+_leaving: Exception | None = None
 
 
 def install(handler: Handler, child_ends: Callable[[], None]) -> None:
@@ -30,13 +31,39 @@ def install(handler: Handler, child_ends: Callable[[], None]) -> None:
     _chain_threading_excepthook(handler)
     _watch_multiprocessing(handler, child_ends)
     _watch_torch_spawn(handler)
+    _watch_sys_exit()
 
 
 def look_back(handler: Handler) -> None:
-    """At exit: an exception whose hook we never saw, because the user put another `sys.excepthook` in its place."""
-    error = getattr(sys, "last_value", None)
+    """At exit: an exception whose hook we never saw.
+
+    Either the user put another `sys.excepthook` in its place, or caught it, and gave up from there by `sys.exit(1)`.
+    """
+    error = getattr(sys, "last_value", None) or _leaving
     if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
+        _without_our_frames(error)
         _handle(error, handler)
+
+
+def training_goes_on() -> None:
+    """Somebody has caught the `SystemExit`: what it was about is over."""
+    global _leaving
+    _leaving = None
+
+
+def _watch_sys_exit() -> None:
+    """`except Exception: log it; sys.exit(1)` is as much an end by an exception as not to catch it."""
+    original = sys.exit
+
+    @functools.wraps(original)
+    def exit(status: Any = None, /) -> Any:
+        global _leaving
+        error = sys.exception()
+        if isinstance(error, Exception) and status not in (None, 0):
+            _leaving = error
+        original(status)
+
+    sys.exit = exit
 
 
 def _handle(error: BaseException, handler: Handler) -> None:

@@ -19,12 +19,16 @@ class Events:
     def __init__(self, folder: Path) -> None:
         self._descriptor = os.open(folder / EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def write(self, kind: str, **fields: Any) -> None:
+    def write(self, kind: str, **fields: Any) -> bool:
+        """Whether it could be written: a full disk is no reason to stop anything."""
         line = msgspec.json.encode({"kind": kind, "time": round(time.time(), 3), **fields})
-        os.write(self._descriptor, line + b"\n")
+        try:
+            return os.write(self._descriptor, line + b"\n") > 0
+        except OSError:
+            return False
 
-    def fault(self, fault: Fault) -> None:
-        self.write("fault", fault=fault)
+    def fault(self, fault: Fault) -> bool:
+        return self.write("fault", fault=fault)
 
     def close(self) -> None:
         os.close(self._descriptor)

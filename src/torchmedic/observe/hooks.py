@@ -26,6 +26,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import dataloader
 
 from torchmedic.contained import contained
+from torchmedic.observe import endings
 from torchmedic.observe.batches import Batches
 from torchmedic.observe.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, Clock
 from torchmedic.observe.finite import FiniteWatch
@@ -228,6 +229,7 @@ class Hooks:
             return
         self._backward_depth += 1
         if self._backward_depth == 1:
+            endings.training_goes_on()
             self._clock.enter(BACKWARD, sys._getframe(1))
             self._look_at_loss(roots)
 

@@ -39,7 +39,10 @@ def built_at(frames: list[Frame], module: nn.Module, label: str) -> Location | N
         if path is None:
             continue
         node = _built_below(root, path, type(module)) if path else None
-        if node is None:
+        if node is None and name.startswith("self."):
+            whole = ".".join(part for part in (name.removeprefix("self."), path) if part)
+            node = _built_in_class(type(frame.variables["self"]), whole, type(module))
+        elif node is None:
             node = _built_in_module(frame, name, path.split(".") if path else [])
         if node is not None:
             return node_location("origin", node[0], node[1], label)
@@ -55,7 +58,7 @@ def _held(frames: list[Frame]) -> Iterator[tuple[Frame, str, nn.Module]]:
         for name, value in [*frame.variables.items(), *frame.live.f_globals.items()]:
             held = [(name, value)]
             if name == "self" and not isinstance(value, nn.Module):
-                held = [("", item) for item in list(getattr(value, "__dict__", {}).values())]
+                held = [(f"self.{attr}", item) for attr, item in list(getattr(value, "__dict__", {}).items())]
             for variable, item in held:
                 if isinstance(item, nn.Module) and id(item) not in seen:
                     seen.add(id(item))

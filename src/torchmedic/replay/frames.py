@@ -6,6 +6,7 @@ import ast
 import dis
 import functools
 import linecache
+import re
 import sys
 from collections.abc import Iterator
 from types import FrameType, TracebackType
@@ -141,7 +142,10 @@ def place(
         start, end = len(text) - len(text.lstrip()), len(text.rstrip())
     else:
         start = len(data[:column].decode(errors="replace"))
-        end = len(data[:end_column].decode(errors="replace")) if end_line in (None, line) else len(text.rstrip())
+        end = len(data[:end_column].decode(errors="replace"))
+        if end_line not in (None, line):
+            # It goes on below: mark the rest of this line, but not a comment behind it.
+            end = start + len(re.split(r"\s+#", text[start:])[0].rstrip())
     return Location(
         role=role,
         file=relative(file),

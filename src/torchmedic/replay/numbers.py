@@ -41,6 +41,7 @@ class NumbersEvidence:
         self._captured: dict[int, Captured | None] = {}
         user = user_frame(frame)
         self.noticed = Frame(user, user.f_lasti, user.f_lineno) if user is not None else None
+        self.frames = _stack(frame)  # outermost first
         if incident.what in ("rate", "update"):
             self.why_not = "the step itself was finite"
             return
@@ -87,7 +88,7 @@ class NumbersEvidence:
 
     @property
     def _is_scaled(self) -> bool:
-        return self.agent.finite.skipped > 0 or self.agent.finite.is_scaled
+        return bool(self.agent.finite.is_scaled)
 
     def _find_targets(self, scope: Microscope, played: Played) -> list[list[Value]]:
         """Where bad values are looked for: in the loss, else in the gradients."""
@@ -134,6 +135,8 @@ class NumbersEvidence:
     @property
     def loss_is_bad(self) -> bool:
         """Whether the loss itself was not finite, not only its gradients."""
+        if self.incident.loss is not None:
+            return not math.isfinite(self.incident.loss)
         if self.scope is not None and self.played is not None and self.played.roots:
             return any(not math.isfinite(self.scope.magnitude(root)) for root in self._targets[0])
         return self.incident.what == "loss"
@@ -234,6 +237,14 @@ class NumbersEvidence:
 
     def noticed_at(self, label: str) -> Location | None:
         return self.noticed.location("surfaced", label) if self.noticed is not None else None
+
+
+def _stack(frame: FrameType | None) -> list[Frame]:
+    frames: list[Frame] = []
+    while frame is not None:
+        frames.append(Frame(frame, frame.f_lasti, frame.f_lineno))
+        frame = frame.f_back
+    return frames[::-1]
 
 
 def _storage(tensor: torch.Tensor) -> int | None:

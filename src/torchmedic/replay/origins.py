@@ -22,10 +22,11 @@ _CALLING = ("_wrapped_call_impl", "_call_impl", "inner")
 class Origin:
     """The user's statement that gave a value its name, or the expression that made it."""
 
-    def __init__(self, file: str, node: ast.AST, name: str) -> None:
+    def __init__(self, file: str, node: ast.AST, name: str, *, holds: bool = False) -> None:
         self.file = file
         self.node = node
         self.name = name
+        self.holds = holds  # the name is that of a batch or an output of which the value is a part
 
     def location(self, role: Role, label: str) -> Location:
         return node_location(role, self.file, self.node, label)
@@ -60,18 +61,20 @@ def origin_of(frames: list[Frame], frame: Frame, node: ast.expr | None) -> Origi
 
     None where it cannot be told: more than one assignment may have been the last, or a caller is gone.
     """
+    holds = False
     for _ in range(20):
-        node = _holder(node, frame)
+        part, node = node, _holder(node, frame)
+        holds = holds or node is not part
         if isinstance(node, ast.Attribute):
-            return _attribute_origin(node, frame)
+            return _attribute_origin(node, frame, holds)
         if not isinstance(node, ast.Name):
-            return Origin(frame.file, node, ast.unparse(node)) if node is not None else None
+            return Origin(frame.file, node, ast.unparse(node), holds=holds) if node is not None else None
         name = node.id
         made = assignments(frame, name)
         if len(made) > 1 or (made and made[0] is ENTRY and name not in parameters(frame)):
             return None
         if made and made[0] is not ENTRY:
-            return Origin(frame.file, header(made[0]), name)
+            return Origin(frame.file, header(made[0]), name, holds=holds)
         outer = _from_outside(frames, frame, name)
         if outer is None or isinstance(outer, Origin):
             return outer
@@ -146,14 +149,14 @@ def _by_position(call: Call, outer: Frame, frame: Frame, name: str) -> tuple[Fra
     return outer, found.node
 
 
-def _attribute_origin(node: ast.Attribute, frame: Frame) -> Origin | None:
+def _attribute_origin(node: ast.Attribute, frame: Frame, holds: bool) -> Origin | None:
     """`self.x`: the only place in its class that assigns or registers it."""
     owner = read(node.value, frame)
     if owner is UNKNOWN:
         return None
     attr = mangled(node.attr, frame)
     found = list(attribute_assignments(type(owner), attr)) or list(attribute_assignments(type(owner), node.attr))
-    return Origin(found[0][0], found[0][1], ast.unparse(node)) if len(found) == 1 else None
+    return Origin(found[0][0], found[0][1], ast.unparse(node), holds=holds) if len(found) == 1 else None
 
 
 def attribute_assignments(kind: type, attr: str) -> Iterator[tuple[str, ast.stmt]]:

@@ -25,12 +25,16 @@ from torchmedic.replay.graph import leaves_behind
 from torchmedic.replay.iterators import draws_from_iterator
 from torchmedic.replay.arguments import lost_arguments
 from torchmedic.replay.microscope import ReplayTooLong, Spot
-from torchmedic.replay.segment import AWAIT, END, Segment
+from torchmedic.replay.segment import AWAIT, END, Segment, names_read, names_written, read_first
 from torchmedic.replay.state import muted, preserved, rewind_rng
 
 
 class SegmentEnd(Exception):
     """The segment ran into its own `return`, `break` or `continue`."""
+
+
+class Waits(Exception):
+    """A statement awaits something outside of the step."""
 
 
 class BackwardCall(NamedTuple):
@@ -163,23 +167,33 @@ class Runner:
         played.gradients_finite = all(_all_finite(gradient) for gradient in gradients) if gradients else None
 
     def _execute(self, namespace: dict[str, Any], played: Played, replace: dict[int, Any]) -> None:
+        results: set[str] = set()  # names of what the model computed, and of what was computed from that
         for statement, code in self.segment.code():
             if statement.lineno in self.frozen or draws_from_iterator(statement, namespace):
                 continue
             before = (torch.get_rng_state(), _get_sequence_nr(), self._module_calls)
-            exec(replace.get(statement.lineno, code), namespace)
+            try:
+                exec(replace.get(statement.lineno, code), namespace)
+            except Waits:
+                continue  # what was waited for has come, and its name still holds it
             if not isinstance(statement, ast.Assign | ast.AnnAssign):
                 continue
             # Data that was drawn at random can be taken over; what a model computed from it cannot.
-            computed = (_get_sequence_nr(), self._module_calls) != before[1:]
+            computed = (_get_sequence_nr(), self._module_calls) != before[1:] or not results.isdisjoint(
+                names_read(statement)
+            )
+            if computed:
+                results.update(names_written(statement))
             if not computed and not torch.equal(before[0], torch.get_rng_state()):
                 played.drew_random.add(statement.lineno)
 
     def _namespace(self) -> dict[str, Any]:
         namespace = {**self._frame.f_globals, **self._locals, **self._arguments}
         if self._notes.carried_frame == id(self._frame):
+            # Of a loop around the segment's own, the names that are assigned before they are read mean nothing here.
+            wanted = read_first(self.segment.statements)
             for name, value in self._notes.carried.items():
-                back = released(value)
+                back = released(value) if name in wanted else None
                 if back is not None:
                     namespace[name] = back
         if self._batch is not None and self._target is not None:
@@ -309,7 +323,7 @@ def _run_to_end(awaitable: Any) -> Any:
         next(iterator)
     except StopIteration as end:
         return end.value
-    raise RuntimeError("the step waits for something outside of it")
+    raise Waits
 
 
 def _assign_batch(namespace: dict[str, Any], target: ast.expr, batch: Any) -> None:

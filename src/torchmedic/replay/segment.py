@@ -79,6 +79,9 @@ def cut(
         raise CannotCut(f"`{frame.f_code.co_name}` is not in the source of {file}")
     lines = {line} if forward_line is None else {line, forward_line}
     block = _innermost_block(body, lines)
+    inner = _innermost_block(body, {line})
+    if inner is not block and forward_line is not None and not _feeds(block, forward_line, line):
+        block = inner  # the first forward pass after the last update was another one, an evaluation say
     statements = _truncate(block, (line, _LINE_END if column is None else column), include_failing)
     if not statements:
         raise CannotCut("no statement stands before the failing one")
@@ -97,13 +100,58 @@ def carried_names(frame: FrameType, line: int) -> frozenset[str]:
     if body is None:
         return frozenset()
     block = _innermost_block(body, {line}, header_counts=True)
-    written: set[str] = set()
-    carried: set[str] = set()
-    assigned = {name for statement in block for name in _written(statement)}
+    assigned = {name for statement in block for name in names_written(statement)}
+    return frozenset((read_first(block) & assigned) - _loop_names(body, block))
+
+
+def read_first(block: Block) -> set[str]:
+    """Names that statements read before they assign them."""
+    return _read_first(block, set())
+
+
+def _read_first(block: Block, written: set[str]) -> set[str]:
+    """`written` holds what has been assigned so far, and is added to where that is certain."""
+    found: set[str] = set()
     for statement in block:
-        carried |= (_read(statement) & assigned) - written
-        written |= set(_written(statement))
-    return frozenset(carried - _loop_names(body, block))
+        inner = list(_blocks(statement)) if not isinstance(statement, (*_FUNCTIONS, ast.ClassDef)) else []
+        if not inner:
+            found |= names_read(statement) - written
+            written |= set(names_written(statement))
+            continue
+        header = _header(statement)
+        found |= {name for part in header for name in names_read(part)} - written
+        bound = {name for part in header for name in names_written(part)}
+        after = [written | bound for _ in inner]
+        for part, known in zip(inner, after, strict=True):
+            found |= _read_first(part, known)
+        # Only one block of an `if` is run, and that of a loop perhaps never; but all of a `with`.
+        certain = isinstance(statement, ast.With | ast.AsyncWith) or (isinstance(statement, ast.If) and len(inner) > 1)
+        written |= set.intersection(*after) if certain else bound
+    return found
+
+
+def _header(statement: ast.stmt) -> list[ast.AST]:
+    """The parts of a compound statement that are not blocks."""
+    return [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt | ast.ExceptHandler)]
+
+
+def _feeds(block: Block, forward_line: int, line: int) -> bool:
+    """Whether what a forward pass leaves behind is read by the inner loop that holds a line."""
+    results: set[str] = set()
+    for statement in block:
+        if _spans(statement, {line}):
+            return forward_line < line and not results.isdisjoint(names_read(statement))
+        if _spans(statement, {forward_line}) or not results.isdisjoint(names_read(statement)):
+            results.update(names_written(statement))
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+                    results.update(names_read(node.value))
+                elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                    # `losses.append(model(x))`
+                    function = node.value.func
+                    if isinstance(function, ast.Attribute) and function.attr in _BOOKKEEPING:
+                        results.update(names_read(function.value))
+    return True
 
 
 def _loop_names(body: Block, block: Block) -> set[str]:
@@ -217,7 +265,7 @@ def _is_bookkeeping(statement: ast.stmt, rest: Block) -> bool:
     if isinstance(statement, ast.AugAssign):
         # `total += loss.item()` keeps books; `loss += aux` does not.
         name = statement.target.id if isinstance(statement.target, ast.Name) else None
-        return name is not None and not any(name in _read(later) for later in rest)
+        return name is not None and not any(name in names_read(later) for later in rest)
     if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
         return False
     function = statement.value.func
@@ -227,13 +275,13 @@ def _is_bookkeeping(statement: ast.stmt, rest: Block) -> bool:
     return name in _BOOKKEEPING
 
 
-def _written(statement: ast.stmt) -> Iterator[str]:
+def names_written(statement: ast.AST) -> Iterator[str]:
     for node in ast.walk(statement):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
             yield node.id
 
 
-def _read(statement: ast.stmt) -> set[str]:
+def names_read(statement: ast.AST) -> set[str]:
     names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
         names.add(statement.target.id)

@@ -13,7 +13,7 @@ import torch
 _F = "torch.nn.functional."
 _NAMESPACES = {"special_": "torch.special.", "linalg_": "torch.linalg.", "fft_": "torch.fft."}
 _REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
-_FRIENDLY = {"self": "x", "other": "y", "input": "x", "mat1": "a", "mat2": "b", "tensors": "x"}
+FRIENDLY = {"self": "x", "other": "y", "input": "x", "mat1": "a", "mat2": "b", "tensors": "x"}
 
 
 class Spelling(NamedTuple):
@@ -57,7 +57,7 @@ def spellings(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Itera
 def hints(func: Any, args: tuple[Any, ...]) -> list[str]:
     """Names for the positional arguments, from the schema."""
     names = [argument.name for argument in func._schema.arguments[: len(args)]]
-    return [_FRIENDLY.get(name, name) for name in names]
+    return [FRIENDLY.get(name, name) for name in names]
 
 
 def _complete(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

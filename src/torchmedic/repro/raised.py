@@ -20,6 +20,7 @@ from torchmedic.replay.reading import OPERATORS
 from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.step import from_traceback
 from torchmedic.repro.arguments import Inputs, NotRecordable
+from torchmedic.repro.aten import FRIENDLY
 from torchmedic.repro.nonfinite import made
 from torchmedic.repro.program import Program, fragment, pattern
 from torchmedic.repro.recipe import Line, Raises, Recipe, Ref
@@ -180,7 +181,8 @@ def _argument_names(function: Any, count: int) -> list[str]:
     """What the operation of the same name calls its arguments."""
     packet = getattr(torch.ops.aten, str(getattr(function, "__name__", "")), None)
     with contextlib.suppress(Exception):
-        names = [argument.name for argument in getattr(packet, packet.overloads()[0])._schema.arguments]  # type: ignore[union-attr]
+        schema = getattr(packet, packet.overloads()[0])._schema  # type: ignore[union-attr]
+        names = [FRIENDLY.get(argument.name, argument.name) for argument in schema.arguments]
         return [*names, *[""] * count][:count]
     return [""] * count
 

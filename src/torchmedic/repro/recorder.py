@@ -22,7 +22,8 @@ from torchmedic.repro import nonfinite, raised, recipe, subgraphs
 from torchmedic.repro.arguments import NotRecordable
 from torchmedic.repro.program import Program
 from torchmedic.repro.recipe import Recipe
-from torchmedic.repro.shrink import Budget, shrunk
+from torchmedic.repro.search import Budget
+from torchmedic.repro.shrink import shrunk
 from torchmedic.repro.store import encoded
 from torchmedic.rundir import is_confidential
 

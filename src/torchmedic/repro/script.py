@@ -11,7 +11,7 @@ import torch
 
 from torchmedic.repro.program import Program, inverse
 from torchmedic.repro.recipe import Bad, Input, Raises
-from torchmedic.repro.shrink import INLINE
+from torchmedic.repro.values import INLINE
 from torchmedic.repro.wording import statement
 
 MOST_LINES = 40
@@ -89,20 +89,20 @@ def _input(given: Input, program: Program, inline: bool) -> list[str]:
         else:
             source += ".requires_grad_()"
     source += {"computed": ".clone()", "view": "[...]"}.get(given.grad, "")
-    source += _layout(given)
+    source = _laid_out(given, source)
     return _wrapped(f"{given.name} = {source}")
 
 
-def _layout(given: Input) -> str:
+def _laid_out(given: Input, source: str) -> str:
     if given.layout == "permuted":
         order, back = ", ".join(map(str, given.order)), ", ".join(map(str, inverse(given.order)))
-        return f".permute({order}).contiguous().permute({back})"
+        return f"{source}.permute({order}).contiguous().permute({back})"
     if given.layout == "expanded":
         index = ", ".join(":1" if dim in given.order else ":" for dim in range(len(given.shape)))
-        return f"[{index}].expand({', '.join(map(str, given.shape))})"
+        return f"{source}[{index}].expand({', '.join(map(str, given.shape))})"
     if given.layout == "gapped":
-        return ".unsqueeze(-1).repeat_interleave(2, -1)[..., 0]"
-    return ""
+        return f"{source}.unsqueeze(-1).repeat_interleave(2, -1)[..., 0]"
+    return source
 
 
 def _literal(given: Input, tensor: torch.Tensor, few: bool) -> str:
@@ -110,7 +110,7 @@ def _literal(given: Input, tensor: torch.Tensor, few: bool) -> str:
     shape = ", ".join(map(str, given.shape))
     default = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}.get(given.dtype)
     dtype = f", dtype=torch.{given.dtype}"
-    if not few and given.fill is not None or (not tensor.numel() and given.shape):
+    if (not few and given.fill is not None) or (not tensor.numel() and given.shape):
         return _repeated(given, shape, dtype)
     values = _values(tensor)
     guessed = torch.tensor(tensor.tolist()).dtype

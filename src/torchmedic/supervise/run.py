@@ -74,6 +74,8 @@ class Supervisor:
     def _conclude(self, pid: int, status: int, killed: bool, through_shell: bool) -> None:
         """The child has ended: explain what is still open, and close the report."""
         self._vigil.last_look()
+        for folder in self._findings.folders():
+            rundir.release(folder)
         left = deaths.read_left(self._run, self._findings.folders())
         self._outcome = Outcome(
             exit_status=shell_status(status),

@@ -10,7 +10,7 @@ Cure: flatten and cut both in the same way; keep the batch dimension when reshap
 
 from __future__ import annotations
 
-from torchmedic.diagnose.describe import incomplete_batch, made_here, shape
+from torchmedic.diagnose.describe import count, incomplete_batch, made_here, shape
 from torchmedic.diagnose.losses import CLASSIFYING, given_to_loss
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
@@ -45,10 +45,12 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     batch = next((int(tensor.shape[0]) for tensor in evidence.incident.batch if tensor.dim()), None)
     if batch is not None and batch in (rows, labels):
         odd = "the target" if batch == rows else "the input of the loss"
-        draft.because(f"the loader's batch has {batch} samples, so {odd} is the one that is off")
+        draft.because(f"the loader's batch has {count(batch, 'sample')}, so {odd} is the one that is off")
     short = incomplete_batch(evidence)
     if short is not None and short[1] in (rows, labels):
-        draft.because(f"this batch has {short[0]} samples, not {short[1]}: the loader's last batch is not full")
+        draft.because(
+            f"this batch has {count(short[0], 'sample')}, not {short[1]}: the loader's last batch is not full"
+        )
     draft.help("reshape and cut input and target in the same way, so that each row keeps its label")
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 

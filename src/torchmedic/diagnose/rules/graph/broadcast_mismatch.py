@@ -51,6 +51,8 @@ def _proven(evidence: RaisedEvidence, found: Misfit) -> Diagnosis:
     if found.squeezed:
         draft.because(f"without its dimensions of size 1, {shape(found.squeezed)} is the shape of the other one")
         draft.help("drop that dimension with `squeeze(-1)`, or add it to the other tensor with `unsqueeze(-1)`")
+    elif "an index of" in found.why:
+        draft.help("give the index the missing dimension, as in `q.gather(1, actions.unsqueeze(1)).squeeze(1)`")
     elif found.is_comparison and abs(a.dim() - b.dim()) == 1 and a.shape[:1] == b.shape[:1]:
         draft.help("compare one value per row: take `argmax(1)` of the tensor that has a row of scores")
     else:

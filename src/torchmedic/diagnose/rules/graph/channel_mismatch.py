@@ -40,14 +40,14 @@ class _Finding(msgspec.Struct, frozen=True):
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    if not evidence.kinds & {"RuntimeError", "ValueError"}:
+    if not evidence.kinds & {"RuntimeError", "ValueError", "NotImplementedError"}:
         return None
     call = next((call for call in evidence.calls if _CONV.fullmatch(call.op) or call.op in _NORMS), None)
     layer = layer_of(evidence, call)
     found = (_in_call(call) if call is not None else None) or _in_layer(evidence, layer) or _dimensions(evidence)
     if found is None:
         return _from_message(evidence)
-    op = call.op if call is not None else evidence.calls[0].op
+    op = call.op if call is not None else evidence.calls[0].op if evidence.calls else "layer"
     name = layer_name(evidence, layer) if layer is not None else f"`{op.lstrip('_')}`"
     draft = Draft(
         CODE,
@@ -160,6 +160,7 @@ def _in_layer(evidence: RaisedEvidence, layer: nn.Module | None) -> _Finding | N
     return _Finding(given, count(channels, "channel"), str(wanted), wanted, spatial) if channels != wanted else None
 
 
+_RESIZED = {"linear": 3, "bilinear": 4, "bicubic": 4, "trilinear": 5}
 _SPATIAL = re.compile(r"_?(?:adaptive_)?(?:max|avg)_pool([123])d(?:_with_indices)?")
 
 
@@ -173,6 +174,12 @@ def _dimensions(evidence: RaisedEvidence) -> _Finding | None:
             if given.dim() not in (spatial + 1, spatial + 2):
                 return _Finding(given, count(given.dim(), "dimension"), f"{spatial + 1} or {spatial + 2}", 0, spatial)
             return None
+    frame = evidence.inside("interpolate")
+    mode = frame.variables.get("mode") if frame is not None else None
+    if frame is not None and mode in _RESIZED and isinstance(given := frame.variables.get("input"), torch.Tensor):
+        wanted = _RESIZED[mode]
+        if given.dim() != wanted:
+            return _Finding(given, count(given.dim(), "dimension"), str(wanted), 0, wanted - 2)
     for frame in reversed(evidence.library_frames):
         given = frame.variables.get("input")
         if isinstance(frame.module, nn.RNNBase) and isinstance(given, torch.Tensor) and given.dim() not in (2, 3):

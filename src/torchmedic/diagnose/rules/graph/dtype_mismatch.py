@@ -16,7 +16,7 @@ import re
 
 import torch
 
-from torchmedic.diagnose.describe import dtype, layer_name, layer_of, origin, shape
+from torchmedic.diagnose.describe import came_to_be, dtype, layer_name, layer_of, origin, shape
 from torchmedic.diagnose.dtypes import Odd, odd_one
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
@@ -37,6 +37,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     if not _ABOUT_DTYPE.search(evidence.message) or not _from_torch(evidence):
         return None
+    if any(len({found.value.device.type for found in call.tensors}) > 1 for call in evidence.calls):
+        return None  # `torch.cuda.FloatTensor` and `torch.FloatTensor` differ in their device
     found = odd_one(evidence)
     if found is None:
         return _from_message(evidence)
@@ -66,7 +68,7 @@ def _came_from(evidence: RaisedEvidence, found: Odd, draft: Draft) -> None:
     made = origin(evidence, found.tensor)
     if made is None:
         return
-    draft.at(made.location("origin", f"`{made.name}` becomes {dtype(found.tensor)} here"))
+    draft.at(made.location("origin", came_to_be(made, f"becomes {dtype(found.tensor)}")))
     words = ast.unparse(made.value) if made.value is not None else ""
     if found.tensor.dtype is torch.float64 and re.search(r"from_numpy|\bnp\.|numpy", words):
         draft.because("NumPy computes in float64 unless told otherwise, and torch keeps that")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from torchmedic.diagnose.describe import incomplete_batch, layer_name, made_here, shape
+from torchmedic.diagnose.describe import count, incomplete_batch, layer_name, made_here, shape
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.calls import UNKNOWN
@@ -94,7 +94,9 @@ def _diagnosis(
     draft.at(made_here(evidence, state, f"becomes {shape(state)}"))
     batch = incomplete_batch(evidence)
     if batch is not None and batch[1] in state.shape:
-        draft.because(f"this batch has {batch[0]} samples, not {batch[1]}: the loader's last batch is not full")
+        draft.because(
+            f"this batch has {count(batch[0], 'sample')}, not {batch[1]}: the loader's last batch is not full"
+        )
         draft.help("make the state for the batch at hand, or pass `drop_last=True` to the loader")
     elif wanted.startswith("a pair"):
         draft.help("pass both the hidden and the cell state: `lstm(x, (h, c))`")

@@ -17,7 +17,7 @@ import re
 
 import torch
 
-from torchmedic.diagnose.describe import argument_text, incomplete_batch, made_here, shape
+from torchmedic.diagnose.describe import argument_text, count, incomplete_batch, made_here, shape
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.calls import Argument, Call
@@ -85,7 +85,7 @@ def _counted(evidence: RaisedEvidence, source: Argument, wanted: list[int], mess
         have, full = batch
         shrunk = [have if size == full else size for size in wanted]
         if _fits(shrunk, total):
-            fact = f"this batch has {have} samples, not {full}: the loader's last batch is not full"
+            fact = f"this batch has {count(have, 'sample')}, not {full}: the loader's last batch is not full"
             help_text = f"take the batch size from the tensor instead of {full}, or pass `drop_last=True` to the loader"
     elif sizes and wanted[0] not in (-1, sizes[0]) and _fits([sizes[0], *wanted[1:]], total):
         fact = f"with the tensor's own first size, {sizes[0]}, in place of {wanted[0]} it would fit"

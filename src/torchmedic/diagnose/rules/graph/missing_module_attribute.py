@@ -18,7 +18,7 @@ import inspect
 
 from torch import nn
 
-from torchmedic.diagnose.describe import listed
+from torchmedic.diagnose.describe import built_here, layer_name, listed
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.construction import class_node
@@ -34,7 +34,7 @@ _WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     found = _asked(evidence)
     if found is None:
-        return None
+        return _missing_member(evidence)
     module, name = found
     kind = type(module).__name__
     draft = Draft(CODE, NAME, "proven", f"`{kind}` has no attribute `{name}`", _inventory(module))
@@ -63,6 +63,26 @@ def _asked(evidence: RaisedEvidence) -> tuple[nn.Module, str] | None:
     if frame.is_user or module is None or not isinstance(name, str) or "_modules" not in module.__dict__:
         return None
     return module, name
+
+
+def _missing_member(evidence: RaisedEvidence) -> Diagnosis | None:
+    """`ModuleDict["b"]` and `ModuleList[3]`."""
+    frame = evidence.inside("__getitem__")
+    module = frame.module if frame is not None else None
+    if frame is None or not isinstance(module, nn.ModuleDict | nn.ModuleList | nn.Sequential | nn.ParameterDict):
+        return None
+    asked = frame.variables.get("key", frame.variables.get("idx"))
+    held = [f"`{name}`" for name in module._modules] or [f"`{name}`" for name in module._parameters]
+    if not isinstance(asked, str | int) or not evidence.kinds & {"KeyError", "IndexError"}:
+        return None
+    name = layer_name(evidence, module)
+    members = f"it holds {listed(held, 8)}" if held else "it is empty"
+    draft = Draft(CODE, NAME, "proven", f"{name} has no member {asked!r}", members)
+    draft.at(*evidence.at_user_line("cause", f"no member {asked!r}"))
+    draft.at(built_here(evidence, module, members))
+    close = difflib.get_close_matches(str(asked), list(module._modules), n=1) if isinstance(asked, str) else []
+    draft.help(f"use {close[0]!r}, if that is meant" if close else "ask for one that it has, or add this one")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
 def _names(module: nn.Module) -> list[str]:

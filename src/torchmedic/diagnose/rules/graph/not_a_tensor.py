@@ -22,7 +22,7 @@ from torch import nn
 from torchmedic.diagnose.describe import fed_by, layer_of, origin
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
-from torchmedic.replay.calls import UNKNOWN, Argument, read
+from torchmedic.replay.calls import UNKNOWN, Argument, Call, read
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.origins import Origin, origin_of
 
@@ -49,6 +49,8 @@ def _argument(evidence: RaisedEvidence) -> Diagnosis | None:
     """`linear(): argument 'input' must be Tensor, not tuple`."""
     named = _MUST_BE.search(evidence.message) if "TypeError" in evidence.kinds else None
     call = evidence.call
+    if call is not None and evidence.says("invalid combination of arguments") and "TypeError" in evidence.kinds:
+        return _first_argument(evidence, call)
     if named is None or call is None:
         return None
     wanted = named[2].rpartition(".")[2] if named[2] else ""
@@ -84,6 +86,29 @@ def _argument(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(*evidence.at_user_line("cause", f"{_kind(odd.value)}, not a tensor"))
     draft.because(fed_by(evidence, layer_of(evidence, call)))
     return _advised(evidence, draft, odd.value, made)
+
+
+def _first_argument(evidence: RaisedEvidence, call: Call) -> Diagnosis | None:
+    """`conv1d() received an invalid combination of arguments - got (tuple, Parameter, ...)`."""
+    first = call.arguments[0] if call.arguments else None
+    if first is None or not isinstance(first.value, tuple | list | dict | type(None)) or not _wants_tensor(evidence):
+        return None
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"`{call.op}` was given {_kind(first.value)} where it takes a tensor",
+        f"`{first.text}` is {_described(first.value)}",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{_kind(first.value)}, not a tensor"))
+    draft.because(fed_by(evidence, layer_of(evidence, call)))
+    return _advised(evidence, draft, first.value, origin(evidence, first.value))
+
+
+def _wants_tensor(evidence: RaisedEvidence) -> bool:
+    """torch lists what it would have taken: a tensor in front, in every form."""
+    forms = re.findall(r"^\s*\* \((.*)\)$", evidence.message, re.M)
+    return bool(forms) and all(form.startswith("Tensor") for form in forms)
 
 
 def _attribute(evidence: RaisedEvidence) -> Diagnosis | None:

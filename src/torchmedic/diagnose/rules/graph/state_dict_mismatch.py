@@ -71,7 +71,7 @@ def _module(evidence: RaisedEvidence, frame: Frame, module: nn.Module) -> Diagno
     if extra:
         parts.append(f"{len(extra)} names are unknown to it")
     if sized:
-        parts.append(f"{len(sized)} have another shape")
+        parts.append(f"{len(sized)} of {len(own)} tensors have another shape")
     draft = Draft(CODE, NAME, "proven", f"the saved state does not fit `{kind}`: {', '.join(parts)}", ", ".join(parts))
     draft.at(*evidence.at_user_line("cause", parts[0]))
     draft.at(built_here(evidence, module, "the model is built here"))

@@ -84,7 +84,11 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         CODE,
         NAME,
         f"`{op.kind}` outside its domain",
-        share(wrong, f"the argument of `{op.kind}`, {worst:.6g}, is not {domain.words}", f"arguments of `{op.kind}` are not {domain.words}"),
+        share(
+            wrong,
+            f"the argument of `{op.kind}`, {worst:.6g}, is not {domain.words}",
+            f"arguments of `{op.kind}` are not {domain.words}",
+        ),
         label=f"{op.kind}({worst:.6g})" if domain is not _POWER else f"{worst:.6g} to a power that is not whole",
         bad=wrong,
     )

@@ -70,7 +70,9 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         draft.at(forward.spot.location("surfaced", f"`{forward.kind}` of 0"))
     draft.treat(first_that_passes(evidence, _cures(lost)))
     if not draft.has_treatment:
-        draft.help(f"use a constant that {dtype} can hold, such as torch.finfo(torch.{dtype}).eps, or compute in float32")
+        draft.help(
+            f"use a constant that {dtype} can hold, such as torch.finfo(torch.{dtype}).eps, or compute in float32"
+        )
     diagnosis: Diagnosis = finish(draft, evidence)
     return diagnosis
 

@@ -91,7 +91,12 @@ def _cures(evidence: NumbersEvidence) -> Iterator[Cure]:
             if _is_infinite(constant):
                 chosen = fill("torch.where(M != 0, C, 0.0)", M=mask, C=constant)
                 yield Cure("choose instead of multiplying", written(chosen, node), spot)
-                yield Cure("mask with a large negative number", written(fill("M * -1e9", M=mask), node), spot, same_values=False)
+                yield Cure(
+                    "mask with a large negative number",
+                    written(fill("M * -1e9", M=mask), node),
+                    spot,
+                    same_values=False,
+                )
 
 
 def _is_infinite(node: ast.expr) -> bool:

@@ -101,7 +101,9 @@ def _cures(evidence: NumbersEvidence, op: Op, negative: bool) -> Iterator[Cure]:
     if argument is None:
         if operand_of(node, "xlogy") is not None and isinstance(node, ast.Call) and len(node.args) == 2:
             clamped = fill("A.clamp(min=1e-8)", A=node.args[1])
-            yield Cure("keep the argument away from zero", written(with_operand(node, node.args[1], clamped), node), spot)
+            yield Cure(
+                "keep the argument away from zero", written(with_operand(node, node.args[1], clamped), node), spot
+            )
         return
     if not negative:
         yield from _stable(evidence, op, node, argument, spot)
@@ -128,9 +130,7 @@ def _eps(evidence: NumbersEvidence) -> str:
     return "1e-6" if half else "1e-8"
 
 
-def _stable(
-    evidence: NumbersEvidence, op: Op, node: ast.expr, argument: ast.expr, spot: Spot
-) -> Iterator[Cure]:
+def _stable(evidence: NumbersEvidence, op: Op, node: ast.expr, argument: ast.expr, spot: Spot) -> Iterator[Cure]:
     """The logarithm together with what made its argument."""
     if op.kind != "log":
         return

@@ -95,7 +95,6 @@ def _islands(evidence: NumbersEvidence, captured: Captured, casting: bool) -> It
         return
     if not casting:
         yield Cure("compute this in float32", f"({ast.unparse(changed)})", spot, same_values=False)
-        return
     statement = statement_at(spot)
     if isinstance(statement, ast.Assign | ast.Return | ast.Expr | ast.AugAssign | ast.AnnAssign):
         inner = next(
@@ -153,7 +152,13 @@ def _wider(evidence: NumbersEvidence) -> Iterator[Cure]:
             for part in ast.walk(node):
                 if isinstance(part, ast.Attribute) and ast.unparse(part) in ("torch.float16", "torch.half"):
                     place = spot_of(part, spot)._replace(file=step.frame.f_code.co_filename)
-                    yield Cure("use bfloat16, whose range is that of float32", "torch.bfloat16", place, "changes-training", False)
+                    yield Cure(
+                        "use bfloat16, whose range is that of float32",
+                        "torch.bfloat16",
+                        place,
+                        "changes-training",
+                        False,
+                    )
 
 
 RULE = Rule(CODE, NAME, check)

@@ -41,7 +41,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
             CODE,
             NAME,
             f"`{name}`",
-            f"its result is the first that is not finite; a second replay did not go the same way, so the operands are "
+            "its result is the first that is not finite; a second replay did not go the same way, so the operands are "
             "not known",
             grade="likely",
         )
@@ -95,8 +95,12 @@ def _without_origin(evidence: NumbersEvidence) -> Diagnosis:
         kind, name = evidence.name_of(leaf)
         why = f"a {kind}{' `' + name + '`' if name else ''} was not finite before the step began: {described(leaf.tensor)}"
         draft = Draft(CODE, NAME, "likely", f"a value from before the step made {victim(evidence)}", why)
-        reader = evidence.scope.ops[leaf.reader].spot if evidence.scope and leaf.reader < len(evidence.scope.ops) else None
-        draft.at(reader.location("cause", "used here") if reader is not None else cause_location(evidence, "noticed here"))
+        reader = (
+            evidence.scope.ops[leaf.reader].spot if evidence.scope and leaf.reader < len(evidence.scope.ops) else None
+        )
+        draft.at(
+            reader.location("cause", "used here") if reader is not None else cause_location(evidence, "noticed here")
+        )
         return _done(draft, evidence)
     why = f"the step could not be traced: {evidence.why_not}" if evidence.why_not else "the origin was not found"
     draft = Draft(CODE, NAME, "possible", f"an operation that is not known made {victim(evidence)}", why)

@@ -1,0 +1,43 @@
+"""GradScaler skips step after step, and its scale has collapsed.
+
+What: GradScaler skips a step when a gradient is infinite, and halves its scale. That is normal once in a while. When it
+happens in every step, the weights are never updated again, and nothing says so.
+
+Why: the gradients are infinite or NaN whatever the scale: a bad value in the data or the model, or an overflow in the
+forward pass.
+
+Cure: find the first bad value in a step without the scaler; bfloat16 needs no scaler at all.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.numbers import noticed
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.values import number
+
+CODE, NAME = "TM224", "collapsed-loss-scale"
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    incident, watch = evidence.incident, evidence.agent.finite
+    if incident.what != "scale" or evidence.births:
+        return None
+    draft = Draft(
+        CODE,
+        NAME,
+        "likely",
+        f"GradScaler has skipped the last {watch.skipped} steps",
+        f"the gradients were not finite in any of them, and the scale fell to {number(watch.lowest_scale or 0.0)}",
+    )
+    if evidence.noticed is not None:
+        draft.at(evidence.noticed.location("cause", "skipped here, step after step"))
+    draft.because("the weights have not been updated since")
+    draft.because(f"a replay of this step found no origin: {evidence.why_not}" if evidence.why_not else "")
+    draft.help("run without GradScaler, or in bfloat16, and look for the first value that is not finite")
+    draft.because(noticed(evidence))
+    return draft.done(step=incident.step, rank=incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

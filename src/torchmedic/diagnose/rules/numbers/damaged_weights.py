@@ -1,0 +1,138 @@
+"""Weights, or buffers, already held NaN or infinity when the step began.
+
+What: the step itself does nothing wrong; a parameter or a buffer that it starts from is not finite.
+
+Why: memory that was never initialised (`torch.empty`), a damaged checkpoint, an initialisation that divides by zero, a
+hand-written update or normalisation of the weights, running statistics that took in a bad batch.
+
+Cure: look at what writes to that parameter before the step: its initialisation, the checkpoint, code that changes
+`.data`.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+
+import torch
+
+from torchmedic.diagnose.numbers import described, noticed, victim
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.construction import built_at
+from torchmedic.replay.frames import node_location, syntax_tree
+from torchmedic.replay.makers import maker_of
+from torchmedic.replay.microscope import Leaf
+from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.origins import attribute_assignments
+from torchmedic.replay.values import number
+
+CODE, NAME = "TM221", "damaged-weights"
+
+_WRITERS = frozenset(
+    "copy_ fill_ mul_ div_ add_ sub_ sqrt_ log_ uniform_ normal_ clamp_ zero_ load_state_dict pow_ reciprocal_ lerp_".split()
+)
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    leaf = evidence.birth.leaf if evidence.birth is not None else None
+    if leaf is None:
+        return None
+    kind, name = evidence.name_of(leaf)
+    if kind not in ("parameter", "buffer"):
+        return None
+    incident = evidence.incident
+    called = f"the {kind} `{name}`" if name else f"a {kind}"
+    bad = int((~torch.isfinite(leaf.tensor.detach())).sum().item())
+    draft = Draft(
+        CODE,
+        NAME,
+        "likely" if evidence.faithful is False else "proven",
+        f"{called}, damaged before step {incident.step}, made {victim(evidence)}",
+        f"{bad} of {leaf.tensor.numel()} values of {called} were not finite when the step began",
+    )
+    place, sure = _written_at(evidence, leaf, name)
+    scope = evidence.scope
+    reader = scope.ops[leaf.reader].spot if scope is not None and leaf.reader < len(scope.ops) else None
+    if place is not None:
+        draft.at(place)
+    if reader is not None:
+        draft.at(reader.location("surfaced" if place is not None else "cause", "used here"))
+    draft.because(f"`{name}` is {described(leaf.tensor.detach())}" if name else "")
+    finite = [loss for loss in incident.losses if math.isfinite(loss)]
+    if finite:
+        draft.because(f"the loss was still finite one step before ({number(finite[-1])}), so this is recent")
+    else:
+        draft.because("no step before this one had a finite loss, so it was so from the start")
+    draft.because(
+        "" if sure or place is None else "the line is the only one found that writes to it; that is not proven"
+    )
+    draft.help("look at what writes to it before this step: initialisation, a checkpoint, code that changes `.data`")
+    draft.because(noticed(evidence))
+    return draft.done(step=incident.step, rank=incident.rank)
+
+
+def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Location | None, bool]:
+    """The statement that is to blame, and whether that is certain."""
+    attr = name.rsplit(".", maxsplit=1)[-1] if name else ""
+    writers = _writers(evidence, attr)
+    if len(writers) == 1:
+        return writers[0], False
+    owner = _owner(evidence, leaf)
+    if owner is not None:
+        found = list(attribute_assignments(type(owner), attr))
+        if found:
+            from torchmedic.replay.makers import Maker
+
+            label = f"`{attr}` gets its values here"
+            return Maker(found[-1][0], found[-1][1], attr).location("cause", label), len(found) == 1
+        built = built_at(evidence.frames, owner, "built here")
+        if built is not None and not writers:
+            return _as_cause(built), False
+    made = maker_of(evidence.frames, leaf.tensor, [])
+    if made is not None:
+        return made.location("cause", f"`{made.name}` gets its values here"), True
+    return None, False
+
+
+def _as_cause(location: Location) -> Location:
+    import msgspec
+
+    return msgspec.structs.replace(location, role="cause")
+
+
+def _owner(evidence: NumbersEvidence, leaf: Leaf) -> torch.nn.Module | None:
+    for root in evidence.step.runner.modules if evidence.step is not None else ():
+        for module in root.modules():
+            own = [*module._parameters.values(), *module._buffers.values()]
+            if any(value is not None and value.data_ptr() == leaf.tensor.data_ptr() for value in own):
+                return module
+    return None
+
+
+def _writers(evidence: NumbersEvidence, attr: str) -> list[Location]:
+    """Statements of the user's files on the stack that write to a parameter of this name, or load weights."""
+    found = []
+    for file in dict.fromkeys(frame.file for frame in reversed(evidence.frames) if frame.is_user):
+        tree = syntax_tree(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            match node:
+                case ast.Call(func=ast.Attribute(attr=method, value=target)) if method in _WRITERS:
+                    text = ast.unparse(target)
+                    if method == "load_state_dict" or (attr and f".{attr}" in text and "grad" not in text):
+                        if "optim" not in text.lower() and not text.startswith("opt"):
+                            found.append(node_location("cause", file, node, "written to here"))
+                case ast.Call(func=ast.Attribute(value=value), args=[target, *_]) if ast.unparse(value).endswith(
+                    "init"
+                ):
+                    if attr and ast.unparse(target).endswith(f".{attr}"):
+                        found.append(node_location("cause", file, node, "initialised here"))
+                case ast.Assign(targets=[target]) | ast.AugAssign(target=target):
+                    text = ast.unparse(target)
+                    if attr and (f".{attr}.data" in text or f".{attr}[" in text or text.endswith(f".{attr}")):
+                        if not text.startswith("self."):
+                            found.append(node_location("cause", file, node, "written to here"))
+    return found
+
+
+RULE = Rule(CODE, NAME, check)

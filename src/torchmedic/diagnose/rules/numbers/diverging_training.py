@@ -1,0 +1,68 @@
+"""Training ran away: the loss grew from step to step until it overflowed.
+
+What: no single operation is at fault. Each update made the loss larger than the last one, until some number was too
+large for its type.
+
+Why: the learning rate is too high for this model and this data; unnormalised inputs, a missing warm-up, or gradients
+that are not clipped act the same way.
+
+Cure: a smaller learning rate, a warm-up, gradient clipping, normalised inputs. None of these can be proven on a single
+step, so none of them is called proven.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torchmedic.diagnose.divergence import growth
+from torchmedic.diagnose.numbers import noticed
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.optimizers import built_at
+from torchmedic.replay.values import number
+
+CODE, NAME = "TM222", "diverging-training"
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    found = growth(evidence)
+    incident = evidence.incident
+    if found is None or incident.what == "rate":
+        return None
+    optimizer = incident.stepping or (incident.optimizers[0] if len(incident.optimizers) == 1 else None)
+    factor = abs(found.end) / max(abs(found.start), 1e-12)
+    draft = Draft(
+        CODE,
+        NAME,
+        "likely",
+        f"training diverged: the loss grew {factor:.3g} times in {found.steps} steps, then overflowed",
+        f"the loss grew from {number(found.start)} to {number(found.end)} before it stopped being finite",
+    )
+    rates = sorted({group["lr"] for group in optimizer.param_groups}) if optimizer is not None else []
+    rate = ", ".join(number(float(value)) for value in rates[:3])
+    if optimizer is not None:
+        draft.at(built_at(evidence.frames, optimizer, "cause", f"the learning rate is {rate}"))
+    spot = evidence.spot
+    if spot is not None:
+        draft.at(spot.location("surfaced", "this is where it overflowed"))
+    if evidence.noticed is not None:
+        draft.at(evidence.noticed.location("surfaced" if spot or optimizer else "cause", "noticed here"))
+    draft.because(f"loss of the last steps: {', '.join(number(value) for value in found.last)}, then not finite")
+    weights = [
+        tensor.detach().abs().max().item()
+        for each in incident.optimizers
+        for group in each.param_groups
+        for tensor in group["params"]
+        if tensor.numel() and bool(torch.isfinite(tensor.detach()).all())
+    ]
+    draft.because(f"the largest weight is {number(max(weights))}" if weights else "")
+    draft.because("not proven: one step cannot show that another learning rate would have held")
+    if rates:
+        draft.help(f"lower the learning rate (it is {rate}), or warm it up", safety="changes-training")
+    draft.help("clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)", safety="changes-training")
+    draft.because(noticed(evidence))
+    return draft.done(step=incident.step, rank=incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

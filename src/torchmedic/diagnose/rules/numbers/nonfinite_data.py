@@ -1,0 +1,205 @@
+"""The data already held NaN or infinity when the step began.
+
+What: the model and the loss are fine; a value of the batch, or of a tensor that was prepared before the loop, is not a
+finite number, and everything that is computed from it is not either.
+
+Why: missing values in a file, a feature that was divided by a standard deviation of zero, the logarithm of a zero, an
+overflow when the data was cast, weights computed from a count of zero.
+
+Cure: repair or drop those items, or the step of the preparation that makes them.
+"""
+
+from __future__ import annotations
+
+import linecache
+from typing import Any
+
+import torch
+
+from torchmedic.diagnose.numbers import noticed, rows, victim
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis, Location, Treatment
+from torchmedic.replay.fetching import Fetched, datasets_in_use, fetch_again
+from torchmedic.replay.frames import place
+from torchmedic.replay.makers import Maker, is_bad, maker_of
+from torchmedic.replay.microscope import Leaf
+from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.origins import attribute_assignments
+from torchmedic.replay.trial import describe, passes
+
+CODE, NAME = "TM220", "nonfinite-data"
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    leaf = evidence.birth.leaf if evidence.birth is not None else None
+    if leaf is None or evidence.scope is None:
+        return None
+    kind, name = evidence.name_of(leaf)
+    if kind in ("parameter", "buffer"):
+        return None
+    bad = ~torch.isfinite(leaf.tensor.detach())
+    if not bool(bad.any()):
+        return None
+    what = _counted(leaf.tensor.detach(), bad)
+    called = _called(evidence, leaf, kind, name)
+    where = ", ".join(part for part in (rows(bad, evidence), _column(bad)) if part)
+    draft = Draft(
+        CODE,
+        NAME,
+        "likely" if evidence.faithful is False else "proven",
+        f"{what} in {called} made {victim(evidence)}",
+        f"{called}, {str(leaf.tensor.dtype).removeprefix('torch.')} {list(leaf.tensor.shape)}, held {what} "
+        "before the step began",
+    )
+    item = _item(evidence, leaf, bad, kind)
+    fetched = fetch_again(item) if item is not None else None
+    label = f"{what}{', ' + where if where else ''}"
+    draft.at(_cause(evidence, leaf, fetched, name, label))
+    reader = evidence.scope.ops[leaf.reader].spot if leaf.reader < len(evidence.scope.ops) else None
+    if reader is not None:
+        draft.at(reader.location("surfaced", "first used here"))
+    draft.because(f"{what} of {leaf.tensor.numel()} values{': ' + where if where else ''}")
+    if fetched is not None:
+        draft.because(f"dataset item {item}, fetched again, is not finite")
+    draft.treat(_without(evidence, leaf, bad, kind))
+    draft.help("drop or repair such items, or the step of the preparation that makes them")
+    draft.because(noticed(evidence))
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _counted(tensor: torch.Tensor, bad: torch.Tensor) -> str:
+    nans = int(tensor.isnan().sum().item())
+    infinite = int(bad.sum().item()) - nans
+    parts = [
+        f"{nans} NaN" if nans else "",
+        f"{infinite} infinite value{'s' if infinite != 1 else ''}" if infinite else "",
+    ]
+    return " and ".join(part for part in parts if part)
+
+
+def _called(evidence: NumbersEvidence, leaf: Leaf, kind: str, name: str) -> str:
+    field = _field(evidence.agent.batches.whole, leaf.tensor)
+    if kind == "batch" and field:
+        return f"the batch ({field})" if not name else f"`{name}` of the batch ({field})"
+    if kind == "batch":
+        return f"`{name}` of the batch" if name else "the batch"
+    return f"`{name}`" if name else "a tensor from before the step"
+
+
+def _field(batch: Any, tensor: torch.Tensor, depth: int = 3) -> str:
+    """How the tensor is reached in the batch: `["image"]`, `[0]`."""
+    if depth == 0 or batch is None or isinstance(batch, torch.Tensor):
+        return ""
+    parts = (
+        list(batch.items())
+        if isinstance(batch, dict)
+        else list(enumerate(batch))
+        if isinstance(batch, list | tuple)
+        else []
+    )
+    for key, value in parts:
+        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+            return f"field {key!r}"
+        inner = _field(value, tensor, depth - 1)
+        if inner:
+            return f"field {key!r}, {inner}"
+    return ""
+
+
+def _column(bad: torch.Tensor) -> str:
+    if bad.dim() != 2 or bad.shape[1] < 2:
+        return ""
+    hit = bad.any(0).nonzero().flatten().tolist()
+    return f"column{'s' if len(hit) > 1 else ''} {', '.join(map(str, hit))}" if len(hit) <= 3 else ""
+
+
+def _item(evidence: NumbersEvidence, leaf: Leaf, bad: torch.Tensor, kind: str) -> Any:
+    """The dataset index of the first bad row."""
+    items = evidence.incident.batch_indices
+    if len(items) == 1 and isinstance(items[0], list | tuple):
+        items = tuple(items[0])
+    if kind != "batch" or not bad.dim() or len(items) != bad.shape[0]:
+        return None
+    return items[int(bad.reshape(bad.shape[0], -1).any(1).nonzero()[0].item())]
+
+
+def _cause(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None, name: str, label: str) -> Location | None:
+    """Where the bad values were made, as far back as it can be followed."""
+    maker: Maker | None = None
+    line = fetched.line if fetched is not None else None
+    if line is not None:
+        stored = _stored(line.owner, line.file, line.line)
+        if stored is not None:
+            return stored.location("cause", f"`{stored.name}` holds {label}")
+        return place(
+            "cause", line.file, line.line, f"`{line.name}` is not finite here: {label}" if line.name else label
+        )
+    if fetched is not None:
+        for value in _tensors_of(fetched.dataset):
+            if not bool(torch.isfinite(value).all()):
+                maker = maker_of(evidence.frames, value, [])
+                if maker is not None:
+                    break
+    if maker is None:
+        maker = maker_of(evidence.frames, leaf.tensor, datasets_in_use())
+    if maker is not None:
+        verb = "is written to" if maker.writes else "gets its values"
+        return maker.location("cause", f"`{maker.name}` {verb} here: {label}")
+    scope = evidence.scope
+    reader = scope.ops[leaf.reader].spot if scope is not None and leaf.reader < len(scope.ops) else None
+    if reader is not None:
+        return reader.location("cause", f"{label}, used here")
+    return evidence.noticed.location("cause", label) if evidence.noticed is not None else None
+
+
+def _stored(owner: Any, file: str, line: int) -> Maker | None:
+    """The attribute of a dataset that is bad already and that a line reads from."""
+    text = linecache.getline(file, line)
+    for attr, value in list((getattr(owner, "__dict__", None) or {}).items()):
+        if f".{attr}" in text and is_bad(value):
+            found = list(attribute_assignments(type(owner), attr))
+            if len(found) == 1:
+                return Maker(found[0][0], found[0][1], f"self.{attr}")
+    return None
+
+
+def _tensors_of(dataset: Any) -> list[torch.Tensor]:
+    held = getattr(dataset, "tensors", None)
+    values = list(held) if isinstance(held, list | tuple) else list((getattr(dataset, "__dict__", None) or {}).values())
+    return [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
+
+
+def _without(evidence: NumbersEvidence, leaf: Leaf, bad: torch.Tensor, kind: str) -> Treatment | None:
+    """The step without the bad rows of the batch."""
+    step = evidence.step
+    batch = evidence.agent.batches.tensors()
+    if step is None or kind != "batch" or not bad.dim() or bad.shape[0] < 2:
+        return None
+    keep = ~bad.reshape(bad.shape[0], -1).any(1)
+    if not bool(keep.any()):
+        return None
+    storages = {tensor.untyped_storage()._cdata for tensor in batch}
+
+    def reduced(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            ours = value.dim() and value.shape[0] == keep.shape[0] and value.untyped_storage()._cdata in storages
+            return value[keep] if ours else value
+        if type(value) in (list, tuple) and len(value) <= 64:
+            return type(value)(reduced(part) for part in value)
+        return (
+            {key: reduced(part) for key, part in value.items()} if type(value) is dict and len(value) <= 64 else value
+        )
+
+    def change(namespace: dict[str, Any]) -> None:
+        for name, value in list(namespace.items()):
+            if not name.startswith("__"):
+                namespace[name] = reduced(value)
+
+    played = step.runner.play(change=change)
+    if not passes(played):
+        return None
+    where = rows(bad, evidence)
+    return Treatment(title=f"leave out {where}", safety="changes-training", proven=True, result=describe(played))
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,41 @@
+"""The search for a smaller program: the best one so far, and what may still be tried."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from torchmedic.repro.program import Program
+
+
+class Budget(NamedTuple):
+    """How often the program may be tried, and for how long."""
+
+    queries: int = 400
+    seconds: float = 10.0
+
+
+class Shrinker:
+    """Holds the smallest program so far."""
+
+    def __init__(self, program: Program, budget: Budget, enough: int | None = None) -> None:
+        self.best = program
+        self.queries = budget.queries
+        self._deadline = time.monotonic() + budget.seconds
+        self._enough = enough
+
+    @property
+    def is_over(self) -> bool:
+        if self._enough is not None and self.best.bytes <= self._enough:
+            return True
+        return self.queries <= 0 or time.monotonic() > self._deadline
+
+    def offer(self, candidate: Program | None) -> bool:
+        """Take a candidate if it still fails."""
+        if candidate is None or self.is_over:
+            return False
+        self.queries -= 1
+        if not candidate.holds():
+            return False
+        self.best = candidate
+        return True

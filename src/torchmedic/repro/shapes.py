@@ -1,0 +1,103 @@
+"""Smaller shapes: dimensions that belong together are halved as long as the failure is in one of the halves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from torchmedic.repro.program import Program
+from torchmedic.repro.search import Shrinker
+
+Place = tuple[str, int]  # an input and one of its dimensions
+
+
+def crop(shrinker: Shrinker) -> None:
+    """Halve dimensions that seem to belong together, as long as the failure is in one of the halves."""
+    tried: set[tuple[frozenset[Place], tuple[int, ...]]] = set()
+    progress = True
+    while progress and not shrinker.is_over:
+        progress = False
+        for group in _groups(shrinker.best):
+            sizes = tuple(shrinker.best.tensors[name].shape[dim] for name, dim in sorted(group))
+            if (group, sizes) in tried or min(sizes) < 2:
+                continue
+            tried.add((group, sizes))
+            progress |= _crop_group(shrinker, group, sizes[0])
+
+
+def _crop_group(shrinker: Shrinker, group: frozenset[Place], size: int) -> bool:
+    cropped = False
+    while size > 1 and not shrinker.is_over:
+        half = size // 2
+        # One element is the usual answer, so the ends are tried first.
+        spans = [(0, 1), (size - 1, size), (0, half), (half, size), (0, size - 1), (1, size)]
+        for start, stop in dict.fromkeys(spans):
+            if shrinker.offer(_cropped(shrinker.best, group, start, stop)):
+                size = stop - start
+                cropped = True
+                break
+        else:
+            break
+    return cropped
+
+
+def _cropped(program: Program, group: frozenset[Place], start: int, stop: int) -> Program:
+    changed: dict[str, torch.Tensor] = {}
+    for name, dim in group:
+        tensor = changed.get(name, program.tensors[name])
+        changed[name] = tensor.narrow(dim, start, stop - start)
+    smaller = program.with_tensors({name: tensor.contiguous() for name, tensor in changed.items()})
+    for given in program.inputs:
+        if given.name in changed and given.fill is not None:
+            smaller = smaller.with_input(given.name, fill=given.fill)
+    return smaller
+
+
+def _groups(program: Program) -> Iterator[frozenset[Place]]:
+    """Dimensions of equal size: all of them, those at one place from the end or from the start, pairs, single ones."""
+    places: dict[int, list[Place]] = {}
+    dims = {given.name: len(given.shape) for given in program.inputs}
+    for given in program.inputs:
+        for dim, size in enumerate(given.shape):
+            if size > 1:
+                places.setdefault(size, []).append((given.name, dim))
+    seen: set[frozenset[Place]] = set()
+    for size in sorted(places, reverse=True):
+        same = places[size]
+        groups = [same]
+        groups += [[place for place in same if place[1] - dims[place[0]] == at] for at in range(-5, 0)]
+        groups += [[place for place in same if place[1] == at] for at in range(5)]
+        groups += [[one, other] for number, one in enumerate(same) for other in same[number + 1 :]][:12]
+        groups += [[place] for place in same]
+        for group in map(frozenset, groups):
+            if group and group not in seen:
+                seen.add(group)
+                yield group
+
+
+def squeeze(shrinker: Shrinker) -> None:
+    """Dimensions of size one that nobody needs, where all tensors have them: what is left is as easy to read."""
+    for _ in range(6):
+        ranks = {len(given.shape) for given in shrinker.best.inputs}
+        if len(ranks) != 1 or min(ranks) < 2:
+            return
+        candidates = []
+        for dim in (0, -1):
+            changed = {
+                given.name: shrinker.best.tensors[given.name].squeeze(dim)
+                for given in shrinker.best.inputs
+                if given.shape and given.shape[dim] == 1 and not given.layout
+            }
+            if changed:
+                candidates.append(changed)
+        if not any(shrinker.offer(_reshaped(shrinker.best, changed)) for changed in candidates):
+            return
+
+
+def _reshaped(program: Program, changed: dict[str, torch.Tensor]) -> Program:
+    other = program.with_tensors(changed)
+    for given in program.inputs:
+        if given.name in changed and given.fill is not None:
+            other = other.with_input(given.name, fill=given.fill)
+    return other

@@ -1,0 +1,93 @@
+"""Shorter calls: without arguments, list members, gradients and layouts that the failure does not need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from torchmedic.repro.program import Program
+from torchmedic.repro.recipe import Line, Many, Raises, Ref
+from torchmedic.repro.search import Shrinker
+
+
+def plain_layouts(shrinker: Shrinker) -> None:
+    for given in shrinker.best.inputs:
+        if given.layout:
+            shrinker.offer(shrinker.best.with_input(given.name, layout="", order=()))
+
+
+def drop_gradients(shrinker: Shrinker) -> None:
+    recipe = shrinker.best.recipe
+    if isinstance(recipe.outcome, Raises) and any("backward" in line.target for line in recipe.lines):
+        return  # that there was a graph is the point
+    for given in shrinker.best.inputs:
+        if given.grad == "no" or shrinker.offer(shrinker.best.with_input(given.name, grad="no")):
+            continue
+        if given.grad != "leaf":
+            shrinker.offer(shrinker.best.with_input(given.name, grad="leaf"))
+
+
+def drop_arguments(shrinker: Shrinker) -> None:
+    """What the call would do without: defaults that were written out, a bias."""
+    if not isinstance(shrinker.best.recipe.outcome, Raises):
+        return  # another default could be another reason for NaN
+    for at in range(len(shrinker.best.recipe.lines)):
+        for key in list(shrinker.best.recipe.lines[at].kwargs):
+            line = shrinker.best.recipe.lines[at]
+            rest = {name: value for name, value in line.kwargs.items() if name != key}
+            shrinker.offer(_with_line(shrinker.best, at, msgspec.structs.replace(line, kwargs=rest)))
+        while len(args := shrinker.best.recipe.lines[at].args) > 1:
+            line = msgspec.structs.replace(shrinker.best.recipe.lines[at], args=args[:-1])
+            if line.target.startswith("operator.") or not shrinker.offer(_with_line(shrinker.best, at, line)):
+                break
+
+
+def drop_list_members(shrinker: Shrinker) -> None:
+    """Of the tensors that `cat` or `stack` is given, most are innocent."""
+    for at, line in enumerate(shrinker.best.recipe.lines):
+        for position, argument in enumerate(line.args):
+            if isinstance(argument, Many) and len(argument.items) > 1 and isinstance(argument.items[0], Ref):
+                member = len(argument.items) - 1
+                while member >= 0 and not shrinker.is_over:
+                    shrinker.offer(_without_member(shrinker.best, at, position, member))
+                    member -= 1
+
+
+def _without_member(program: Program, at: int, position: int, member: int) -> Program | None:
+    line = program.recipe.lines[at]
+    argument = line.args[position]
+    if not isinstance(argument, Many) or len(argument.items) < 2:
+        return None
+    items = argument.items[:member] + argument.items[member + 1 :]
+    args = (*line.args[:position], msgspec.structs.replace(argument, items=items), *line.args[position + 1 :])
+    return _with_line(program, at, msgspec.structs.replace(line, args=args))
+
+
+def simple_backward(shrinker: Shrinker) -> None:
+    """`result.sum().backward()` where the gradient that arrived is not what matters."""
+    lines = shrinker.best.recipe.lines
+    for at, line in enumerate(lines):
+        if line.target == "Tensor.backward" and len(line.args) == 2:
+            simple = Line(target="sum_backward", args=line.args[:1], note=line.note)
+            shrinker.offer(_with_line(shrinker.best, at, simple))
+
+
+def _with_line(program: Program, at: int, line: Line) -> Program:
+    lines = program.recipe.lines
+    return _without_unused(program.with_recipe(lines=(*lines[:at], line, *lines[at + 1 :])))
+
+
+def _without_unused(program: Program) -> Program:
+    used = {name for line in program.recipe.lines for name in _names(line)}
+    return program.with_recipe(inputs=tuple(given for given in program.inputs if given.name in used))
+
+
+def _names(line: Line) -> Iterator[str]:
+    pending = [*line.args, *line.kwargs.values()]
+    while pending:
+        argument = pending.pop()
+        if isinstance(argument, Ref):
+            yield argument.name
+        elif isinstance(argument, Many):
+            pending.extend(argument.items)

@@ -1,0 +1,96 @@
+"""A fault of ours is told once, and is nobody else's problem."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from torchmedic import contained as containment
+from torchmedic.contained import contained
+from torchmedic.records import Fault
+
+
+@pytest.fixture
+def told() -> Iterator[list[Fault]]:
+    faults: list[Fault] = []
+    containment.on_fault(faults.append)
+    yield faults
+    containment.on_fault(None)
+
+
+def test_a_fault_is_told_once_and_the_hook_rests(told: list[Fault]) -> None:
+    calls = []
+
+    @contained("test.rests")
+    def hook(number: int) -> int:
+        calls.append(number)
+        if number == 1:
+            raise ValueError("of ours")
+        return number
+
+    assert [hook(0), hook(1), hook(2)] == [0, None, None]
+    assert calls == [0, 1]
+    assert [(fault.where, fault.error) for fault in told] == [("test.rests", "ValueError: of ours")]
+    assert "in hook" in told[0].traceback
+
+
+def test_the_user_can_interrupt_a_hook(told: list[Fault]) -> None:
+    @contained("test.interrupt")
+    def hook() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hook()
+    assert told == []
+
+
+def test_an_exception_of_a_signal_handler_is_not_ours(told: list[Fault]) -> None:
+    def handler(*_: object) -> None:
+        raise RuntimeError("of the user's handler")
+
+    @contained("test.handler")
+    def hook() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(RuntimeError, match="of the user's handler"):
+            hook()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert told == []
+
+
+def test_a_stack_that_is_nearly_used_up_is_no_fault(told: list[Fault]) -> None:
+    @contained("test.deep")
+    def hook(depth: int) -> int:
+        return down(depth)
+
+    def down(depth: int) -> int:
+        return 0 if depth == 0 else down(depth - 1)
+
+    assert hook(100_000) is None
+    assert hook(3) == 0
+    assert told == []
+
+
+def test_a_reporter_that_fails_is_contained_too() -> None:
+    def fails(_: Fault) -> None:
+        raise OSError("disk full")
+
+    @contained("test.reporter")
+    def hook() -> None:
+        raise ValueError
+
+    containment.on_fault(fails)
+    try:
+        assert hook() is None
+    finally:
+        containment.on_fault(None)
+
+
+def test_names_are_known() -> None:
+    contained("test.known")(lambda: None)
+    assert "test.known" in containment.hook_names()
