@@ -1,6 +1,7 @@
 """Ways to write a training loop. Each takes the model, the loss and the data that a failure defines.
 
 A failure (failures.py) gives `Net`, `criterion(out, y)` and `spoil(x, y)`; a shape decides who calls them, from where.
+Lines on which data comes into the training end in `# <- data`.
 """
 
 PRELUDE = """
@@ -21,7 +22,7 @@ def make_data(rows=48):
 
 SHAPES = {
     "module-level": """
-x, y = make_data()
+x, y = make_data()  # <- data
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for start in range(0, 48, 8):
@@ -38,9 +39,9 @@ from torch.utils.data import DataLoader, TensorDataset
 def main():
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = DataLoader(TensorDataset(*make_data()), batch_size=8, shuffle=True)
+    loader = DataLoader(TensorDataset(*make_data()), batch_size=8, shuffle=True)  # <- data
     for epoch in range(2):
-        for inputs, targets in loader:
+        for inputs, targets in loader:  # <- data
             optimizer.zero_grad()
             loss = criterion(model(inputs), targets)
             loss.backward()
@@ -74,7 +75,7 @@ class Trainer:
             self.training_step(batch)
 
 
-x, y = make_data()
+x, y = make_data()  # <- data
 Trainer(Net()).fit([(x[i : i + 8], y[i : i + 8]) for i in range(0, 48, 8)])
 """,
     "split-functions": """
@@ -93,7 +94,7 @@ def update(optimizer, model):
 
 
 def run():
-    x, y = make_data()
+    x, y = make_data()  # <- data
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for chunk in zip(x.split(8), y.split(8)):
@@ -105,7 +106,7 @@ def run():
 run()
 """,
     "lbfgs-closure": """
-x, y = make_data()
+x, y = make_data()  # <- data
 model = Net()
 optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=2)
 for epoch in range(2):
@@ -141,7 +142,7 @@ class Pair:
 
 
 pair = Pair()
-x, y = make_data()
+x, y = make_data()  # <- data
 for i in range(0, 48, 8):
     pair.step(x[i : i + 8], y[i : i + 8])
 """,
@@ -152,7 +153,7 @@ from torch.utils.data import DataLoader, TensorDataset
 def train(model, loader, accumulate=3):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     optimizer.zero_grad()
-    for i, (inputs, targets) in enumerate(loader):
+    for i, (inputs, targets) in enumerate(loader):  # <- data
         loss = criterion(model(inputs), targets) / accumulate
         loss.backward()
         if (i + 1) % accumulate == 0:
@@ -160,22 +161,22 @@ def train(model, loader, accumulate=3):
             optimizer.zero_grad()
 
 
-train(Net(), DataLoader(TensorDataset(*make_data()), batch_size=8))
+train(Net(), DataLoader(TensorDataset(*make_data()), batch_size=8))  # <- data
 """,
     "while-next": """
 from torch.utils.data import DataLoader, TensorDataset
 
 model = Net()
 optimizer = torch.optim.Adam(model.parameters())
-loader = DataLoader(TensorDataset(*make_data()), batch_size=8, shuffle=True)
+loader = DataLoader(TensorDataset(*make_data()), batch_size=8, shuffle=True)  # <- data
 iterator = iter(loader)
 step = 0
 while step < 8:
     try:
-        inputs, targets = next(iterator)
+        inputs, targets = next(iterator)  # <- data
     except StopIteration:
         iterator = iter(loader)
-        inputs, targets = next(iterator)
+        inputs, targets = next(iterator)  # <- data
     optimizer.zero_grad()
     outputs = model(inputs)
     loss = criterion(outputs, targets)
@@ -185,7 +186,7 @@ while step < 8:
 """,
     "generator": """
 def steps(model, optimizer, data):
-    for inputs, targets in data:
+    for inputs, targets in data:  # <- data
         optimizer.zero_grad()
         loss = criterion(model(inputs), targets)
         loss.backward()
@@ -193,7 +194,7 @@ def steps(model, optimizer, data):
         yield loss.detach()
 
 
-x, y = make_data()
+x, y = make_data()  # <- data
 model = Net()
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
 for loss in steps(model, optimizer, zip(x.split(8), y.split(8))):
@@ -201,7 +202,7 @@ for loss in steps(model, optimizer, zip(x.split(8), y.split(8))):
 """,
     "try-except": """
 def train():
-    x, y = make_data()
+    x, y = make_data()  # <- data
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     skipped = 0
@@ -246,7 +247,7 @@ class Engine:
             self.optimizer.zero_grad()
 
 
-x, y = make_data()
+x, y = make_data()  # <- data
 Engine(System())([{"x": x[i : i + 8], "y": y[i : i + 8]} for i in range(0, 48, 8)])
 ''',
     "argparse-dataclass": """
@@ -273,7 +274,7 @@ def fit(state, data):
         loss.backward()
         return loss
 
-    for inputs, targets in data:
+    for inputs, targets in data:  # <- data
         state.optimizer.zero_grad()
         one(inputs, targets)
         state.optimizer.step()
@@ -283,11 +284,11 @@ def fit(state, data):
 if __name__ == "__main__":
     args = parse()
     net = Net()
-    x, y = make_data()
+    x, y = make_data()  # <- data
     fit(State(net, torch.optim.SGD(net.parameters(), lr=args.lr)), list(zip(x.split(8), y.split(8))))
 """,
     "autocast-bfloat16": """
-x, y = make_data()
+x, y = make_data()  # <- data
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for inputs, targets in zip(x.split(8), y.split(8)):
@@ -310,7 +311,7 @@ def validate(model, loader):
 
 
 def train_one_epoch(model, loader, optimizer, scheduler):
-    for inputs, targets in loader:
+    for inputs, targets in loader:  # <- data
         loss = criterion(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()
@@ -321,7 +322,7 @@ def train_one_epoch(model, loader, optimizer, scheduler):
 model = Net()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-data = TensorDataset(*make_data())
+data = TensorDataset(*make_data())  # <- data
 train_loader = DataLoader(data, batch_size=8, shuffle=True)
 valid_loader = DataLoader(TensorDataset(torch.randn(8, 8), torch.zeros(8)), batch_size=4)
 for epoch in range(2):

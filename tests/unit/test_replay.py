@@ -13,6 +13,7 @@ import torch
 
 from torchmedic.observe import frames as frame_kinds
 from torchmedic.observe.notes import StepNotes
+from torchmedic.replay.bounds import ReplayTooBig, ReplayTooLong, time_limit
 from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.step import Step, from_traceback
 
@@ -329,3 +330,37 @@ def test_missing_source_is_said(case: Any) -> None:
             assert error.__traceback__ is not None
             linecache.clearcache()
             from_traceback(error.__traceback__.tb_next, failing.agent)
+
+
+def test_a_replay_ends_in_time(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = case("""
+        w = torch.ones(2, requires_grad=True)
+        def step(n):
+            for i in range(n):
+                w + i
+            loss = w.sum().detach()
+            loss.backward()
+        step(3)
+        """)
+    step = failing.run()
+    monkeypatch.setattr(step.runner, "_seconds", -1.0)
+
+    played = step.runner.play()
+
+    assert isinstance(played.error, ReplayTooLong)
+
+
+def test_a_replay_does_not_use_up_the_memory(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = case("""
+        torch.ones(2).sum().backward()
+        """)
+    step = failing.run()
+    monkeypatch.setattr("torchmedic.replay.bounds._HOST_FLOOR", 1.1)
+
+    assert isinstance(step.runner.play().error, ReplayTooBig)
+
+
+def test_the_time_limit_follows_the_usual_step() -> None:
+    assert time_limit(0.001) == 15.0
+    assert time_limit(2.0) == 40.0
+    assert time_limit(60.0) == 120.0

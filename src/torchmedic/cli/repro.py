@@ -74,24 +74,24 @@ def _recipe(run: Path, folder: Path) -> Path:
         raise UnreadableRun(f"there is nothing to reproduce: {run} holds no diagnosis")
     if rundir.is_confidential(folder):
         raise UnreadableRun("there is nothing to reproduce: the run was started with --confidential and kept no values")
-    codes = [diagnosis.code for diagnosis in report.diagnoses]
-    found = {}
-    for process in rundir.process_folders(folder):
-        for path in recipe.recipes(process):
-            found[path] = recipe.read(path)
-    told = [path for code in codes for path, held in found.items() if held.code == code]
-    for path in told:
-        if not found[path].why_not:
-            return path
-    code = codes[0]
-    for path in told:
-        raise UnreadableRun(f"{found[path].code} cannot be reproduced by a script: {found[path].why_not}")
-    raise UnreadableRun(f"{code} cannot be reproduced by a script: no operation was recorded when it happened")
+    paths = [path for process in rundir.process_folders(folder) for path in recipe.recipes(process)]
+    found = {path: recipe.read(path) for path in paths}
+    why = f"{report.diagnoses[0].code} cannot be reproduced by a script: no operation was recorded when it happened"
+    for diagnosis in report.diagnoses:
+        for path, held in found.items():
+            if (held.code, held.message) != (diagnosis.code, diagnosis.message):
+                continue
+            if not held.why_not:
+                return path
+            why = f"{held.code} cannot be reproduced by a script: {held.why_not}"
+    raise UnreadableRun(why)
 
 
 def _shapes(made: object) -> str:
     from torchmedic.repro.check import Made
 
     assert isinstance(made, Made)
-    before, after = (", ".join(map(str, shapes)) or "no tensor" for shapes in (made.before, made.after))
+    before, after = (
+        ", ".join(map(str, shapes[:4])) + (", ..." if len(shapes) > 4 else "") for shapes in (made.before, made.after)
+    )
     return f"inputs {before}" if before == after else f"inputs shrunk from {before} to {after}"

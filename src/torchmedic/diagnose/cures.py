@@ -6,7 +6,7 @@ import ast
 import copy
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -15,6 +15,8 @@ from torchmedic.records import Safety, Treatment
 from torchmedic.replay.microscope import Spot
 from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.replay.trial import node_at
+
+Syntax = TypeVar("Syntax", bound=ast.AST)
 
 _MOST_TRIALS = 6
 _MODULES = frozenset("torch F nn functional special linalg math th".split())
@@ -78,17 +80,17 @@ def operand_of(node: ast.expr | None, *names: str) -> ast.expr | None:
     return function.value
 
 
-def with_operand(node: ast.expr, old: ast.expr, new: ast.expr) -> ast.expr:
-    """The same expression about something else."""
-
-    class Put(ast.NodeTransformer):
-        def visit(self, part: ast.AST) -> ast.AST:
-            return new if part is marked else self.generic_visit(part)
-
+def with_operand(node: Syntax, old: ast.expr, new: ast.expr) -> Syntax:
+    """The same expression or statement about something else."""
     position = next((number for number, part in enumerate(ast.walk(node)) if part is old), None)
     duplicate = copy.deepcopy(node)
     marked = next((part for number, part in enumerate(ast.walk(duplicate)) if number == position), None)
-    changed: ast.expr = Put().visit(duplicate)
+
+    class Put(ast.NodeTransformer):
+        def visit(self, part: ast.AST) -> Any:
+            return new if part is marked else self.generic_visit(part)
+
+    changed: Syntax = Put().visit(duplicate)
     return changed
 
 
@@ -129,10 +131,10 @@ def divisor_cures(evidence: NumbersEvidence) -> Iterator[Cure]:
         )
         return
     if isinstance(node, ast.Call):
-        divisor = _divisor_argument(node)
-        if divisor is not None:
+        argument = _divisor_argument(node)
+        if argument is not None:
             for title, text in _away_from_zero("B", eps, counts=_counts(evidence)):
-                yield Cure(title, written(with_operand(node, divisor, fill(text, B=divisor)), node), spot)
+                yield Cure(title, written(with_operand(node, argument, fill(text, B=argument)), node), spot)
         elif any(word.arg == "eps" for word in node.keywords):
             changed = copy.deepcopy(node)
             for word in changed.keywords:

@@ -136,6 +136,11 @@ def _plain_calls(file: str, node: ast.stmt, place: Spot, text: str) -> Iterator[
         base = _root(owner)
         if base is not None:
             yield _COPY, Edit(place, f"{base} = {base}.clone(); {text}")
+            values = node.value.args if isinstance(node.value, ast.Call) else []
+            reads = [part for value in values for part in _outermost(value) if _root(part) == base]
+            if reads:
+                copies = [(part, f"{rewritten(file, part)}.clone()") for part in reads]
+                yield "compute from a copy", Edit(place, rewritten(file, node, copies))
     elif not (isinstance(node, ast.Expr) and len(changes) == 1 and changes[0][0] is node.value):
         innermost = [change for change in changes if not any(_holds(change[0], other[0]) for other in changes)]
         plain = rewritten(file, node, innermost)

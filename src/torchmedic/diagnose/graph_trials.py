@@ -13,11 +13,13 @@ import torch
 from torchmedic.diagnose.edits import Candidate
 from torchmedic.records import Safety, Treatment
 from torchmedic.replay.backward import BackwardFailure
+from torchmedic.replay.forward import StepFailure
 from torchmedic.replay.microscope import storage_of
 from torchmedic.replay.runner import Played
 from torchmedic.replay.trial import Edit, Verdict, attempt, describe, passes, treatment
 
 _MOST_TRIALS = 8
+_MOST_KEPT = 1 << 28  # bytes
 
 
 class GraphTrials:
@@ -26,16 +28,20 @@ class GraphTrials:
     Args:
         failure: The failure, with its step.
         written: The storages that the step writes to itself. A replay writes to them again, so what lives there is put
-            back after each trial.
+            back after each trial. None for all that is in reach, up to a limit.
     """
 
-    def __init__(self, failure: BackwardFailure, written: Iterable[int] = ()) -> None:
+    def __init__(self, failure: BackwardFailure | StepFailure, written: Iterable[int] | None = ()) -> None:
         self._failure = failure
-        self._kept = [(tensor, tensor.detach().clone()) for tensor in _living(failure, frozenset(written))]
+        storages = frozenset(written) if written is not None else None
+        self._kept = [(tensor, tensor.detach().clone()) for tensor in _living(failure, storages)]
 
     @functools.cached_property
     def loss(self) -> float | None:
-        """The loss to be kept: that of a plain replay from the same values, which failed as the step did."""
+        """The loss to be kept: that of the original, or of a plain replay from the same values."""
+        if isinstance(self._failure, StepFailure):
+            with self._from_same_values():
+                return self._failure.intended_loss()
         if self._failure.faithful and not self._kept:
             return self._failure.loss
         step = self._failure.step
@@ -88,9 +94,9 @@ class GraphTrials:
                     tensor.detach().copy_(value)
 
 
-def _living(failure: BackwardFailure, storages: frozenset[int]) -> list[torch.Tensor]:
+def _living(failure: BackwardFailure | StepFailure, storages: frozenset[int] | None) -> list[torch.Tensor]:
     """The weights, buffers and variables of the user's frames that live in some storages."""
-    if failure.step is None or not storages:
+    if failure.step is None or (storages is not None and not storages):
         return []
     runner = failure.step.runner
     tensors: list[Any] = list(runner.parameters)
@@ -99,10 +105,12 @@ def _living(failure: BackwardFailure, storages: frozenset[int]) -> list[torch.Te
     for frame in failure.evidence.frames:
         if frame.is_user:
             tensors += [*frame.variables.values(), *frame.live.f_globals.values()]
-    found = {}
+    found: dict[int, torch.Tensor] = {}
     for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_inference():
             key = storage_of(tensor)
-            if key in storages:
+            if key is not None and (storages is None or key in storages):
                 found.setdefault(key, tensor)
+    if storages is None and sum(tensor.nbytes for tensor in found.values()) > _MOST_KEPT:
+        return []
     return list(found.values())

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchmedic.detect.echoes import is_echo
 from torchmedic.detect.exceptions import raised
-from torchmedic.detect.nonfinite import turned_bad
+from torchmedic.detect.nonfinite import At, What, turned_bad
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import diagnose
 from torchmedic.observe.batches import tensors_in_frames
@@ -43,7 +43,7 @@ def exception(error: BaseException, agent: Any) -> None:
         recording.write(agent.folder, number)
 
 
-def nonfinite(optimizer: Any, frame: FrameType, what: str, at: str, agent: Any) -> Diagnosis:
+def nonfinite(optimizer: Any, frame: FrameType, what: What, at: At, agent: Any) -> Diagnosis:
     """Called by the agent when a number is NaN or infinite; the frames of the step are on the stack."""
     agent.batches.settle(tensors_in_frames(frame))
     incident = turned_bad(optimizer, what, at, agent)

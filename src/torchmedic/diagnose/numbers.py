@@ -144,7 +144,7 @@ def not_finite(tensor: Any) -> torch.Tensor | None:
 def share(mask: torch.Tensor, one: str, some: str) -> str:
     """`the divisor is exactly 0`, or `2 of 8 divisors are exactly 0`."""
     hit, total = int(mask.sum().item()), mask.numel()
-    return one if total == 1 or hit == total else f"{hit} of {total} {some}"
+    return one if total in (1, hit) else f"{hit} of {total} {some}"
 
 
 def described(tensor: Any) -> str:

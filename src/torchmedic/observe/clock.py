@@ -38,6 +38,8 @@ class Clock:
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._gauge = MemoryGauge()
+        self.usual_step = 0.0  # seconds, a running average
+        self._step_closed: float | None = None
 
     @property
     def phase_name(self) -> Phase:
@@ -84,3 +86,8 @@ class Clock:
             self._stepped.clear()
             self.step += 1
             self.micro_step = 0
+            now = time.monotonic()
+            if self._step_closed is not None:
+                took = now - self._step_closed
+                self.usual_step += 0.1 * (took - self.usual_step) if self.usual_step else took
+            self._step_closed = now

@@ -217,6 +217,8 @@ def _made_without_device(evidence: RaisedEvidence, split: Split, stray: Placed) 
     if stray.node is None or stray.frame is None or stray.device.type != "cpu":
         return None
     origin = origin_of(evidence.frames, stray.frame, stray.node)
+    if origin is not None and isinstance(origin.node, ast.expr) and origin.name != ast.unparse(origin.node):
+        return None  # a loop header, which names where the values come from and not this one
     made = origin.value if origin is not None and origin.value is not None else stray.node
     calls = [(part, _called(part)) for part in ast.walk(made) if isinstance(part, ast.Call)]
     if any(name in _MOVES for _, name in calls):

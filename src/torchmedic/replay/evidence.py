@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 from traceback import FrameSummary
 from typing import Any
@@ -102,11 +101,10 @@ class RaisedEvidence:
 
     @property
     def is_torchs(self) -> bool:
-        """Whether the words are torch's own: not those of a loader's worker, nor of a `raise` in the user's code."""
+        """Whether the words are torch's own: not those of a loader's worker, nor of a `raise` in other code."""
         last = self.frames[-1] if self.frames else None
-        if last is not None and last.is_user and last.node is None and isinstance(last.statement, ast.Raise):
-            return False
-        return not self.from_loader
+        raised_elsewhere = last is not None and last.instruction == "RAISE_VARARGS" and not _is_torch(last)
+        return not raised_elsewhere and not self.from_loader
 
     @property
     def is_traced(self) -> bool:
@@ -159,7 +157,7 @@ def _root(error: BaseException) -> tuple[BaseException, list[Frame]]:
     for _ in range(10):
         inner = error.__cause__ or error.__context__
         last = frames[-1] if frames else None
-        if inner is None or last is None or not last.is_user or not isinstance(last.statement, ast.Raise):
+        if inner is None or last is None or not last.is_user or last.instruction != "RAISE_VARARGS":
             break
         inner_frames = frames_of(inner.__traceback__)
         if not inner_frames or not (_is_torch(inner_frames[-1]) or _has_tensors(inner_frames[-1])):

@@ -33,6 +33,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def results_of(calls: Iterable[Call]) -> list[Result]:
     """What each call would have made, where its operands tell: an elementwise operation, a product, a factory."""
     found: list[Result] = []
+    calls = list(calls)
+    for known in (call.frame.variables for call in calls if not call.frame.is_user):
+        # A loss of torch's broadcasts its two arguments before it calls on.
+        if isinstance(known.get("input"), torch.Tensor) and isinstance(known.get("target"), torch.Tensor):
+            found += _of_two(known["input"], known["target"])
     for call in calls:
         tensors = [argument.value for argument in call.tensors[:2]]
         if len(tensors) == 2:

@@ -166,12 +166,12 @@ def _older(frame: Frame, node: ast.AST, name: str, depth: int) -> Maker | None:
     for part in ast.walk(value):
         if isinstance(part, ast.Name) and part.id != name:
             given = frame.variables.get(part.id, frame.live.f_globals.get(part.id))
-            if isinstance(given, torch.Tensor) or hasattr(given, "__array_interface__"):
-                if is_bad(given):
-                    found = _variable(frame, part.id, depth - 1)
-                    if found is None and part.id in frame.live.f_globals:
-                        found = _global(frame, part.id)
-                    return found
+            is_array = isinstance(given, torch.Tensor) or hasattr(given, "__array_interface__")
+            if is_array and is_bad(given):
+                found = _variable(frame, part.id, depth - 1)
+                if found is None and part.id in frame.live.f_globals:
+                    found = _global(frame, part.id)
+                return found
     return None
 
 

@@ -24,14 +24,11 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Location, Role
+from torchmedic.replay.bounds import ReplayTooLong
 from torchmedic.replay.frames import place
 
 _ENGINE = "_engine_run_backward"
 _UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
-
-
-class ReplayTooLong(Exception):
-    """The replay has used up its time."""
 
 
 class Spot(NamedTuple):
@@ -104,7 +101,7 @@ class Op:
 
     @property
     def kind(self) -> str:
-        """The name without the underscores that only tell its variants apart: `_softmax`, `div_` -> `softmax`, `div`."""
+        """The name without the underscores that tell its variants apart: `_softmax`, `div_` -> `softmax`, `div`."""
         return self.name.strip("_")
 
     @property
@@ -147,7 +144,7 @@ class Microscope(TorchDispatchMode):
         deadline: float | None = None,
         watch: Sequence[torch.Tensor] = (),
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.ops: list[Op] = []
         self.values: list[float] = []
         self.gradients: list[tuple[torch.Tensor, Value]] = []
@@ -227,7 +224,7 @@ class Microscope(TorchDispatchMode):
     # What torch calls
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call,unused-ignore]
         # The last moment at which the gradients of this replay are there.
         for tensor in self._watch:
             if tensor.is_leaf and tensor.grad is not None:

@@ -21,10 +21,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchmedic.observe.frames import user_frame
 from torchmedic.observe.notes import StepNotes, released
+from torchmedic.replay.arguments import lost_arguments
+from torchmedic.replay.bounds import Bounds, ReplayTooBig, check_memory, time_limit
 from torchmedic.replay.graph import leaves_behind
 from torchmedic.replay.iterators import draws_from_iterator
-from torchmedic.replay.arguments import lost_arguments
-from torchmedic.replay.microscope import ReplayTooLong, Spot
+from torchmedic.replay.microscope import Spot
 from torchmedic.replay.segment import AWAIT, END, Segment, names_read, names_written, read_first
 from torchmedic.replay.state import muted, preserved, rewind_rng
 
@@ -78,7 +79,9 @@ class Runner:
         optimizers: Sequence[Any] = (),
         batch: Any = None,
         target: ast.expr | None = None,
+        usual_step: float = 0.0,
     ) -> None:
+        self._seconds = time_limit(usual_step)
         self.segment = segment
         self._frame = frame
         self._notes = notes
@@ -132,6 +135,11 @@ class Runner:
         if change is not None:
             change(namespace)
         started = time.monotonic()
+        try:
+            check_memory()
+        except ReplayTooBig as error:
+            played.error = error
+            return played
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
             stack.enter_context(preserved(self.modules, self.parameters))
@@ -140,14 +148,13 @@ class Runner:
             for device, dtype in self._notes.autocast.items():
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             rewind_rng(self._notes)
+            stack.enter_context(Bounds(started + self._seconds))
             for context in contexts:
                 stack.enter_context(context)
             try:
                 self._execute(namespace, played, replace or {})
             except SegmentEnd:
                 pass
-            except ReplayTooLong as error:
-                played.error = error
             except Exception as error:
                 played.error = error
             if not contexts:

@@ -55,6 +55,7 @@ def cut(
     *,
     column: int | None = None,
     include_failing: bool = True,
+    through_backward: bool = False,
     tree: ast.Module | None = None,
 ) -> Segment:
     """Cut the step out of a frame.
@@ -65,6 +66,7 @@ def cut(
         forward_line: Its line at the forward pass, where that is known.
         column: Where on that line, in bytes from 0, should several statements share it.
         include_failing: Whether the failing statement belongs to the step (`backward()` does, `optimizer.step()` not).
+        through_backward: Whether to go on to the statement that calls backward, where the step did not get there.
         tree: Other syntax for the same file, for a trial.
 
     Raises:
@@ -83,6 +85,8 @@ def cut(
     if inner is not block and forward_line is not None and not _feeds(block, forward_line, line):
         block = inner  # the first forward pass after the last update was another one, an evaluation say
     statements = _truncate(block, (line, _LINE_END if column is None else column), include_failing)
+    if through_backward:
+        statements = _go_on(statements, block, line)
     if not statements:
         raise CannotCut("no statement stands before the failing one")
     needed = _needed(statements)
@@ -247,6 +251,22 @@ def _truncate(block: Block, point: tuple[int, int], include_failing: bool) -> Bl
             kept.extend(_truncate(inner, point, include_failing))
         break
     return kept
+
+
+def _go_on(statements: Block, block: Block, line: int) -> Block:
+    """Statements up to a failing one, and those behind it as far as backward."""
+    if any(_calls_backward(statement) for statement in statements):
+        return statements
+    at = next((number for number, statement in enumerate(block) if _spans(statement, {line})), len(block))
+    for number in range(at, len(block)):
+        if _calls_backward(block[number]):
+            return block[: number + 1]
+    raise CannotCut("backward is not called from this frame")
+
+
+def _calls_backward(statement: ast.stmt) -> bool:
+    names = (node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute))
+    return not isinstance(statement, (*_FUNCTIONS, ast.ClassDef)) and "backward" in names
 
 
 def _needed(statements: Block) -> Block:

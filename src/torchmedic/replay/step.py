@@ -14,7 +14,6 @@ from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.runner import Played, Runner
 from torchmedic.replay.segment import CannotCut, Segment, cut
 
-
 # Frames with the line and column that each is at, innermost first.
 Stack = list[tuple[FrameType, int, int | None]]
 
@@ -121,6 +120,26 @@ def _step(stack: Stack, agent: Any, include_failing: bool) -> Step:
     raise CannotCut("no frame of the step is left")
 
 
+def through_backward(tb: TracebackType | None, agent: Any) -> Step:
+    """The step that an exception ended before its backward, cut so that it gets there once the exception is cured.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    why = CannotCut("the exception has no frames")
+    entries: Stack = []
+    while tb is not None:
+        entries.append((tb.tb_frame, *_point(tb.tb_frame, tb.tb_lasti, tb.tb_lineno)))
+        tb = tb.tb_next
+    for frame, line, column in reversed(entries):
+        if is_user_file(frame.f_code.co_filename):
+            try:
+                return _cut(frame, (line, column), None, agent, True, through=True)
+            except CannotCut as reason:
+                why = reason
+    raise why
+
+
 def _point(frame: FrameType, lasti: int, line: int) -> tuple[int, int | None]:
     """Line and column of the expression that a frame is evaluating."""
     for index, (start, _, column, _) in enumerate(frame.f_code.co_positions()):
@@ -130,11 +149,25 @@ def _point(frame: FrameType, lasti: int, line: int) -> tuple[int, int | None]:
 
 
 def _cut(
-    frame: FrameType, point: tuple[int, int | None], forward_line: int | None, agent: Any, include_failing: bool
+    frame: FrameType,
+    point: tuple[int, int | None],
+    forward_line: int | None,
+    agent: Any,
+    include_failing: bool,
+    *,
+    through: bool = False,
 ) -> Step:
     def recut(tree: ast.Module | None) -> Segment:
         column = point[1] if tree is None else _moved_column(frame, point, tree)
-        return cut(frame, point[0], forward_line, column=column, include_failing=include_failing, tree=tree)
+        return cut(
+            frame,
+            point[0],
+            forward_line,
+            column=column,
+            include_failing=include_failing,
+            through_backward=through,
+            tree=tree,
+        )
 
     segment = recut(None)
     runner = Runner(
@@ -144,6 +177,7 @@ def _cut(
         optimizers=list(agent.clock.optimizers),
         batch=agent.batches.whole,
         target=_loop_target(frame, segment),
+        usual_step=getattr(agent.clock, "usual_step", 0.0),
     )
     return Step(frame, recut, runner)
 

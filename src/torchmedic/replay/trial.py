@@ -121,7 +121,8 @@ def attempt(
     try:
         source, patch = edited(edit)
         if compared:
-            text = f"{Comparison.NAME}(({edit.text}), ({source_of(edit.spot)}))"
+            original = ast.unparse(ast.parse(f"({source_of(edit.spot)}\n)", mode="eval"))  # on one line, no comments
+            text = f"{Comparison.NAME}(({edit.text}), ({original}))"
             source, _ = edited(edit._replace(text=text))
         tree = ast.parse(source, edit.spot.file)
     except (CannotCut, SyntaxError, UnicodeError):

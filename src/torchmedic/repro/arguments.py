@@ -29,7 +29,6 @@ class Inputs:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.specs: list[Input] = []
-        self.devices: set[str] = set()
         self._names: dict[int, str] = {}
         self._held: list[torch.Tensor] = []  # an address means something only as long as its owner lives
 
@@ -74,6 +73,7 @@ class Inputs:
                 name=name,
                 dtype=str(copy.dtype).removeprefix("torch."),
                 shape=tuple(copy.shape),
+                device=_device(tensor),
                 grad=grad if grad is not None else _leafhood(tensor),
                 layout=layout,
                 order=order,
@@ -82,7 +82,6 @@ class Inputs:
         self.tensors[name] = copy
         self._names[id(tensor)] = name
         self._held.append(tensor)
-        self.devices.add(tensor.device.type)
         return name
 
     def _free(self, hint: str) -> str:
@@ -123,6 +122,13 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
         if type(plain) is not torch.Tensor:
             plain = plain.as_subclass(torch.Tensor)
         return plain.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def _device(tensor: torch.Tensor) -> str:
+    device = tensor.device
+    if type(tensor).__name__ == "FakeTensor":
+        return "cpu"
+    return device.type if not device.index else f"{device.type}:{device.index}"
 
 
 def _leafhood(tensor: torch.Tensor) -> Leafhood:

@@ -21,7 +21,6 @@ class Made(msgspec.Struct, frozen=True):
     values: str | None
     before: list[list[int]]
     after: list[list[int]]
-    device: str = "cpu"
 
 
 class Checked(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import torch
 
 from torchmedic.replay.microscope import Captured, Op
@@ -73,17 +74,26 @@ def _forward(captured: Captured, header: Recipe) -> Program | None:
         try:
             inputs = Inputs()
             line = called(spelling, named(captured, spelling), inputs)
-            given_inf = any(badness(tensor) == "inf" for tensor in inputs.tensors.values())
-            bad = Bad(kind="nan" if kind == "nan" else "inf", of="result", given_inf=given_inf)
-            found = made(header, inputs, [line], bad)
-            item = _position(found.run()["result"], wanted)
-        except Exception:  # no such function, or not with these arguments
+        except NotRecordable:
             continue
-        if item is not None:
-            found = found.with_recipe(outcome=Bad(kind=bad.kind, of="result", item=item[0], given_inf=given_inf))
-            if found.holds():
+        given_inf = any(badness(tensor) == "inf" for tensor in inputs.tensors.values())
+        bad = Bad(kind="nan" if kind == "nan" else "inf", of="result", given_inf=given_inf)
+        for variant in made(header, inputs, [line], bad).variants():
+            found = _with_position(variant, wanted, bad)
+            if found is not None:
                 return found
     return None
+
+
+def _with_position(program: Program, wanted: torch.Tensor, bad: Bad) -> Program | None:
+    try:
+        item = _position(program.run()["result"], wanted)
+    except Exception:  # no such function, or not with these arguments
+        return None
+    if item is None:
+        return None
+    found = program.with_recipe(outcome=msgspec.structs.replace(bad, item=item[0]))
+    return found if found.holds() else None
 
 
 def _position(result: Any, wanted: torch.Tensor) -> tuple[int | None] | None:
@@ -119,8 +129,8 @@ def _gradient(evidence: NumbersEvidence, op: Op, header: Recipe) -> Program | No
         for gradient in _incoming(evidence, op, forward, captured.outputs[0]):
             try:
                 found = _differentiated(captured, spelling, gradient, header)
-            except Exception:
-                break  # this spelling does not work at all
+            except NotRecordable:
+                break
             if found is not None:
                 return found
     return None
@@ -147,33 +157,26 @@ def _differentiated(captured: Captured, spelling: Spelling, gradient: torch.Tens
     inputs.add(gradient, "gradient", "no")
     lines = [line, Line(target="Tensor.backward", args=(Ref("result"), Ref("gradient")))]
     given_inf = any(badness(tensor) == "inf" for tensor in inputs.tensors.values())
-    found = made(header, inputs, lines, None)
-    found.run()
-    for spec in inputs.specs:
-        if spec.grad == "no":
-            continue
-        bad = Bad(kind="nan", of=spec.name, gradient=True, given_inf=given_inf)
-        kind = found.badness(bad)
-        if kind is not None:
-            bad = Bad(kind="nan" if kind == "nan" else "inf", of=spec.name, gradient=True, given_inf=given_inf)
-            return found.with_recipe(outcome=bad)
+    for found in made(header, inputs, lines, None).variants():
+        for spec in inputs.specs:
+            if spec.grad == "no":
+                continue
+            bad = Bad(kind="nan", of=spec.name, gradient=True, given_inf=given_inf)
+            kind = found.badness(bad)
+            if kind is not None:
+                return found.with_recipe(outcome=msgspec.structs.replace(bad, kind=kind))
     return None
 
 
 def _trainable(spec: Any) -> Any:
-    import msgspec
-
     return msgspec.structs.replace(spec, grad="leaf")
 
 
 def made(header: Recipe, inputs: Inputs, lines: list[Line], outcome: Any) -> Program:
-    import msgspec
-
     recipe = msgspec.structs.replace(
         header,
         inputs=tuple(inputs.specs),
         lines=tuple(lines),
         outcome=outcome,
-        devices=tuple(sorted(inputs.devices)),
     )
     return Program(recipe, inputs.tensors)

@@ -21,12 +21,15 @@ _TOLD, _LONGEST = 16, 60  # characters
 
 
 class Program:
-    """Calls and their inputs. Programs are not changed: every `with_...` gives another one."""
+    """Calls and their inputs. Programs are not changed: every `with_...` gives another one.
 
-    def __init__(self, recipe: Recipe, tensors: dict[str, torch.Tensor], *, device: str = "cpu") -> None:
+    All of it runs on the host, so that anybody can run it; `at_home` is for what fails only where it was recorded.
+    """
+
+    def __init__(self, recipe: Recipe, tensors: dict[str, torch.Tensor], *, at_home: bool = False) -> None:
         self.recipe = recipe
         self.tensors = tensors
-        self.device = device
+        self.at_home = at_home
         self._code: CodeType | None = None
 
     @property
@@ -71,11 +74,26 @@ class Program:
     def with_recipe(self, **changes: Any) -> Program:
         return self._like(msgspec.structs.replace(self.recipe, **changes), self.tensors)
 
-    def on(self, device: str) -> Program:
-        return Program(self.recipe, self.tensors, device=device)
+    def variants(self) -> list[Program]:
+        """On the host, and where there were others, on the devices of its inputs."""
+        if all(given.device == "cpu" for given in self.inputs):
+            return [self]
+        return [self, Program(self.recipe, self.tensors, at_home=True)]
+
+    def device_of(self, given: Input) -> str:
+        return given.device if self.at_home else "cpu"
+
+    @property
+    def device(self) -> str:
+        """The kind of device that most of it runs on."""
+        return (
+            next((given.device for given in self.inputs if given.device not in ("cpu", "meta")), "cpu")
+            if self.at_home
+            else "cpu"
+        )
 
     def _like(self, recipe: Recipe, tensors: dict[str, torch.Tensor]) -> Program:
-        other = Program(recipe, tensors, device=self.device)
+        other = Program(recipe, tensors, at_home=self.at_home)
         if recipe.lines is self.recipe.lines:
             other._code = self._code
         return other
@@ -118,14 +136,18 @@ class Program:
         names: dict[str, Any] = {"torch": torch}
         with _quiet(self.recipe.deterministic), torch.random.fork_rng(devices=[]):
             for given in self.inputs:
-                names[given.name] = built(self.tensors[given.name].to(self.device), given)
+                names[given.name] = built(self.tensors[given.name].to(self.device_of(given)), given)
             with self._autocast():
                 exec(self._code, names)
         return names
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         dtype = self.recipe.autocast
-        return torch.autocast(self.device, dtype=getattr(torch, dtype)) if dtype else contextlib.nullcontext()
+        return (
+            torch.autocast(self.device.partition(":")[0], dtype=getattr(torch, dtype))
+            if dtype
+            else contextlib.nullcontext()
+        )
 
     def _clean(self, wanted: Bad) -> bool:
         for given in self.inputs:

@@ -13,9 +13,9 @@ import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
+from torchmedic.replay.bounds import ReplayTooLong
 from torchmedic.replay.calls import UNKNOWN, Call
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.microscope import ReplayTooLong
 from torchmedic.replay.reading import OPERATORS
 from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.step import from_traceback
@@ -83,8 +83,9 @@ def _verified(evidence: RaisedEvidence, header: Recipe, lines: Callable[[Inputs]
         states.append({"autocast": str(dtype).removeprefix("torch.")})
     for state in states:
         found = made(msgspec.structs.replace(header, **state), inputs, made_lines, wanted)
-        if found.holds():
-            return found
+        for variant in found.variants():
+            if variant.holds():
+                return variant
         if evidence.is_traced:  # the tracer of torch.compile wraps what the operation raised
             raised = found.error()
             if raised is not None and pattern(raised) in pattern(Exception(" ".join(evidence.message.splitlines()))):

@@ -24,6 +24,7 @@ _TARGET = re.compile(
     r"|torch\.ops\.aten\.\w+\.\w+|Tensor\.\w+|operator\.\w+|call|sum_backward"
 )
 _FORBIDDEN = re.compile(r"file|load|save|import|compile|hub")
+_DEVICE = re.compile(r"[a-z]+(?::\d+)?")
 _ATTRIBUTE = re.compile(r"torch\.[a-z]\w*")
 
 Leafhood = Literal["no", "leaf", "computed", "view"]
@@ -78,6 +79,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
+    device: str = "cpu"
     grad: Leafhood = "no"
     layout: Layout = ""
     order: tuple[int, ...] = ()  # of the dimensions, for "permuted"; which ones, for "expanded"
@@ -119,7 +121,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Raises | Bad | None = None
     autocast: str = ""  # its dtype
     deterministic: bool = False
-    devices: tuple[str, ...] = ()
 
 
 def json_path(folder: Path, number: int) -> Path:
@@ -164,6 +165,8 @@ def _check(recipe: Recipe) -> None:
     for given in recipe.inputs:
         _check_name(given.name)
         _check_name(given.dtype)
+        if not _DEVICE.fullmatch(given.device):
+            raise ValueError(f"device {given.device!r}")
     for line in recipe.lines:
         if not _TARGET.fullmatch(line.target) or _FORBIDDEN.search(line.target):
             raise ValueError(f"call of {line.target!r}")

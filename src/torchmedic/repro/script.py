@@ -81,10 +81,11 @@ def _input(given: Input, program: Program, inline: bool) -> list[str]:
     else:
         most = _FEW if isinstance(program.recipe.outcome, Bad) else 0
         source = _literal(given, tensor, tensor.numel() <= most or not given.shape)
-    if program.device != "cpu":
-        source += f'.to("{program.device}")'
+    device = program.device_of(given)
+    if device != "cpu":
+        source += f'.to("{device}")'
     if given.grad != "no":
-        if source.startswith("torch.") and source.endswith(")") and program.device == "cpu" and "view_as" not in source:
+        if source.startswith("torch.") and source.endswith(")") and device == "cpu" and "view_as" not in source:
             source = source[:-1] + ", requires_grad=True)"
         else:
             source += ".requires_grad_()"

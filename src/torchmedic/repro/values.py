@@ -49,12 +49,13 @@ def rounded(shrinker: Shrinker) -> None:
 
 def one_by_one(shrinker: Shrinker) -> None:
     """Element by element, where there are few."""
+    zero = isinstance(shrinker.best.recipe.outcome, Raises)
     for given in shrinker.best.inputs:
         tensor = shrinker.best.tensors[given.name]
         if given.fill is not None or tensor.is_complex() or tensor.dtype is torch.bool or tensor.numel() > INLINE:
             continue
         for position in range(tensor.numel()):
-            for simple in _simpler(shrinker.best.tensors[given.name].flatten()[position]):
+            for simple in _simpler(shrinker.best.tensors[given.name].flatten()[position], zero):
                 changed = shrinker.best.tensors[given.name].clone()
                 changed.view(-1)[position] = simple
                 if shrinker.offer(shrinker.best.with_tensors({given.name: changed})):
@@ -62,13 +63,13 @@ def one_by_one(shrinker: Shrinker) -> None:
         _constant_where_all_are(shrinker)
 
 
-def _simpler(value: torch.Tensor) -> list[torch.Tensor]:
+def _simpler(value: torch.Tensor, zero: bool) -> list[torch.Tensor]:
     if value.is_floating_point():
         candidates = [_rounded(value, digits) for digits in (0, 1, 2, 3, 4)]
     else:
         whole = int(value.item())
         sign = -1 if whole < 0 else 1
-        sizes = sorted({0, 1, 2, 10, 100, 1000, abs(whole) // 2, abs(whole) - 1})
+        sizes = sorted({0 if zero else 1, 1, 2, 10, 100, 1000, abs(whole) // 2, abs(whole) - 1})
         # A negative index is another mistake than one that is too big.
         candidates = [value.new_tensor(sign * size) for size in sizes if size < abs(whole) and (sign > 0 or size)]
     found: list[torch.Tensor] = []

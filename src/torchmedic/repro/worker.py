@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import msgspec
-import torch
 
 from torchmedic.errors import TorchmedicError
 from torchmedic.repro import recipe, store
@@ -40,12 +39,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _failing(program: Program) -> Program:
-    """On the host if it fails there too: a script for everybody. Else on the kind of device that it failed on."""
-    if not program.holds():
-        for device in program.recipe.devices:
-            if device == "cuda" and torch.cuda.is_available() and program.on(device).holds():
-                return program.on(device)
-    return program
+    """On the host if it fails there too: a script for everybody. Else on the devices that it failed on."""
+    return next((variant for variant in program.variants() if variant.holds()), program)
 
 
 def _write(program: Program, original: Program, output: Path) -> Made:
@@ -61,7 +56,6 @@ def _write(program: Program, original: Program, output: Path) -> Made:
         values=str(values) if loads else None,
         before=[list(given.shape) for given in original.inputs],
         after=[list(given.shape) for given in program.inputs],
-        device=program.device,
     )
 
 

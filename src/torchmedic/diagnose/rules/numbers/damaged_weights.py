@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import math
 
+import msgspec
 import torch
 
 from torchmedic.diagnose.numbers import described, noticed, victim
@@ -21,7 +22,7 @@ from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.construction import built_at
 from torchmedic.replay.frames import node_location, syntax_tree
-from torchmedic.replay.makers import maker_of
+from torchmedic.replay.makers import Maker, maker_of
 from torchmedic.replay.microscope import Leaf
 from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.replay.origins import attribute_assignments
@@ -30,7 +31,8 @@ from torchmedic.replay.values import number
 CODE, NAME = "TM221", "damaged-weights"
 
 _WRITERS = frozenset(
-    "copy_ fill_ mul_ div_ add_ sub_ sqrt_ log_ uniform_ normal_ clamp_ zero_ load_state_dict pow_ reciprocal_ lerp_".split()
+    "copy_ fill_ mul_ div_ add_ sub_ sqrt_ log_ uniform_ normal_ clamp_ zero_ load_state_dict pow_ reciprocal_ "
+    "lerp_".split()
 )
 
 
@@ -82,8 +84,6 @@ def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Locat
     if owner is not None:
         found = list(attribute_assignments(type(owner), attr))
         if found:
-            from torchmedic.replay.makers import Maker
-
             label = f"`{attr}` gets its values here"
             return Maker(found[-1][0], found[-1][1], attr).location("cause", label), len(found) == 1
         built = built_at(evidence.frames, owner, "built here")
@@ -96,8 +96,6 @@ def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Locat
 
 
 def _as_cause(location: Location) -> Location:
-    import msgspec
-
     return msgspec.structs.replace(location, role="cause")
 
 
@@ -116,23 +114,27 @@ def _writers(evidence: NumbersEvidence, attr: str) -> list[Location]:
     for file in dict.fromkeys(frame.file for frame in reversed(evidence.frames) if frame.is_user):
         tree = syntax_tree(file)
         for node in ast.walk(tree) if tree is not None else ():
-            match node:
-                case ast.Call(func=ast.Attribute(attr=method, value=target)) if method in _WRITERS:
-                    text = ast.unparse(target)
-                    if method == "load_state_dict" or (attr and f".{attr}" in text and "grad" not in text):
-                        if "optim" not in text.lower() and not text.startswith("opt"):
-                            found.append(node_location("cause", file, node, "written to here"))
-                case ast.Call(func=ast.Attribute(value=value), args=[target, *_]) if ast.unparse(value).endswith(
-                    "init"
-                ):
-                    if attr and ast.unparse(target).endswith(f".{attr}"):
-                        found.append(node_location("cause", file, node, "initialised here"))
-                case ast.Assign(targets=[target]) | ast.AugAssign(target=target):
-                    text = ast.unparse(target)
-                    if attr and (f".{attr}.data" in text or f".{attr}[" in text or text.endswith(f".{attr}")):
-                        if not text.startswith("self."):
-                            found.append(node_location("cause", file, node, "written to here"))
+            label = _writes(node, attr)
+            if label:
+                found.append(node_location("cause", file, node, label))
     return found
+
+
+def _writes(node: ast.AST, attr: str) -> str:
+    match node:
+        case ast.Call(func=ast.Attribute(attr="load_state_dict", value=target)):
+            text = ast.unparse(target).lower()
+            return "" if "optim" in text or text.startswith(("opt", "sched", "scaler")) else "loaded here"
+        case ast.Call(func=ast.Attribute(attr=method, value=target)) if method in _WRITERS:
+            text = ast.unparse(target)
+            return "written to here" if attr and f".{attr}" in text and "grad" not in text else ""
+        case ast.Call(func=ast.Attribute(value=value), args=[target, *_]) if ast.unparse(value).endswith("init"):
+            return "initialised here" if attr and ast.unparse(target).endswith(f".{attr}") else ""
+        case ast.Assign(targets=[target]) | ast.AugAssign(target=target):
+            text = ast.unparse(target)
+            written = f".{attr}.data" in text or f".{attr}[" in text or text.endswith(f".{attr}")
+            return "written to here" if attr and written and not text.startswith("self.") else ""
+    return ""
 
 
 RULE = Rule(CODE, NAME, check)

@@ -73,8 +73,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         draft.help(
             f"use a constant that {dtype} can hold, such as torch.finfo(torch.{dtype}).eps, or compute in float32"
         )
-    diagnosis: Diagnosis = finish(draft, evidence)
-    return diagnosis
+    return finish(draft, evidence)
 
 
 def _find(evidence: NumbersEvidence, value: Value) -> Lost | None:
@@ -108,7 +107,7 @@ def _constants(values: Captured) -> list[float]:
 
 
 def _is_lost(constant: float, rounded: float) -> bool:
-    if constant == 0 or constant == rounded or abs(constant) > 1.01:
+    if constant in (0, rounded) or abs(constant) > 1.01:
         return False
     return rounded == 0 or (rounded in (1.0, -1.0) and abs(abs(constant) - 1) < 1e-2)
 

@@ -3,8 +3,8 @@
 What: masking writes minus infinity into attention scores or logits. If a row holds nothing else, its softmax is
 0 / 0, which is NaN, and the NaN reaches every weight.
 
-Why: a sequence of length 0, a padding mask with the wrong meaning (True where it should be False), a causal mask that is
-combined with a padding mask, a query that may look at nothing.
+Why: a sequence of length 0, a padding mask with the wrong meaning (True where it should be False), a causal mask that
+is combined with a padding mask, a query that may look at nothing.
 
 Cure: leave at least one entry of each row unmasked, mask with a large negative number instead of -inf, or set the
 result of such rows to zero.
@@ -68,7 +68,7 @@ def _masked_rows(op: Op, values: Captured) -> torch.Tensor | None:
 
 
 def _meant_as_mask(evidence: NumbersEvidence, op: Op | None) -> bool:
-    """Whether an operation that made minus infinities made a mask: the log of zeros and ones, or huge negatives added."""
+    """Whether an operation that made minus infinities made a mask: the log of zeros, or huge negatives added up."""
     values = evidence.values_of(op) if op is not None else None
     if op is None or values is None or not values.outputs:
         return False
@@ -105,8 +105,7 @@ def _diagnosis(evidence: NumbersEvidence, op: Op, values: Captured, masked: torc
     draft.because(f"the scores are {list(scores.shape)}, of which {int((scores == -torch.inf).sum().item())} are -inf")
     draft.treat(first_that_passes(evidence, _cures(maker)))
     draft.help("make sure that no row is masked completely: skip empty sequences, check what True means in the mask")
-    diagnosis: Diagnosis = finish(draft, evidence)
-    return diagnosis
+    return finish(draft, evidence)
 
 
 def _mask_maker(evidence: NumbersEvidence, op: Op) -> Op | None:

@@ -70,8 +70,7 @@ def _of_ctc(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
     )
     draft.because(*facts)
     draft.treat(first_that_passes(evidence, _ctc_cures(evidence)) or _module_cure(evidence))
-    diagnosis: Diagnosis = finish(draft, evidence)
-    return diagnosis
+    return finish(draft, evidence)
 
 
 def _length(lengths: object, row: int) -> int | None:
@@ -94,9 +93,11 @@ def _repeats(captured: Captured, row: int) -> int:
 
 def _ctc_cures(evidence: NumbersEvidence) -> Iterator[Cure]:
     found = expression(evidence)
-    if found is None or not isinstance(found[0], ast.Call) or operand_of(found[0], "ctc_loss") is None:
+    if found is None:
         return
     node, spot = found
+    if not isinstance(node, ast.Call) or operand_of(node, "ctc_loss") is None:
+        return
     changed = copy.deepcopy(node)
     changed.keywords = [word for word in changed.keywords if word.arg != "zero_infinity"]
     changed.keywords.append(ast.keyword("zero_infinity", ast.Constant(True)))
@@ -146,8 +147,7 @@ def _of_mask(evidence: NumbersEvidence) -> Diagnosis | None:
     if spot is not None:
         draft.at(spot.location("origin", "set to -inf here"))
     draft.help("do not mask what the loss asks about, or leave masked entries out of it")
-    diagnosis: Diagnosis = finish(draft, evidence)
-    return diagnosis
+    return finish(draft, evidence)
 
 
 def _first_to_count(path: list[Op], evidence: NumbersEvidence) -> Op | None:

@@ -19,7 +19,7 @@ import torch
 from torchmedic.diagnose.cures import Cure, expression, fill, first_that_passes, written
 from torchmedic.diagnose.numbers import begin, described, finish, not_finite
 from torchmedic.diagnose.rule import Rule
-from torchmedic.records import Diagnosis
+from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.microscope import Captured, Leaf, Op
 from torchmedic.replay.numbers import NumbersEvidence
 
@@ -53,8 +53,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     draft.at(_written_at(evidence, op))
     draft.because(*(f"an operand is {described(tensor)}" for tensor in captured.tensors[:3]))
     draft.treat(first_that_passes(evidence, _cures(evidence)))
-    diagnosis: Diagnosis = finish(draft, evidence)
-    return diagnosis
+    return finish(draft, evidence)
 
 
 def _formula(op: Op, captured: Captured, infinite: list[torch.Tensor], constants: list[float]) -> str | None:
@@ -67,7 +66,7 @@ def _formula(op: Op, captured: Captured, infinite: list[torch.Tensor], constants
     return None
 
 
-def _written_at(evidence: NumbersEvidence, op: Op) -> object:
+def _written_at(evidence: NumbersEvidence, op: Op) -> Location | None:
     scope = evidence.scope
     for value in op.inputs:
         if scope is None or not math.isinf(scope.magnitude(value)):

@@ -115,13 +115,11 @@ def _cures(evidence: NumbersEvidence, op: Op, negative: bool) -> Iterator[Cure]:
     if not negative:
         added = fill(f"A + {eps}", A=argument)
         yield Cure("add a small constant to the argument", written(with_operand(node, argument, added), node), spot)
-    clamped = fill(f"A.clamp(min={eps})", A=argument)
-    yield Cure(
-        "keep the argument positive" if negative else "keep the argument away from zero",
-        written(with_operand(node, argument, clamped), node),
-        spot,
-        "changes-training" if negative else "edit",
-    )
+    text = written(with_operand(node, argument, fill(f"A.clamp(min={eps})", A=argument)), node)
+    title = "keep the argument positive" if negative else "keep the argument away from zero"
+    yield Cure(title, text, spot, "changes-training" if negative else "edit")
+    # Arguments that are tiny but not zero change too.
+    yield Cure(title, text, spot, "changes-training", False)
 
 
 def _eps(evidence: NumbersEvidence) -> str:
@@ -172,6 +170,7 @@ def _made_by(evidence: NumbersEvidence, op: Op, spot: Spot, depth: int = 1) -> a
     """The expression that made the argument, if it stands in the same function."""
     scope = evidence.scope
     value = op.inputs[0]
+    place: Spot | None = None
     for _ in range(depth):
         source = scope.source(value) if scope is not None else None
         if scope is None or not isinstance(source, int):
@@ -179,8 +178,9 @@ def _made_by(evidence: NumbersEvidence, op: Op, spot: Spot, depth: int = 1) -> a
         made = scope.ops[source]
         if made.spot is None or (made.spot.file, made.spot.function) != (spot.file, spot.function):
             return None
+        place = made.spot
         value = made.inputs[0] if made.inputs else value
-    found = node_at(made.spot)
+    found = node_at(place) if place is not None else None
     return found[0] if found is not None else None
 
 

@@ -68,8 +68,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     draft.because("autocast chose the type" if casting else "")
     draft.treat(first_that_passes(evidence, _islands(evidence, captured, casting)))
     draft.treat(first_that_passes(evidence, _wider(evidence)))
-    diagnosis: Diagnosis = finish(draft, evidence)
-    return diagnosis
+    return finish(draft, evidence)
 
 
 def _autocast(evidence: NumbersEvidence, op: Op) -> bool:
@@ -109,14 +108,10 @@ def _islands(evidence: NumbersEvidence, captured: Captured, casting: bool) -> It
         )
         if inner is None:
             return
-        line = ast.unparse(_replaced(statement, inner, changed))
+        line = ast.unparse(with_operand(statement, inner, changed))
         device = captured.outputs[0].device.type
         text = f'with torch.autocast("{device}", enabled=False): {line}'
         yield Cure("compute this line in float32", text, whole(spot, statement), same_values=False)
-
-
-def _replaced(statement: ast.stmt, old: ast.expr, new: ast.expr) -> ast.AST:
-    return with_operand(statement, old, new)  # type: ignore[arg-type]
 
 
 def _in_float32(node: ast.expr) -> ast.expr | None:

@@ -51,15 +51,10 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
 
     draft.at(origin(evidence, op.inputs[empty[0]], why))
     draft.treat(first_that_passes(evidence, _cures(evidence, op)))
-    return _done(draft, evidence)
+    return finish(draft, evidence)
 
 
 _SELECTING = frozenset("index masked_select index_select gather nonzero slice".split())
-
-
-def _done(draft: object, evidence: NumbersEvidence) -> Diagnosis:
-    diagnosis: Diagnosis = finish(draft, evidence)  # type: ignore[arg-type]
-    return diagnosis
 
 
 def _ignored(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
@@ -79,7 +74,7 @@ def _ignored(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
     draft = begin(evidence, CODE, NAME, "a loss averaged over nothing", why, label=label)
     draft.because(f"the scores are {list(scores.shape)}, the labels {list(labels.shape)}")
     draft.treat(first_that_passes(evidence, _label_cures(evidence, int(ignored))))
-    return _done(draft, evidence)
+    return finish(draft, evidence)
 
 
 def _nanmean(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagnosis | None:
@@ -94,7 +89,7 @@ def _nanmean(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagnosis
         "every value that `nanmean` averages over is NaN, so nothing is left",
         label="the mean of no elements is NaN",
     )
-    return _done(draft, evidence)
+    return finish(draft, evidence)
 
 
 def _cures(evidence: NumbersEvidence, op: Op) -> Iterator[Cure]:
@@ -114,9 +109,11 @@ def _cures(evidence: NumbersEvidence, op: Op) -> Iterator[Cure]:
 
 def _label_cures(evidence: NumbersEvidence, ignored: int) -> Iterator[Cure]:
     found = expression(evidence)
-    if found is None or not isinstance(found[0], ast.Call):
+    if found is None:
         return
     node, spot = found
+    if not isinstance(node, ast.Call):
+        return
     arguments = [*node.args, *(word.value for word in node.keywords if word.arg in ("input", "target"))]
     if len(arguments) < 2:
         return

@@ -28,8 +28,8 @@ from torchmedic.replay.trial import node_at
 CODE, NAME = "TM223", "nan-hidden-by-where"
 
 _DISCARDING = frozenset(
-    "where masked_fill index masked_select gather index_select take nan_to_num clamp clamp_min clamp_max minimum maximum "
-    "min max hardtanh slice_scatter".split()
+    "where masked_fill index masked_select gather index_select take nan_to_num clamp clamp_min clamp_max minimum "
+    "maximum min max hardtanh slice_scatter".split()
 )
 _FURTHER = 6
 

@@ -45,7 +45,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
             "not known",
             grade="likely",
         )
-        return _done(draft, evidence)
+        return finish(draft, evidence)
     constants = [part for part in captured.args if isinstance(part, float) and not math.isfinite(part)]
     if constants:
         event, why, label = _constant(name, constants[0])
@@ -61,12 +61,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if op.derived:
         draft.because(f"made by `{op.name}` in `{op.node}`")
     draft.help("bound, scale or select the operands before this line")
-    return _done(draft, evidence)
-
-
-def _done(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
-    diagnosis: Diagnosis = finish(draft, evidence)
-    return diagnosis
+    return finish(draft, evidence)
 
 
 def _constant(name: str, constant: float) -> tuple[str, str, str]:
@@ -93,7 +88,8 @@ def _without_origin(evidence: NumbersEvidence) -> Diagnosis:
     leaf = evidence.birth.leaf if evidence.birth is not None else None
     if leaf is not None:
         kind, name = evidence.name_of(leaf)
-        why = f"a {kind}{' `' + name + '`' if name else ''} was not finite before the step began: {described(leaf.tensor)}"
+        called = f"`{name}`, a {kind}," if name else f"a {kind}"
+        why = f"{called} was not finite before the step began: {described(leaf.tensor)}"
         draft = Draft(CODE, NAME, "likely", f"a value from before the step made {victim(evidence)}", why)
         reader = (
             evidence.scope.ops[leaf.reader].spot if evidence.scope and leaf.reader < len(evidence.scope.ops) else None
@@ -101,13 +97,13 @@ def _without_origin(evidence: NumbersEvidence) -> Diagnosis:
         draft.at(
             reader.location("cause", "used here") if reader is not None else cause_location(evidence, "noticed here")
         )
-        return _done(draft, evidence)
+        return finish(draft, evidence)
     why = f"the step could not be traced: {evidence.why_not}" if evidence.why_not else "the origin was not found"
     draft = Draft(CODE, NAME, "possible", f"an operation that is not known made {victim(evidence)}", why)
     draft.at(cause_location(evidence, f"noticed here, step {evidence.incident.step}"))
     names = _named(evidence)
     draft.because(f"gradients that are not finite: {names}" if names else "")
-    return _done(draft, evidence)
+    return finish(draft, evidence)
 
 
 def _named(evidence: NumbersEvidence) -> str:

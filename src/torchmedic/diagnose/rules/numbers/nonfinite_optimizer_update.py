@@ -2,8 +2,8 @@
 
 What: the loss and all gradients were finite, and after `optimizer.step()` a weight is not.
 
-Why: a learning rate that is infinite or NaN (a schedule that divides by zero), an optimizer with `eps=0` that divides by
-a second moment of exactly zero, an `eps` that float16 cannot hold, or an update that is larger than the type.
+Why: a learning rate that is infinite or NaN (a schedule that divides by zero), an optimizer with `eps=0` that divides
+by a second moment of exactly zero, an `eps` that float16 cannot hold, or an update that is larger than the type.
 
 Cure: look at the learning rate and at `eps`; keep the weights in float32.
 """
@@ -17,7 +17,7 @@ import torch
 
 from torchmedic.diagnose.divergence import is_diverging
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.records import Diagnosis
+from torchmedic.records import Diagnosis, Role
 from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.replay.optimizers import built_at, rate_set_at
 from torchmedic.replay.values import number
@@ -58,7 +58,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     built = built_at(evidence.frames, optimizer, "cause", label)
     draft.at(built)
     if evidence.noticed is not None:
-        role = "surfaced" if built is not None else "cause"
+        role: Role = "surfaced" if built is not None else "cause"
         draft.at(evidence.noticed.location(role, "the weights were finite before this, and are not after it"))
     bad = int((~torch.isfinite(damaged.detach())).sum().item())
     draft.because(
@@ -88,7 +88,7 @@ def _reason(optimizer: Any, group: dict[str, Any], damaged: torch.Tensor) -> Rea
             text = "eps is 0" if eps == 0 else f"eps is {eps:g}, which is 0 in {dtype}"
             return Reason(
                 f"`{kind}` with an eps of zero",
-                f"{text}, and the second moment is exactly 0 for {int(zero.sum().item())} weights: the update divides by 0",
+                f"{text}, and the second moment of {int(zero.sum().item())} weights is exactly 0: the update divides by 0",
                 text,
                 "use an eps above zero"
                 if eps == 0

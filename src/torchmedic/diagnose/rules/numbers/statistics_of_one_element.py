@@ -78,15 +78,16 @@ def _diagnosis(evidence: NumbersEvidence, kind: str, count: int, what: str) -> D
         draft.because("the batch holds a single item")
         draft.help("drop the incomplete last batch: DataLoader(..., drop_last=True)")
     draft.treat(first_that_passes(evidence, _cures(evidence)))
-    diagnosis: Diagnosis = finish(draft, evidence)
-    return diagnosis
+    return finish(draft, evidence)
 
 
 def _cures(evidence: NumbersEvidence) -> Iterator[Cure]:
     found = expression(evidence)
-    if found is None or not isinstance(found[0], ast.Call) or operand_of(found[0], *_STATISTICS) is None:
+    if found is None:
         return
     node, spot = found
+    if not isinstance(node, ast.Call) or operand_of(node, *_STATISTICS) is None:
+        return
     plain = copy.deepcopy(node)
     plain.keywords = [word for word in plain.keywords if word.arg not in ("unbiased", "correction")]
     plain.args = [part for part in plain.args if not (isinstance(part, ast.Constant) and isinstance(part.value, bool))]

@@ -1,0 +1,144 @@
+"""A view that autograd cannot follow was written to in place.
+
+What: a view shares the memory of another tensor. To differentiate a write through a view, autograd must know how the view
+was made. For the outputs of `unbind`, `split` and `chunk`, for a view made under `torch.no_grad()` and for a view that a
+custom Function returns it does not, so it refuses.
+
+Why: `for row in x: row.mul_(...)`, `a, b = x.chunk(2); a += 1`, a slice taken inside `no_grad()` and changed outside, or a
+custom Function that returns its input. The whole tensor changed in place after it was split is the same mistake.
+
+Cure: make the operation out of place, index the tensor itself (`x[i]`), or return a clone from the Function.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from torchmedic.diagnose.describe import shape
+from torchmedic.diagnose.edits import out_of_place
+from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.inplace_call import elsewhere, name_of, raising_spot, target_of
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.cuts import Provenance
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.forward import StepFailure
+from torchmedic.replay.microscope import Microscope, Op, Spot, storage_of
+
+CODE, NAME = "TM106", "inplace-on-forbidden-view"
+
+_KINDS = (
+    ("returns multiple views", "the view is one of several that one operation returned"),
+    ("no_grad mode", "the view was made under `torch.no_grad()`"),
+    ("inference mode", "the view was made in inference mode"),
+    ("custom function", "the view was returned by a custom Function"),
+)
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if "RuntimeError" not in evidence.kinds or not evidence.says("view", "modified inplace"):
+        return None
+    why = next((text for fragment, text in _KINDS if evidence.says(fragment)), None)
+    if why is None:
+        return None
+    failure = StepFailure(evidence)
+    if evidence.says("its base or another view of its base"):
+        return _base_written(evidence, failure, why)
+    target = target_of(evidence)
+    tensor = target.tensor if target is not None else None
+    is_view = tensor is not None and tensor._is_view()
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if is_view else "likely",
+        f"{name_of(target)} is a view that cannot be written to in place",
+        f"{why}, and autograd does not follow a write to such a view",
+    )
+    draft.at(*evidence.at_user_line("cause", "written to in place"))
+    draft.at(_made(failure, evidence))
+    if tensor is not None and is_view and tensor._base is not None:
+        draft.because(f"it has shape {shape(tensor)} and is a view of a tensor of shape {shape(tensor._base)}")
+    treated = GraphTrials(failure, None).first(elsewhere(raising_spot(evidence)))
+    draft.treat(treated)
+    if treated is None:
+        draft.help(_advice(evidence))
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _advice(evidence: RaisedEvidence) -> str:
+    if evidence.says("custom function"):
+        return "return a clone from the Function, or change the tensor out of place"
+    if evidence.says("no_grad mode"):
+        return "make the view and change it both inside or both outside of `torch.no_grad()`"
+    return "make the operation out of place, or index the whole tensor: `x[i] = ...`"
+
+
+def _made(failure: StepFailure, evidence: RaisedEvidence) -> Location | None:
+    """The line that made the view, from a replay up to the failing statement."""
+    if failure.step is None:
+        return None
+    provenance = Provenance()
+    played = failure.step.runner.play(provenance)
+    if played.error is None or type(played.error) is not type(evidence.error):
+        return None
+    # The last calls before it raised; the view is what the refused call was given.
+    node = re.search(r"Output \d+ of (\w+?)(?:Backward\d*)? is a view", str(played.error))
+    wanted = node[1].lower() if node else ""
+    for call in reversed(provenance.calls):
+        if call.spot is None or not any(tensor._is_view() for tensor in call.outputs):
+            continue
+        if not wanted or _fits(wanted, call.name, call.outputs) or not call.grad_enabled:
+            return call.spot.location("origin", "the view is made here")
+    return None
+
+
+def _fits(node: str, name: str, outputs: tuple[torch.Tensor, ...]) -> bool:
+    """Whether a call made the node that torch names: `chunk` makes a `Split`, a loop over a tensor an `Unbind`."""
+    names = {re.sub(r"backward\d*$", "", type(tensor.grad_fn).__name__.lower()) for tensor in outputs if tensor.grad_fn}
+    return node in names or node.startswith(name.strip("_").lower())
+
+
+def _base_written(evidence: RaisedEvidence, failure: StepFailure, why: str) -> Diagnosis | None:
+    """The write came first; what raises is the next use of the view."""
+    found = _writer(failure)
+    grade = "proven" if found is not None else "likely"
+    draft = Draft(
+        CODE,
+        NAME,
+        grade,  # type: ignore[arg-type]
+        "a tensor was written to in place although a view that autograd cannot follow shares its memory",
+        f"{why}; after the write its values are no longer what they were recorded as",
+    )
+    if found is not None:
+        draft.at(found[0].location("cause", "writes to the memory of the view"))
+        draft.at(*evidence.at_user_line("surfaced", "the view is used here"))
+        treated = GraphTrials(failure, None).first(out_of_place(found[0]))
+        draft.treat(treated)
+        if treated is not None:
+            return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    else:
+        draft.at(*evidence.at_user_line("cause", "the view is used here; the write is earlier"))
+    draft.help("make the write out of place, or write before the tensor is split")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _writer(failure: StepFailure) -> tuple[Spot, Op] | None:
+    if failure.step is None:
+        return None
+    scope = Microscope()
+    failure.step.runner.play(scope)
+    call = failure.evidence.call
+    shared = {storage_of(argument.value) for argument in call.tensors} if call is not None else set()
+    writes = [op for op in scope.ops if op.writes and op.spot is not None and not op.is_backward]
+    shapes = [argument.value._base for argument in call.tensors if argument.value._is_view()] if call is not None else []
+    if not writes or not shared or not shapes:
+        return None
+    # The storage is another one in the replay: the last write before the view was used is what made it stale.
+    last = writes[-1]
+    assert last.spot is not None
+    return last.spot, last
+
+
+RULE = Rule(CODE, NAME, check)

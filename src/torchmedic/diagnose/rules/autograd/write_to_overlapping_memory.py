@@ -1,0 +1,65 @@
+"""A tensor was written to in place although several of its elements share one place in memory.
+
+What: `expand` and `broadcast_to` repeat a tensor without copying it: all repetitions are the same memory. A write through
+such a tensor would write one place several times, with different values. A write whose source overlaps its target
+(`x[1:] += x[:-1]`) has the same trouble.
+
+Why: `expand(...)`, `broadcast_to(...)`, `as_strided(...)` or overlapping slices, then `+=`, `x[...] = ...` or a method
+that ends in `_`.
+
+Cure: make it out of place, or write to a `.clone()`, which has memory of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torchmedic.diagnose.describe import made_here, shape
+from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.inplace_call import elsewhere, name_of, raising_spot, target_of
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.forward import StepFailure
+
+CODE, NAME = "TM107", "write-to-overlapping-memory"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if "RuntimeError" not in evidence.kinds or not evidence.says("written-to tensor", "single memory location"):
+        return None
+    target = target_of(evidence)
+    tensor = target.tensor if target is not None else None
+    repeated = _repeated(tensor) if tensor is not None else []
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if repeated or not evidence.says("more than one element") else "likely",
+        f"{name_of(target)} was written to in place, but several of its elements are the same memory"
+        if evidence.says("more than one element")
+        else f"{name_of(target)} was written to in place from memory that overlaps it",
+        "one place in memory would be written several times, with different values",
+    )
+    draft.at(*evidence.at_user_line("cause", "written to in place"))
+    if tensor is not None and repeated:
+        assert target is not None
+        draft.at(made_here(evidence, tensor, "repeats its memory"))
+        places = ", ".join(f"dimension {at} ({tensor.shape[at]} times)" for at in repeated)
+        draft.because(f"of shape {shape(tensor)}, it repeats the same memory along {places}")
+    failure = StepFailure(evidence)
+    # A write to memory that overlaps means nothing, so there is no loss to compare with.
+    treated = GraphTrials(failure, None).first(elsewhere(raising_spot(evidence)), same_loss=False)
+    draft.treat(treated)
+    if treated is None:
+        draft.help("make it out of place, or write to a `.clone()`")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _repeated(tensor: torch.Tensor) -> list[int]:
+    """The dimensions along which a tensor repeats its memory."""
+    if tensor.layout is not torch.strided:
+        return []
+    return [at for at, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)) if size > 1 and not stride]
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,69 @@
+"""The bounds of a replay: it ends in time, and before it makes an out-of-memory of its own."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_LONGEST = 120.0  # seconds
+_SHORTEST = 15.0
+_STEPS = 20  # usual steps that a replay may take
+_HOST_FLOOR = 0.03  # of the host's memory that stays free
+_DEVICE_FLOOR = 0.02  # of the device's
+_EVERY = 64  # operations between two looks at memory
+
+
+class ReplayTooLong(Exception):
+    """The replay has used up its time."""
+
+    def __init__(self) -> None:
+        super().__init__("it took too long")
+
+
+class ReplayTooBig(Exception):
+    """The replay was about to use up the memory."""
+
+    def __init__(self) -> None:
+        super().__init__("there is not enough memory to run the step once more")
+
+
+def time_limit(usual_step: float) -> float:
+    """How many seconds a replay may take, given what a step usually takes."""
+    return min(_LONGEST, max(_SHORTEST, _STEPS * usual_step))
+
+
+def check_memory() -> None:
+    """Raise before memory runs out.
+
+    Raises:
+        ReplayTooBig: On the host, or on the current CUDA device.
+    """
+    memory = psutil.virtual_memory()
+    if memory.available < _HOST_FLOOR * memory.total:
+        raise ReplayTooBig
+    if torch.cuda.is_initialized():
+        free, total = torch.cuda.mem_get_info()
+        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        if free + cached < _DEVICE_FLOOR * total:
+            raise ReplayTooBig
+
+
+class Bounds(TorchDispatchMode):
+    """Looks at the clock at every operation, and at memory now and then."""
+
+    def __init__(self, deadline: float) -> None:
+        super().__init__()
+        self._deadline = deadline
+        self._count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if time.monotonic() > self._deadline:
+            raise ReplayTooLong
+        if self._count % _EVERY == 0:
+            check_memory()
+        self._count += 1
+        return func(*args, **(kwargs or {}))
