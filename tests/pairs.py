@@ -35,6 +35,6 @@ def _run(folder: Path, command: list[str], stdin: str, environment: dict[str, st
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
     )
     return Ended(done.returncode if done.returncode >= 0 else 128 - done.returncode, done.stdout, done.stderr)

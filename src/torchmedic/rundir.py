@@ -7,7 +7,7 @@ rank<N>[.<pid>]/            one folder per watched process
     blackbox                the memory-mapped ring
     events.jsonl            what happened, a line each
     diagnosis-<n>.json      found in that process; merged into report.json by the parent
-    .reserve                space that is given up when something has failed, there only during the run
+    .spare                  room that is given up when something has failed, there only during the run
     repro-<n>.json          the operation that failed, with its values in repro-<n>.safetensors
 .confidential               there if no value may be kept
 """
@@ -38,8 +38,6 @@ _PARTS = ".parts"
 _SPARE = ".spare"
 _SPARE_SIZE = 64 * 1024
 _CONFIDENTIAL = ".confidential"
-_RESERVE = ".reserve"
-_RESERVED = 64 * 1024
 
 
 def create(requested: str | None, script: str, cwd: Path, job: str | None = None) -> Path:
@@ -157,16 +155,8 @@ def claim_process_folder(run: Path, rank: int) -> Path:
             (run / name).mkdir(mode=0o700)
         except FileExistsError:
             continue
-        with contextlib.suppress(OSError):
-            (run / name / _RESERVE).write_bytes(b"\0" * _RESERVED)
         return run / name
     return run / f"rank{rank}.{os.getpid()}"
-
-
-def make_room(folder: Path) -> None:
-    """Give up the space that was kept back, so that a diagnosis of a full disk can be written to it."""
-    with contextlib.suppress(OSError):
-        (folder / _RESERVE).unlink(missing_ok=True)
 
 
 def process_folders(run: Path) -> list[Path]:
@@ -318,9 +308,7 @@ def stack_files(run: Path) -> dict[int, Path]:
 
 
 def drop_empty_stacks(run: Path) -> None:
-    """Remove the files of processes that had nothing to say and are gone, and the space that was kept for it."""
-    for folder in process_folders(run):
-        make_room(folder)
+    """Remove the files of processes that had nothing to say and are gone."""
     for pid, path in stack_files(run).items():
         with contextlib.suppress(OSError):
             if not path.stat().st_size and not Path(f"/proc/{pid}").exists():

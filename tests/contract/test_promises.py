@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from pairs import plainly, watched
 
 import torchmedic
 from torchmedic.observe import blackbox
+
+pytestmark = pytest.mark.timeout(300)  # several processes that import torch
 
 # Runs in every Python of the test, the parent included: notes who would have talked to whom, and who had torch.
 SPY = """

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from pairs import plainly, watched
+
+pytestmark = pytest.mark.timeout(300)  # several processes that import torch
 
 TRAINING = '''
 import hashlib, io, random

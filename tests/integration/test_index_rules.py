@@ -158,17 +158,8 @@ class Policy(nn.Module):
 torch.manual_seed(0)
 Policy()(torch.randn(8, 3)).rsample()
 """,
-        "as scale, which must be above 0",
+        "as `scale`, which must be above 0",
         ("softplus", "`addmm`"),
-    ),
-    "nan-is-older": (
-        "TM303",
-        """
-p = torch.softmax(torch.tensor([float("inf"), 1.0]), -1)
-torch.multinomial(p, 1)  # <- cause
-""",
-        "was given NaN",
-        ("older than this line",),
     ),
     "layers-in-a-list": (
         "TM310",

@@ -7,8 +7,7 @@ import signal
 import pytest
 
 from torchmedic.supervise.launch import interpreter_flags
-from torchmedic.supervise.run import shell_status
-from torchmedic.supervise.signals import FORWARDED
+from torchmedic.supervise.signals import FORWARDED, shell_status
 
 
 @pytest.mark.parametrize(

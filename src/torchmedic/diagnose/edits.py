@@ -15,7 +15,17 @@ from torchmedic.replay.trial import Edit
 Candidate = tuple[str, Edit]  # the title of a treatment, and what it changes
 Change = tuple[ast.expr, str]  # a part of a statement, and other text for it
 
-_COMPOUND = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.While, ast.With, ast.If, ast.Try, ast.Match)
+_COMPOUND = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.For,
+    ast.While,
+    ast.With,
+    ast.If,
+    ast.Try,
+    ast.Match,
+)
 _NOT_WRITING = frozenset("requires_grad_ detach_ share_memory_ retain_grad_ zero_grad_ apply_ map_".split())
 _OPERATORS = {
     ast.Add: "+",
@@ -40,7 +50,7 @@ def statement_at(spot: Spot) -> ast.stmt | None:
         if not isinstance(node, ast.stmt) or not node.lineno <= spot.line <= (node.end_lineno or node.lineno):
             continue
         inside = point[1] is None or (
-            (node.lineno, node.col_offset) <= point < (node.end_lineno or node.lineno, node.end_col_offset or 0)  # type: ignore[operator]
+            (node.lineno, node.col_offset) <= point < (node.end_lineno or node.lineno, node.end_col_offset or 0)
         )
         if inside and (best is None or (node.lineno, node.col_offset) >= (best.lineno, best.col_offset)):
             best = node
@@ -220,10 +230,12 @@ def _outermost(node: ast.expr) -> Iterator[ast.expr]:
     if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
         yield node
         return
+    function = node.func if isinstance(node, ast.Call) else None
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.expr) and not (isinstance(node, ast.Call) and child is node.func):
+        if isinstance(child, ast.keyword):
+            yield from _outermost(child.value)
+        elif child is function:
+            if isinstance(child, ast.Attribute):
+                yield from _outermost(child.value)
+        elif isinstance(child, ast.expr):
             yield from _outermost(child)
-        elif isinstance(node, ast.Call) and child is node.func and isinstance(child, ast.Attribute):
-            yield from _outermost(child.value)
-        elif isinstance(child, ast.keyword):
-            yield from _outermost(child.value)

@@ -90,6 +90,17 @@ def _switches_off(expression: ast.expr) -> bool:
     return not (name == "inference_mode" and isinstance(value, ast.Constant) and value.value is False)
 
 
+def inference_switches() -> list[Location]:
+    """Every place in the user's code that switches inference mode on."""
+    return [
+        node_location("origin", file, head, "inference mode is switched on here")
+        for file in dict.fromkeys(user_files())
+        for node in ast.walk(syntax_tree(file) or ast.Module([], []))
+        for head in _heads(node)
+        if _switches_off(head) and "inference_mode" in ast.unparse(head)
+    ]
+
+
 @contextlib.contextmanager
 def gradients_always_on() -> Iterator[None]:
     """What the code is like if nothing in it switches gradients off; for a trial."""

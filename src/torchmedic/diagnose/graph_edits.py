@@ -43,10 +43,10 @@ def detached_in(spot: Spot, name: str, *, is_item: bool = False) -> Iterator[Edi
     # A tuple of variables: `cell(x, (h, c))`.
     if not is_item and statement is not None:
         for node in ast.walk(statement):
-            if isinstance(node, ast.Tuple) and any(ast.unparse(part) == name for part in node.elts):
-                if isinstance(node.ctx, ast.Load):
-                    items = ", ".join(f"{ast.unparse(part)}.detach()" for part in node.elts)
-                    yield Edit(spot_of_node(spot.file, node, spot.function), f"({items})")
+            loaded = isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Load)
+            if loaded and any(ast.unparse(part) == name for part in node.elts):  # type: ignore[attr-defined]
+                items = ", ".join(f"{ast.unparse(part)}.detach()" for part in node.elts)  # type: ignore[attr-defined]
+                yield Edit(spot_of_node(spot.file, node, spot.function), f"({items})")  # type: ignore[arg-type]
 
 
 def retained(spot: Spot, *, differentiable: bool) -> Iterator[Candidate]:
@@ -55,8 +55,8 @@ def retained(spot: Spot, *, differentiable: bool) -> Iterator[Candidate]:
     if call is None:
         return
     if differentiable:
-        yield "let the gradient be differentiated again", _with_keyword(spot, call, "create_graph")
-    yield "keep the graph of the first backward for the second", _with_keyword(spot, call, "retain_graph")
+        yield "let the gradient be differentiated again", with_keyword(spot, call, "create_graph")
+    yield "keep the graph of the first backward for the second", with_keyword(spot, call, "retain_graph")
 
 
 def call_at(spot: Spot, *names: str) -> ast.Call | None:
@@ -71,7 +71,8 @@ def call_at(spot: Spot, *names: str) -> ast.Call | None:
     return None
 
 
-def _with_keyword(spot: Spot, call: ast.Call, name: str, value: str = "True") -> Edit:
+def with_keyword(spot: Spot, call: ast.Call, name: str, value: str = "True") -> Edit:
+    """A call with a keyword argument added or changed."""
     given = next((word for word in call.keywords if word.arg == name), None)
     if given is not None:
         text = rewritten(spot.file, call, [(given.value, value)])
@@ -132,4 +133,4 @@ def not_reentrant(spot: Spot) -> Iterator[Candidate]:
     """A checkpoint that records its inputs itself."""
     call = call_at(spot, "checkpoint", "checkpoint_sequential")
     if call is not None:
-        yield "use the checkpoint that is not reentrant", _with_keyword(spot, call, "use_reentrant", "False")
+        yield "use the checkpoint that is not reentrant", with_keyword(spot, call, "use_reentrant", "False")

@@ -34,7 +34,7 @@ class GraphTrials:
     def __init__(self, failure: BackwardFailure | StepFailure, written: Iterable[int] | None = ()) -> None:
         self._failure = failure
         storages = frozenset(written) if written is not None else None
-        self._kept = [(tensor, tensor.detach().clone()) for tensor in _living(failure, storages)]
+        self._kept = [(tensor, tensor._version, tensor.detach().clone()) for tensor in _living(failure, storages)]
 
     @functools.cached_property
     def loss(self) -> float | None:
@@ -89,9 +89,11 @@ class GraphTrials:
         try:
             yield
         finally:
-            with torch.no_grad():
-                for tensor, value in self._kept:
-                    tensor.detach().copy_(value)
+            for tensor, version, value in self._kept:
+                if tensor._version != version:
+                    with torch.no_grad(), contextlib.suppress(RuntimeError):
+                        tensor.detach().copy_(value)
+                        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def _living(failure: BackwardFailure | StepFailure, storages: frozenset[int] | None) -> list[torch.Tensor]:

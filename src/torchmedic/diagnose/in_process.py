@@ -11,36 +11,54 @@ from torchmedic.detect.nonfinite import At, What, turned_bad
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import diagnose
 from torchmedic.observe.batches import tensors_in_frames
+from torchmedic.observe.frames import user_frame
 from torchmedic.records import Diagnosis
+from torchmedic.replay.echo import EchoEvidence, asks_about_number, complains_of_number
 from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.frames import Frame
 from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.repro import recorder
-from torchmedic.rundir import make_room, write_diagnosis
+from torchmedic.rundir import release, write_diagnosis
 
 # The operation behind a diagnosis that is not published yet.
 _waiting: list[tuple[Diagnosis, recorder.Recording | None]] = []
 
 
-# What only complains that a number is not finite.
-_ECHOES_OF_NAN = frozenset({"TM303"})
-
-
 def exception(error: BaseException, agent: Any) -> None:
     """Called by the agent while the frames of `error` are alive."""
-    make_room(agent.folder)
+    release(agent.folder)
     if is_echo(error, agent):
         return
     incident = raised(error, agent)
     evidence = RaisedEvidence(incident)
     diagnosis = diagnose(evidence, registry.RAISED)
-    if diagnosis.code in _ECHOES_OF_NAN and not agent.finite.on:
-        agent.events.write("echo", code=diagnosis.code, step=incident.step)
-        return  # the weights are NaN since a step that has been explained
+    if diagnosis.grade != "proven" and complains_of_number(evidence):
+        if not agent.finite.on:
+            agent.events.write("echo", code=diagnosis.code, step=incident.step)
+            return  # the weights are NaN since a step that has been explained
+        diagnosis = _older(EchoEvidence.of_exception(evidence)) or diagnosis
     agent.events.write("exception", symptom=incident.symptom, step=incident.step, phase=incident.phase)
     number = write_diagnosis(agent.folder, diagnosis)
     recording = recorder.of_exception(evidence, diagnosis, agent)
     if recording is not None:
         recording.write(agent.folder, number)
+
+
+def _older(evidence: EchoEvidence) -> Diagnosis | None:
+    """The origin of the number that an exception complains of."""
+    diagnosis = diagnose(evidence, registry.NUMBERS) if evidence.births else None
+    return diagnosis if diagnosis is not None and diagnosis.grade != "possible" else None
+
+
+def gave_up(frame: FrameType, agent: Any) -> None:
+    """Called when the script leaves by `sys.exit`: perhaps because it saw a number that is not finite."""
+    user = user_frame(frame)
+    if user is None or not agent.finite.on or not asks_about_number(Frame(user, user.f_lasti, user.f_lineno)):
+        return
+    diagnosis = _older(EchoEvidence.of_exit(frame, agent))
+    if diagnosis is not None:
+        agent.finite.on = False
+        publish(diagnosis, agent)
 
 
 def nonfinite(optimizer: Any, frame: FrameType, what: What, at: At, agent: Any) -> Diagnosis:

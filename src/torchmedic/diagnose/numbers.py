@@ -65,6 +65,9 @@ def cause_location(evidence: NumbersEvidence, label: str) -> Location | None:
 def victim(evidence: NumbersEvidence) -> str:
     """What became of it: `the loss NaN`, `the gradients infinite`."""
     birth = evidence.birth
+    if evidence.victim_name:
+        is_nan = birth is None or birth.kind == "nan" or birth.spoiled is not None
+        return f"{evidence.victim_name} " + ("NaN" if is_nan else "infinite")
     if evidence.loss_is_bad:
         loss = evidence.incident.loss
         if loss is None and evidence.played is not None and evidence.played.roots:
@@ -89,6 +92,8 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
             "the replay was not the same bit for bit"
         )
     draft.because(noticed(evidence))
+    if evidence.complaint and evidence.noticed is not None:
+        draft.at(evidence.noticed.location("surfaced", "raised here"))
     return draft.done(step=incident.step, rank=incident.rank)
 
 
@@ -96,8 +101,8 @@ def noticed(evidence: NumbersEvidence) -> str:
     """Where it was noticed, and what it had done by then."""
     incident = evidence.incident
     at = evidence.noticed
-    if at is None:
-        return ""
+    if at is None or evidence.complaint:
+        return evidence.complaint
     place = f"{relative(at.file)}:{at.line}"
     text = at.location("surfaced").code
     text = f"noticed at `{text}`, {place}" if len(text) <= 60 else f"noticed at {place}"

@@ -134,6 +134,17 @@ class Agent:
         """It has reached the weights, or is about to."""
         _later_stages().publish(finding, self)
 
+    @contained("observe.giving_up")
+    def gives_up(self, frame: FrameType) -> None:
+        """The script is about to leave by `sys.exit`, with no exception under way."""
+        if self.clock.updates or self.clock.micro_step or self.clock.optimizers:
+            self.open()
+            self.hooks.paused = True
+            try:
+                _later_stages().gave_up(frame, self)
+            finally:
+                self.hooks.paused = False
+
     @contained("observe.exit")
     def exiting(self) -> None:
         if self.clock.box is not None:
@@ -177,7 +188,7 @@ def install(run_dir: str) -> None:
     contained("observe.signals")(agent.share_worker_signals)()
     agent.hooks.install()
     contained("observe.worker")(workers.install)()
-    contained("observe.endings")(endings.install)(_on_exception, _on_child_end)
+    contained("observe.endings")(endings.install)(_on_exception, _on_child_end, _on_giving_up)
     os.register_at_fork(after_in_child=_on_fork)
     atexit.register(_on_exit)
 
@@ -190,6 +201,11 @@ def _on_exception(error: BaseException) -> None:
 def _on_child_end() -> None:
     if _agent is not None:
         _agent.child_ends()
+
+
+def _on_giving_up(frame: FrameType) -> None:
+    if _agent is not None:
+        _agent.gives_up(frame)
 
 
 def _on_fork() -> None:

@@ -36,7 +36,7 @@ class Clock:
         self.file = ""
         self.line = 0
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._stepped: set[int] = set()  # identities; a WeakSet is asked too slowly for every event
         self._gauge = MemoryGauge()
         self.usual_step = 0.0  # seconds, a running average
         self._step_closed: float | None = None
@@ -69,17 +69,17 @@ class Clock:
         self.optimizers.add(optimizer)
 
     def optimizer_stepped(self, optimizer: Any) -> None:
-        if optimizer in self._stepped:
+        if id(optimizer) in self._stepped:
             self._close_step()
-        self._stepped.add(optimizer)
+        self._stepped.add(id(optimizer))
         self.optimizers.add(optimizer)
-        if len(self._stepped) == len(self.optimizers):
+        if len(self._stepped) >= len(self.optimizers):
             self._close_step()
 
     @property
     def updates(self) -> int:
         """Steps in which some weights have been updated, the one in progress included."""
-        return self.step + bool(self._stepped)
+        return self.step + 1 if self._stepped else self.step
 
     def _close_step(self) -> None:
         if self._stepped:

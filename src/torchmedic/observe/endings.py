@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from types import CodeType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 Handler = Callable[[BaseException], None]
@@ -26,12 +26,12 @@ _seen: BaseException | None = None
 _leaving: Exception | None = None
 
 
-def install(handler: Handler, child_ends: Callable[[], None]) -> None:
+def install(handler: Handler, child_ends: Callable[[], None], gives_up: Callable[[FrameType], None]) -> None:
     _chain_sys_excepthook(handler)
     _chain_threading_excepthook(handler)
     _watch_multiprocessing(handler, child_ends)
     _watch_torch_spawn(handler)
-    _watch_sys_exit()
+    _watch_sys_exit(gives_up)
 
 
 def look_back(handler: Handler) -> None:
@@ -51,8 +51,11 @@ def training_goes_on() -> None:
     _leaving = None
 
 
-def _watch_sys_exit() -> None:
-    """`except Exception: log it; sys.exit(1)` is as much an end by an exception as not to catch it."""
+def _watch_sys_exit(gives_up: Callable[[FrameType], None]) -> None:
+    """`except Exception: log it; sys.exit(1)` is as much an end by an exception as not to catch it.
+
+    Without an exception it may still be the script's way to say that it has seen a number that is not finite.
+    """
     original = sys.exit
 
     @functools.wraps(original)
@@ -61,6 +64,8 @@ def _watch_sys_exit() -> None:
         error = sys.exception()
         if isinstance(error, Exception) and status not in (None, 0):
             _leaving = error
+        elif error is None:
+            gives_up(sys._getframe(1))
         original(status)
 
     sys.exit = exit

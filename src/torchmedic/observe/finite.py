@@ -62,6 +62,8 @@ class FiniteWatch:
         self._steps = 0
         self._skipped_bad = 0
         self._pending: list[tuple[Any, torch.Tensor, Any]] = []
+        self._places: dict[tuple[int, torch.dtype], tuple[torch.Tensor, Any]] = {}
+        self._place = 0
         self._unscaled: tuple[weakref.ref[torch.Tensor], float] | None = None
         self._born_bad: set[int] = set()
         self._started = time.monotonic()
@@ -120,11 +122,17 @@ class FiniteWatch:
         known.append(loss)
 
     def _copy_later(self, root: torch.Tensor, key: Any) -> None:
-        host = torch.empty((), dtype=root.dtype, pin_memory=True)
+        # Pinned memory that is handed back and forth costs a hundred microseconds a step: two places are kept.
+        self._place ^= 1
+        host, event = self._places.get((self._place, root.dtype)) or self._new_place(root.dtype)
         host.copy_(root.detach().reshape(()), non_blocking=True)
-        event = torch.cuda.Event()
         event.record()
         self._pending = [(key, host, event)]
+
+    def _new_place(self, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+        made = (torch.empty((), dtype=dtype, pin_memory=True), torch.cuda.Event())
+        self._places[self._place, dtype] = made
+        return made
 
     def backward_ended(self, frame: FrameType, optimizers: Sequence[Any], stepping: Any) -> None:
         """Backward is over.
@@ -163,21 +171,22 @@ class FiniteWatch:
         suspect, finding = self._bad_losses > 0, self._finding
         kept = self._last_is_bad or _is_there(self._witness)
         self.cleared()
-        gradients = _gradients(optimizer)
+        on_cpu = _is_on_cpu(optimizer)
+        gradients = _gradients(optimizer) if suspect or on_cpu else []
         if not _finite_rates(optimizer):
             self._publish(self._examiner.examine(optimizer, frame, "rate", "step"))
         elif suspect:
             if kept or any(_is_bad(gradient) for gradient in gradients):
                 self._publish(finding or self._examiner.examine(optimizer, frame, "loss", "step"))
-        elif gradients and gradients[0].device.type == "cpu" and self._any_bad(gradients):
+        elif on_cpu and self._any_bad(gradients):
             self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
 
     def step_ended(self, optimizer: Any, frame: FrameType) -> None:
         """The weights have been touched, with gradients that were looked at."""
-        if not self._has_time and self._steps % _REST:
+        if not _is_on_cpu(optimizer) or (not self._has_time and self._steps % _REST):
             return
         weights = [tensor for tensor in _with_gradient(optimizer) if id(tensor) not in self._born_bad]
-        if weights and weights[0].device.type == "cpu" and self._any_bad(weights, at_least_one=False):
+        if self._any_bad(weights, at_least_one=False):
             self._publish(self._examiner.examine(optimizer, frame, "update", "update"))
 
     def step_skipped(self, scaler: Any, optimizer: Any, frame: FrameType) -> None:
@@ -241,6 +250,11 @@ def _is_there(witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor
         return False
     tensor, gradient = witness[0](), witness[1]()
     return tensor is not None and gradient is not None and tensor.grad is gradient
+
+
+def _is_on_cpu(optimizer: Any) -> bool:
+    """Whether the values can be looked at without waiting; told by the first parameter."""
+    return any(group["params"][0].device.type == "cpu" for group in optimizer.param_groups[:1] if group["params"])
 
 
 def _with_gradient(optimizer: Any) -> list[torch.Tensor]:

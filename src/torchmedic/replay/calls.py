@@ -44,9 +44,9 @@ class Argument:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The value if it is a tensor with a shape; a parameter that was never initialised has none."""
-        has_shape = isinstance(self.value, torch.Tensor) and not is_lazy(self.value)
-        return self.value if has_shape else None
+        """The value if it is a tensor with one shape: nested ones have several, uninitialised ones none."""
+        value = self.value
+        return value if isinstance(value, torch.Tensor) and not is_lazy(value) and not value.is_nested else None
 
 
 class Call:
@@ -157,6 +157,8 @@ def _stored(frame: Frame, owner: ast.expr, index: ast.expr) -> Call:
 def _call(frame: Frame, node: ast.Call) -> Call:
     function = read(node.func, frame)
     op = getattr(function, "__name__", "") if function is not UNKNOWN else ""
+    if isinstance(function, torch.nn.Module):
+        op = type(function).__name__  # a module in a variable called `cat` is not `torch.cat`
     if not isinstance(op, str) or not op or op.startswith("<"):
         op = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if special := _DUNDER.fullmatch(op):

@@ -26,9 +26,7 @@ class Carrier(NamedTuple):
     in_step: bool  # every step runs it, so what it makes is carried to the next one
 
 
-def carrier_of(
-    failure: BackwardFailure, imports: Provenance, found: Import, *, resets: bool = False
-) -> Carrier | None:
+def carrier_of(failure: BackwardFailure, imports: Provenance, found: Import, *, resets: bool = False) -> Carrier | None:
     """The variable that holds an import, from the innermost frame outwards; one that is given its value there."""
     holders = list(_holders(failure, found))
     for holder, frame in sorted(holders, key=lambda pair: _is_passing(failure, *pair)):

@@ -27,6 +27,7 @@ class FunctionCall(NamedTuple):
     inference: bool
     stack: tuple[Spot, ...]  # user lines, innermost first
     plain: Any = None  # the number, list or array that it gave instead of a tensor
+    sets_data: bool = False  # `x.data = ...`
 
     @property
     def spot(self) -> Spot | None:
@@ -34,7 +35,7 @@ class FunctionCall(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        return self.had_grad and not self.keeps_grad
+        return self.had_grad and not self.keeps_grad and not self.sets_data
 
 
 class Provenance(TorchFunctionMode):
@@ -55,7 +56,8 @@ class Provenance(TorchFunctionMode):
         grad_enabled, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         result = func(*args, **kwargs)
         outputs = tuple(value for value in tree_iter(result) if isinstance(value, torch.Tensor))
-        if name in _SKIPPED or not (outputs or name in _LEAVES_TORCH):
+        sets_data = name == "data" and getattr(func, "__name__", "") == "__set__"
+        if name in _SKIPPED or not (outputs or name in _LEAVES_TORCH or sets_data):
             return result
         keeps_grad = any(tensor.requires_grad for tensor in outputs)
         stack = user_spots(sys._getframe(1))
@@ -64,7 +66,7 @@ class Provenance(TorchFunctionMode):
             self._first_read.setdefault(id(tensor), number)
         plain = result if name in _LEAVES_TORCH else None
         self.calls.append(
-            FunctionCall(name, inputs, outputs, had_grad, keeps_grad, grad_enabled, inference, stack, plain)
+            FunctionCall(name, inputs, outputs, had_grad, keeps_grad, grad_enabled, inference, stack, plain, sets_data)
         )
         written = name.endswith("_") or name.startswith("__i")
         for tensor in outputs:
@@ -109,7 +111,7 @@ class Provenance(TorchFunctionMode):
         return [call for call in self.behind(root) if call.is_cut]
 
     def left_torch(self, root: torch.Tensor) -> list[FunctionCall]:
-        """Calls that turned a tensor which came from parameters into plain numbers, the likeliest origin of `root` first.
+        """Calls that turned a tensor which came from parameters into plain numbers, the likeliest one first.
 
         That is the one whose number stands in what the root was built from; else the last one before it was built.
         """
@@ -137,7 +139,7 @@ def _numbers(tensor: torch.Tensor) -> set[float]:
 
 
 _SKIPPED = frozenset(
-    "__get__ shape size dim dtype device requires_grad is_leaf grad grad_fn layout ndim numel is_cuda stride "
+    "__get__ shape size dim dtype device is_leaf grad grad_fn layout ndim numel is_cuda stride "
     "storage_offset is_contiguous is_floating_point is_complex element_size __len__ retain_grad _version".split()
 )
 

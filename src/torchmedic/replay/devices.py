@@ -149,12 +149,24 @@ def reason_of(evidence: RaisedEvidence, split: Split) -> Reason | None:
     return None
 
 
+def _parts(stray: Placed) -> list[torch.Tensor]:
+    """The tensor itself, and those on the same device that its expression is made of: `self.mask` in `~self.mask`."""
+    found = [stray.tensor]
+    if stray.node is not None and stray.frame is not None:
+        for node in ast.walk(stray.node):
+            value = read(node, stray.frame) if isinstance(node, ast.Name | ast.Attribute) else None
+            if isinstance(value, torch.Tensor) and value.device == stray.device:
+                found.append(value)
+    return found
+
+
 def _plain_attribute(evidence: RaisedEvidence, split: Split, stray: Placed) -> Reason | None:
     """`self.mask = torch.ones(...)` in a module: `.to()` moves only parameters and buffers."""
+    parts = _parts(stray)
     for root in roots(evidence.frames):
         for module in root.modules():
             for name, value in module.__dict__.items():
-                if value is not stray.tensor:
+                if not any(value is part for part in parts):
                     continue
                 made = list(attribute_assignments(type(module), name))
                 place = (
@@ -201,8 +213,8 @@ def _lost_move(evidence: RaisedEvidence, split: Split, stray: Placed) -> Reason 
         for statement in own_statements(body) if body is not None else ():
             match statement:
                 case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr=attr))) if attr in _MOVES:
-                    known = isinstance(owner, ast.Name) and frame.variables.get(owner.id) is stray.tensor
-                    if known and statement.lineno < frame.line:
+                    held = frame.variables.get(owner.id) if isinstance(owner, ast.Name) else None
+                    if any(held is part for part in _parts(stray)) and statement.lineno < frame.line:
                         text = ast.unparse(statement)
                         return Reason(
                             fact=f"`{text}` moves nothing: for a tensor it returns a copy, which is dropped",

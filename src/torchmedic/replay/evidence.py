@@ -91,7 +91,11 @@ class RaisedEvidence:
         remote = self._traced_place(role, label) or self._replica_place(role, label)
         if remote is not None:
             return (remote,)
-        return (self.user_frame.location(role, label),) if self.user_frame is not None else ()
+        if self.user_frame is None:
+            return ()
+        # Until Python 3.12 the position of a test is that of its whole statement.
+        test = getattr(self.user_frame.statement, "test", None) if self.user_frame.node is None else None
+        return (self.user_frame.location(role, label, test),)
 
     @property
     def from_loader(self) -> bool:

@@ -38,7 +38,11 @@ def leaves_in_reach(failure: BackwardFailure) -> list[torch.Tensor]:
             values += [*frame.variables.values(), *frame.live.f_globals.values()]
     items = [part for value in values if isinstance(value, list | tuple) for part in value]
     items += [part for value in values if isinstance(value, dict) and len(value) < 200 for part in value.values()]
-    return [value for value in [*values, *items] if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad]
+    return [
+        value
+        for value in [*values, *items]
+        if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad
+    ]
 
 
 def where_frozen(frames: list[Frame], frozen: Iterable[torch.Tensor]) -> Location | None:
@@ -105,7 +109,9 @@ def _relevance(owner: ast.expr, frames: list[Frame], wanted: set[int]) -> int:
 @contextlib.contextmanager
 def unfrozen(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """What the step is like with these parameters trainable; for a trial."""
-    frozen = [tensor for tensor in parameters if tensor.is_leaf and tensor.is_floating_point() and not tensor.requires_grad]
+    frozen = [
+        tensor for tensor in parameters if tensor.is_leaf and tensor.is_floating_point() and not tensor.requires_grad
+    ]
     for tensor in frozen:
         tensor.requires_grad_(True)
     try:

@@ -58,7 +58,9 @@ def _of_two(left: torch.Tensor, right: torch.Tensor) -> Iterable[Result]:
     shapes = (tuple(left.shape), tuple(right.shape))
     dtype = torch.promote_types(left.dtype, right.dtype)
     with contextlib.suppress(RuntimeError):
-        yield Result(shape=tuple(torch.broadcast_shapes(*shapes)), dtype=dtype, operands=shapes)
+        together = tuple(torch.broadcast_shapes(*shapes))
+        yield Result(shape=together, dtype=dtype, operands=shapes)
+        yield Result(shape=together, dtype=torch.bool, operands=shapes)  # of a comparison
     if left.dim() > 1 and right.dim() > 1:
         # A product, an outer distance: every row of one with every row of the other.
         yield Result(shape=(*shapes[0][:-1], shapes[1][-1]), dtype=dtype, operands=shapes)

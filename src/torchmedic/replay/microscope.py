@@ -12,9 +12,9 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._C._autograd import _get_sequence_nr
@@ -23,109 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from torchmedic.observe.frames import is_user_file
-from torchmedic.records import Location, Role
 from torchmedic.replay.bounds import ReplayTooLong
-from torchmedic.replay.frames import place
+from torchmedic.replay.operations import Captured, Leaf, Op, Spot, Value
+from torchmedic.replay.storages import dense, geometry_of, overlap, storage_of
+
+# What a reader of a replay needs comes from here, wherever it is defined.
+__all__ = ["Captured", "Leaf", "Microscope", "Op", "Spot", "Value", "storage_of"]
 
 _ENGINE = "_engine_run_backward"
-_UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
-
-
-class Spot(NamedTuple):
-    """A place in the user's code, as Python gives it: bytes from 0."""
-
-    file: str
-    line: int
-    column: int | None
-    end_line: int | None
-    end_column: int | None
-    function: str
-
-    def location(self, role: Role, label: str = "") -> Location:
-        return place(role, self.file, self.line, label, self.column, self.end_column, self.end_line)
-
-
-class Value(NamedTuple):
-    """A tensor as one operation read it or left it."""
-
-    storage: int  # 0 where it has none
-    geometry: tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, sizes, strides
-    magnitude: int  # into Microscope.values; -1 where it was not measured
-    writes: int  # how often the memory had been written to until then
-
-
-class Leaf(NamedTuple):
-    """A tensor that the step found there: a parameter, a batch, a constant."""
-
-    tensor: torch.Tensor
-    reader: int  # the first operation that was given it
-
-
-class Op:
-    """One operation."""
-
-    __slots__ = (
-        "captured",
-        "derived",
-        "explicit",
-        "forward",
-        "index",
-        "inputs",
-        "module",
-        "name",
-        "node",
-        "outputs",
-        "spot",
-        "writes",
-        "written",
-    )
-
-    def __init__(self, index: int, name: str, spot: Spot | None, node: str) -> None:
-        self.index = index
-        self.name = name
-        self.spot = spot
-        self.node = node  # the autograd node that ran it; empty in the forward pass
-        self.derived = False  # run by autograd, not written down by the user in a `backward` or a hook
-        self.forward: int | None = None  # for a derived operation: the forward one that it differentiates
-        self.inputs: list[Value] = []  # in the order of the tensors among its arguments
-        self.outputs: list[Value] = []
-        self.explicit = False  # a non-finite constant was among its arguments
-        self.writes = False
-        self.written: tuple[int, ...] = ()  # storages
-        self.module: torch.nn.Module | None = None  # for a write: the layer of torch's that made it
-        self.captured: Captured | None = None
-
-    @property
-    def is_backward(self) -> bool:
-        return bool(self.node)
-
-    @property
-    def kind(self) -> str:
-        """The name without the underscores that tell its variants apart: `_softmax`, `div_` -> `softmax`, `div`."""
-        return self.name.strip("_")
-
-    @property
-    def is_uninitialised(self) -> bool:
-        return self.name in _UNINITIALISED
-
-
-class Captured(NamedTuple):
-    """An operation with its values, kept in the second pass."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: list[torch.Tensor]
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors among the arguments, in the order of `Op.inputs`."""
-        return [value for value in tree_iter((self.args, self.kwargs)) if isinstance(value, torch.Tensor)]
-
-    def argument(self, position: int, name: str = "", default: Any = None) -> Any:
-        if position < len(self.args):
-            return self.args[position]
-        return self.kwargs.get(name, default)
 
 
 class Microscope(TorchDispatchMode):
@@ -179,7 +84,7 @@ class Microscope(TorchDispatchMode):
         """
         last: int | None = None
         for index, written in reversed(self._history.get(value.storage, ())[: value.writes]):
-            if not _overlap(written.geometry, value.geometry):
+            if not overlap(written.geometry, value.geometry):
                 continue
             last = index if last is None else last
             if is_bad is None or is_bad(self.magnitude(written)) or self.ops[index].is_uninitialised:
@@ -281,7 +186,7 @@ class Microscope(TorchDispatchMode):
         if key not in self._alive:
             self._hold(key, tensor)
             self._leaves[key] = Leaf(tensor, reader)
-        geometry = _geometry(tensor)
+        geometry = geometry_of(tensor)
         seen = (key, geometry, writes, tensor.dtype)
         magnitude = self._measured.get(seen)
         if magnitude is None:
@@ -296,7 +201,7 @@ class Microscope(TorchDispatchMode):
             return  # a view: the value is that of its base
         self._hold(key, tensor)
         history = self._history.setdefault(key, [])
-        geometry = _geometry(tensor)
+        geometry = geometry_of(tensor)
         magnitude = -1 if op.is_uninitialised else self._measure(tensor)
         if magnitude >= 0:
             self._measured[key, geometry, len(history) + 1, tensor.dtype] = magnitude
@@ -307,10 +212,10 @@ class Microscope(TorchDispatchMode):
     def _hold(self, key: int, tensor: torch.Tensor) -> None:
         """Keep the address of a storage, not its memory, from being given to another one."""
         if key not in self._alive:
-            self._alive[key] = StorageWeakRef(_dense(tensor).untyped_storage())
+            self._alive[key] = StorageWeakRef(dense(tensor).untyped_storage())
 
     def _measure(self, tensor: torch.Tensor) -> int:
-        tensor = _dense(tensor)
+        tensor = dense(tensor)
         measured = None
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() and not tensor.is_meta:
             try:
@@ -346,51 +251,6 @@ class Microscope(TorchDispatchMode):
 
 
 _ZERO = torch.zeros(())
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._values() if tensor.layout is torch.sparse_coo else tensor
-
-
-def storage_of(tensor: torch.Tensor) -> int | None:
-    try:
-        return int(_dense(tensor).untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return None  # other sparse layouts, meta without storage, wrapper subclasses
-
-
-def _geometry(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    dense = _dense(tensor)
-    return int(dense.storage_offset()), tuple(dense.shape), tuple(dense.stride())
-
-
-_ENUMERATED = 4096
-
-
-def _overlap(a: Any, b: Any) -> bool:
-    """Whether two views of one storage share an element; for big ones, whether their spans do."""
-    if a == b:
-        return True
-    (first_a, last_a), (first_b, last_b) = _span(a), _span(b)
-    if last_a < first_b or last_b < first_a:
-        return False
-    if math.prod(a[1]) > _ENUMERATED or math.prod(b[1]) > _ENUMERATED:
-        return True
-    return not set(_elements(a)).isdisjoint(_elements(b))
-
-
-def _span(geometry: Any) -> tuple[int, int]:
-    offset, sizes, strides = geometry
-    return offset, offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True) if size)
-
-
-def _elements(geometry: Any) -> Iterator[int]:
-    offset, sizes, strides = geometry
-    if not sizes:
-        yield offset
-        return
-    for position in range(sizes[0]):
-        yield from _elements((offset + position * strides[0], sizes[1:], strides[1:]))
 
 
 def _same_operation(node: str, kind: str) -> bool:

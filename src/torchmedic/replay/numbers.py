@@ -6,7 +6,7 @@ import functools
 import math
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -21,6 +21,8 @@ from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.step import Step, from_stack
 from torchmedic.replay.trial import Edit, attempt, treatment
 
+Victim = Literal["loss", "gradient"]
+
 _TIME_LIMIT = 120.0
 _UPSTREAM = 24  # operations before the origin that are captured with it
 _DEPTH = 5
@@ -29,28 +31,45 @@ _DEPTH = 5
 class NumbersEvidence:
     """What the rules on numbers look at. `why_not` says why there is no origin, where none was found."""
 
-    def __init__(self, incident: TurnedBad, frame: FrameType | None, agent: Any, *, step: Step | None = None) -> None:
+    step: Step | None
+
+    def __init__(self, incident: TurnedBad, frame: FrameType | None, agent: Any) -> None:
+        user = user_frame(frame)
+        noticed = Frame(user, user.f_lasti, user.f_lineno) if user is not None else None
+        self._begin(incident, agent, stack_of(frame), noticed)
+        if incident.what in ("rate", "update"):
+            self.why_not = "the step itself was finite"
+            return
+        try:
+            self.step = from_stack(frame, agent, include_failing=incident.at == "backward")
+        except CannotCut as reason:
+            self.why_not = str(reason)
+            return
+        self._replay(self.step)
+
+    def _begin(self, incident: TurnedBad, agent: Any, frames: list[Frame], noticed: Frame | None) -> None:
         self.incident = incident
         self.agent = agent
+        self.frames = frames  # outermost first
+        self.noticed = noticed
         self.why_not = ""
-        self.step = step
+        self.step = None
         self.scope: Microscope | None = None
         self.played: Played | None = None
         self.faithful: bool | None = None  # None: cannot be told
         self._deadline = time.monotonic() + _TIME_LIMIT
         self._captured: dict[int, Captured | None] = {}
-        user = user_frame(frame)
-        self.noticed = Frame(user, user.f_lasti, user.f_lineno) if user is not None else None
-        self.frames = _stack(frame)  # outermost first
-        if incident.what in ("rate", "update"):
-            self.why_not = "the step itself was finite"
-            return
-        try:
-            self.step = step or from_stack(frame, agent, include_failing=incident.at == "backward")
-        except CannotCut as reason:
-            self.why_not = str(reason)
-            return
-        self._replay(self.step)
+        self._targets: list[tuple[Victim, list[Value]]] = []
+
+    @property
+    def complaint(self) -> str:
+        """What an exception said of it, where one did."""
+        return ""
+
+    @property
+    def victim_name(self) -> str:
+        """What is known to be bad, if that is neither the loss nor a gradient."""
+        return ""
 
     # The replay
 
@@ -63,7 +82,7 @@ class NumbersEvidence:
                 return
             self.scope, self.played = scope, played
             self._targets = self._find_targets(scope, played)
-            self.__dict__.pop("births", None)
+            self.__dict__.pop("_found", None)
             scope.read()
             self.faithful = self._is_faithful(played)
             if self.births and self.faithful is not False:
@@ -90,23 +109,26 @@ class NumbersEvidence:
     def _is_scaled(self) -> bool:
         return bool(self.agent.finite.is_scaled)
 
-    def _find_targets(self, scope: Microscope, played: Played) -> list[list[Value]]:
+    def _find_targets(self, scope: Microscope, played: Played) -> list[tuple[Victim, list[Value]]]:
         """Where bad values are looked for: in the loss, else in the gradients."""
         roots = [scope.value_of(root) for root in played.roots]
         gradients = [value for _, value in scope.gradients]
         ends = [op for op in scope.ops if op.node.endswith("AccumulateGrad")]
-        return [roots, gradients, [value for op in ends for value in op.inputs]]
+        accumulated = [value for op in ends for value in op.inputs]
+        return [("loss", roots), ("gradient", gradients), ("gradient", accumulated)]
 
     @functools.cached_property
+    def _found(self) -> tuple[Victim, list[Birth]]:
+        for victim, targets in self._targets:
+            found = births(self.scope, targets) if self.scope is not None else []
+            if found:
+                return victim, found
+        return "loss", []
+
+    @property
     def births(self) -> list[Birth]:
         """Where the bad values of the loss, else of the gradients, come from; earliest first."""
-        if self.scope is None:
-            return []
-        for targets in self._targets:
-            found = births(self.scope, targets)
-            if found:
-                return found
-        return []
+        return self._found[1]
 
     # The origin
 
@@ -137,9 +159,7 @@ class NumbersEvidence:
         """Whether the loss itself was not finite, not only its gradients."""
         if self.incident.loss is not None:
             return not math.isfinite(self.incident.loss)
-        if self.scope is not None and self.played is not None and self.played.roots:
-            return any(not math.isfinite(self.scope.magnitude(root)) for root in self._targets[0])
-        return self.incident.what == "loss"
+        return self._found[0] == "loss" if self.births else self.incident.what == "loss"
 
     def values_of(self, op: Op) -> Captured | None:
         """An operation with its values. None where a second pass did not go the same way."""
@@ -202,11 +222,17 @@ class NumbersEvidence:
             same_values: Whether the elements that were right must stay what they are.
         """
         spot = spot or self.spot
-        if spot is None or self.step is None or time.monotonic() > self._deadline:
+        step = self.trial_step
+        if spot is None or step is None or time.monotonic() > self._deadline:
             return None
         loss = self.incident.loss if not self.loss_is_bad and not self._is_scaled else None
-        verdict = attempt(self.step, Edit(spot, text), close_loss=loss, same_values=same_values)
+        verdict = attempt(step, Edit(spot, text), close_loss=loss, same_values=same_values)
         return treatment(title, verdict, safety=safety)
+
+    @property
+    def trial_step(self) -> Step | None:
+        """The step that cures are tried on."""
+        return self.step
 
     # Names
 
@@ -239,7 +265,7 @@ class NumbersEvidence:
         return self.noticed.location("surfaced", label) if self.noticed is not None else None
 
 
-def _stack(frame: FrameType | None) -> list[Frame]:
+def stack_of(frame: FrameType | None) -> list[Frame]:
     frames: list[Frame] = []
     while frame is not None:
         frames.append(Frame(frame, frame.f_lasti, frame.f_lineno))

@@ -135,12 +135,10 @@ def _contains(value: Any, tensor: torch.Tensor, depth: int = 3) -> bool:
 def bindings_of(holder: Holder, body: ast.AST, *, resets: bool = False) -> list[ast.stmt]:
     """The statements in a piece of source that give a holder its value or an item; plain resets only if wanted."""
     last = holder.name.rpartition(".")[2]
-    found = []
+    found: list[ast.stmt] = []
     for statement in ast.walk(body):
         if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
-            if _binds(statement, last, is_attribute=holder.owner is not None) and (
-                resets or not _is_reset(statement)
-            ):
+            if _binds(statement, last, is_attribute=holder.owner is not None) and (resets or not _is_reset(statement)):
                 found.append(statement)
         elif isinstance(statement, ast.Expr) and _adds(statement.value, last):
             found.append(statement)

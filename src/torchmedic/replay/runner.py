@@ -44,6 +44,7 @@ class BackwardCall(NamedTuple):
     roots: tuple[torch.Tensor, ...]
     spot: Spot | None
     keeps_graph: bool = False  # the code says so
+    inputs: tuple[torch.Tensor, ...] = ()  # what `autograd.grad` is asked for
 
 
 class Played:
@@ -220,7 +221,8 @@ class Runner:
             nonlocal depth
             if not depth:
                 keeps = any(args[1:3])  # retain_graph or create_graph
-                played.backward_calls.append(BackwardCall(tuple(t_outputs), _caller(sys._getframe(1)), keeps))
+                inputs = tuple(args[3]) if len(args) > 3 else ()
+                played.backward_calls.append(BackwardCall(tuple(t_outputs), _caller(sys._getframe(1)), keeps, inputs))
             wants_result = not kwargs.get("accumulate_grad", True)
             if not backward and not wants_result:
                 return None

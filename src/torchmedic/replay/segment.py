@@ -265,8 +265,11 @@ def _go_on(statements: Block, block: Block, line: int) -> Block:
 
 
 def _calls_backward(statement: ast.stmt) -> bool:
-    names = (node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute))
-    return not isinstance(statement, (*_FUNCTIONS, ast.ClassDef)) and "backward" in names
+    """Whether a statement itself goes backward: `loss.backward()`, `torch.autograd.grad(...)`."""
+    if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
+        return False
+    called = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
+    return any(isinstance(function, ast.Attribute) and function.attr in ("backward", "grad") for function in called)
 
 
 def _needed(statements: Block) -> Block:

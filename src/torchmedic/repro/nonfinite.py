@@ -137,13 +137,20 @@ def _gradient(evidence: NumbersEvidence, op: Op, header: Recipe) -> Program | No
 
 
 def _incoming(evidence: NumbersEvidence, op: Op, forward: Op, output: torch.Tensor) -> Iterator[torch.Tensor]:
-    """What may be the gradient that arrived at the operation: the tensors of its shape that its derivative read."""
+    """What may be the gradient that arrived at the operation: tensors of its shape from further back in backward."""
     assert evidence.scope is not None
-    first = next((other for other in evidence.scope.ops if other.forward == forward.index and other.node), op)
-    for source in dict.fromkeys((first, op)):
-        captured = evidence.values_of(source)
-        for tensor in captured.tensors if captured is not None else ():
-            if tensor.shape == output.shape and tensor.is_floating_point() and badness(tensor) is None:
+    scope = evidence.scope
+    mine = [other for other in scope.ops if other.forward == forward.index and other.node == op.node]
+    indices = {other.index for other in mine}
+    for other in mine:
+        sources = [scope.source(value) for value in other.inputs]
+        # What the forward pass saved is older; what the derivative itself has computed is its own.
+        arrived = [isinstance(at, int) and at > forward.index and at not in indices for at in sources]
+        captured = evidence.values_of(other) if any(arrived) else None
+        if captured is None or len(captured.tensors) != len(arrived):
+            continue
+        for tensor, is_incoming in zip(captured.tensors, arrived, strict=True):
+            if is_incoming and tensor.shape == output.shape and badness(tensor) is None:
                 yield tensor
     yield torch.ones_like(output)
 

@@ -86,11 +86,8 @@ class Program:
     @property
     def device(self) -> str:
         """The kind of device that most of it runs on."""
-        return (
-            next((given.device for given in self.inputs if given.device not in ("cpu", "meta")), "cpu")
-            if self.at_home
-            else "cpu"
-        )
+        kinds = (self.device_of(given).partition(":")[0] for given in self.inputs)
+        return next((kind for kind in kinds if kind not in ("cpu", "meta")), "cpu")
 
     def _like(self, recipe: Recipe, tensors: dict[str, torch.Tensor]) -> Program:
         other = Program(recipe, tensors, at_home=self.at_home)
@@ -143,11 +140,7 @@ class Program:
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         dtype = self.recipe.autocast
-        return (
-            torch.autocast(self.device.partition(":")[0], dtype=getattr(torch, dtype))
-            if dtype
-            else contextlib.nullcontext()
-        )
+        return torch.autocast(self.device, dtype=getattr(torch, dtype)) if dtype else contextlib.nullcontext()
 
     def _clean(self, wanted: Bad) -> bool:
         for given in self.inputs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import operator
 import time
 from collections.abc import Callable
 from typing import Any
@@ -49,14 +50,16 @@ def program(evidence: RaisedEvidence, header: Recipe) -> Program:
     if reason:
         raise NotRecordable(reason)
     why = "no operation of torch raised it"
-    for call in evidence.calls:
-        try:
-            found = _verified(evidence, header, functools.partial(_lines, call))
-        except NotRecordable as reason_found:
-            why = str(reason_found)
-            continue
-        if found is not None:
-            return found
+    # What the user has written reads best; a layer, whose weights would be new ones, is the last resort.
+    for layers in (False, True):
+        for call in reversed(evidence.calls):
+            try:
+                found = _verified(evidence, header, functools.partial(_lines, call, layers))
+            except NotRecordable as reason_found:
+                why = str(reason_found)
+                continue
+            if found is not None:
+                return found
     found = _replayed(evidence, header)
     if found is None:
         raise NotRecordable(why)
@@ -86,10 +89,10 @@ def _verified(evidence: RaisedEvidence, header: Recipe, lines: Callable[[Inputs]
         for variant in found.variants():
             if variant.holds():
                 return variant
-        if evidence.is_traced:  # the tracer of torch.compile wraps what the operation raised
-            raised = found.error()
-            if raised is not None and pattern(raised) in pattern(Exception(" ".join(evidence.message.splitlines()))):
-                return found.with_recipe(outcome=outcome_of(raised))
+        raised = found.error() if evidence.is_traced else None
+        if raised is not None and type(raised).__name__ in evidence.message:
+            # The tracer of torch.compile wraps what fake tensors raised, which is worded otherwise.
+            return found.with_recipe(outcome=outcome_of(raised))
     return None
 
 
@@ -101,14 +104,14 @@ def outcome_of(error: BaseException) -> Raises:
     return Raises(kind=type(error).__name__, fragment=fragment(error), pattern=pattern(error))
 
 
-def _lines(call: Call, inputs: Inputs) -> list[Line]:
+def _lines(call: Call, layers: bool, inputs: Inputs) -> list[Line]:
     if not call.is_known:
         raise NotRecordable("the arguments of the failing call could not be read")
     if call.function is None:
         return [_operator_line(call, inputs)]
     positional = [(argument.value, argument.text) for argument in call.arguments if not argument.name]
     keywords = {argument.name: (argument.value, argument.text) for argument in call.arguments if argument.name}
-    return function_lines(call.function, positional, keywords, inputs)
+    return function_lines(call.function, positional, keywords, inputs, layers=layers)
 
 
 def _operator_line(call: Call, inputs: Inputs) -> Line:
@@ -136,7 +139,12 @@ def _operator_line(call: Call, inputs: Inputs) -> Line:
 
 
 def function_lines(
-    function: Any, positional: list[tuple[Any, str]], keywords: dict[str, tuple[Any, str]], inputs: Inputs
+    function: Any,
+    positional: list[tuple[Any, str]],
+    keywords: dict[str, tuple[Any, str]],
+    inputs: Inputs,
+    *,
+    layers: bool = False,
 ) -> list[Line]:
     """The lines that call a function of torch's.
 
@@ -144,7 +152,7 @@ def function_lines(
         NotRecordable: It is not a function of torch's, or an argument is not plain.
     """
     layer = _layer_of(function)
-    if layer is not None:
+    if layer is not None and layers:
         lines, target = [_built(layer, inputs)], "call"
         args: tuple[Any, ...] = (Ref("layer"),)
     else:
@@ -164,6 +172,10 @@ def _spelled(function: Any) -> str:
     name = str(getattr(function, "__name__", ""))
     if isinstance(function, torch._ops.OpOverload) and function.namespace == "aten":
         return f"torch.ops.{function}"
+    if isinstance(function, str) and hasattr(torch.Tensor, function):
+        return f"Tensor.{function}"  # a method, as torch.compile notes it
+    if name in INFIX and getattr(operator, name) is function:
+        return f"operator.{name}"
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.Tensor) or getattr(torch.Tensor, name, None) is function:
         special = name.strip("_")
@@ -173,8 +185,9 @@ def _spelled(function: Any) -> str:
             raise NotRecordable(f"`{name}` has no name in a script")
         return f"Tensor.{name}"
     for prefix, namespace in _NAMESPACES:
-        if name and getattr(namespace, name, None) is function:
-            return prefix + name
+        short = name.removeprefix(prefix.split(".")[-2] + "_")  # torch.linalg.inv calls itself linalg_inv
+        if name and getattr(namespace, short, None) is function:
+            return prefix + short
     raise NotRecordable("the failing call is not one of torch's own")
 
 

@@ -151,14 +151,14 @@ def _number(value: torch.Tensor) -> str:
 
 
 def _wrapped(line: str) -> list[str]:
-    if len(line) <= _WIDTH + 10:
+    if len(line) <= _WIDTH + 10 or not {"#", "'", '"', "\n"}.isdisjoint(line):
         return [line]
     return textwrap.wrap(line, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def _body(program: Program) -> list[str]:
     recipe = program.recipe
-    calls = [part for line in recipe.lines for part in statement(line).split("\n")]
+    calls = [part for line in recipe.lines for whole in _wrapped(statement(line)) for part in whole.split("\n")]
     if recipe.autocast:
         head = f'with torch.autocast("{program.device}", dtype=torch.{recipe.autocast}):'
         calls = [head, *(f"    {line}" for line in calls)]

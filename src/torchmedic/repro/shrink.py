@@ -25,6 +25,7 @@ def shrunk(program: Program, budget: Budget | None = None, *, enough: int | None
     if not program.holds():
         return program
     passes: list[Callable[[Shrinker], None]] = [
+        simpler_calls.plain_settings,
         simpler_calls.plain_layouts,
         values.constant,
         simpler_calls.drop_arguments,

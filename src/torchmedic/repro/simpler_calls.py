@@ -11,6 +11,13 @@ from torchmedic.repro.recipe import Line, Many, Raises, Ref
 from torchmedic.repro.search import Shrinker
 
 
+def plain_settings(shrinker: Shrinker) -> None:
+    if shrinker.best.recipe.autocast:
+        shrinker.offer(shrinker.best.with_recipe(autocast=""))
+    if shrinker.best.recipe.deterministic:
+        shrinker.offer(shrinker.best.with_recipe(deterministic=False))
+
+
 def plain_layouts(shrinker: Shrinker) -> None:
     for given in shrinker.best.inputs:
         if given.layout:

@@ -27,10 +27,11 @@ def _constant_where_all_are(shrinker: Shrinker) -> None:
         if given.fill is not None or tensor.is_complex() or tensor.numel() < 2:
             continue
         first = tensor.flatten()[0]
-        if bool((tensor == first).all()):
+        same = bool((tensor == first).all())
+        if tensor.is_floating_point() and first != 0 and bool((tensor.sign() == first.sign()).all()):
+            same = not shrinker.offer(shrinker.best.with_fill(given.name, first.sign().item())) and same
+        if same:
             shrinker.offer(shrinker.best.with_fill(given.name, first.item()))
-        elif tensor.is_floating_point() and bool((tensor > 0).all()):
-            shrinker.offer(shrinker.best.with_fill(given.name, 1.0))
 
 
 def rounded(shrinker: Shrinker) -> None:

@@ -10,8 +10,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
 from torchmedic import rundir
 from torchmedic.records import Diagnosis, Outcome, Report
 
@@ -39,6 +37,8 @@ def _started(pid: int) -> str:
     with contextlib.suppress(OSError, IndexError):
         # The name in front of it may hold spaces and brackets.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    import psutil
+
     with contextlib.suppress(psutil.Error):
         return str(psutil.Process(pid).create_time())
     return ""

@@ -10,8 +10,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import psutil
-
 from torchmedic.records import MemoryLimits
 from torchmedic.settings import CGROUP_VARIABLE
 
@@ -107,6 +105,8 @@ def peak_rss_of_children() -> int:
 
 def host_memory() -> tuple[int, int]:
     """Bytes of RAM in the host, and of free swap."""
+    import psutil
+
     return int(psutil.virtual_memory().total), int(psutil.swap_memory().free)
 
 

@@ -29,8 +29,7 @@ _GRACE = 5.0  # seconds between that and the end
 class Forwarder:
     """Waits for signals and for the child; all of ours are blocked and taken one by one."""
 
-    def __init__(self, on_tick: Callable[[], None], *, tick: float = 0.25) -> None:
-        self._on_tick = on_tick
+    def __init__(self, *, tick: float = 0.25) -> None:
         self._tick = tick
         self._interrupted = -_DOUBLE
         self._deadline: float | None = None
@@ -46,10 +45,10 @@ class Forwarder:
     def release(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self.inherited)
 
-    def wait(self, child: subprocess.Popen[bytes]) -> int:
+    def wait(self, child: subprocess.Popen[bytes], on_tick: Callable[[], None]) -> int:
         """Pass signals on until the child has ended; its wait status as Popen gives it."""
         if not self.blocked:
-            return self._wait_by_handlers(child)
+            return self._wait_by_handlers(child, on_tick)
         shares_terminal = _group_of(child) == os.getpgrp()
         while (status := child.poll()) is None:
             received = signal.sigtimedwait(self.blocked, self._tick)
@@ -58,10 +57,10 @@ class Forwarder:
                 from_terminal = received.si_code == _SI_KERNEL and shares_terminal
                 self._pass_on(child, received.si_signo, already_there=from_terminal)
             self._end_if_due(child)
-            self._on_tick()
+            on_tick()
         return status
 
-    def _wait_by_handlers(self, child: subprocess.Popen[bytes]) -> int:
+    def _wait_by_handlers(self, child: subprocess.Popen[bytes], on_tick: Callable[[], None]) -> int:
         """For systems without sigtimedwait (macOS): the sender is not known there, so the terminal's are told by it."""
         shared = _group_of(child) == os.getpgrp()
 
@@ -75,7 +74,7 @@ class Forwarder:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return child.wait(self._tick)
             self._end_if_due(child)
-            self._on_tick()
+            on_tick()
 
     def _pass_on(self, child: subprocess.Popen[bytes], number: int, *, already_there: bool) -> None:
         if not already_there:
@@ -105,3 +104,8 @@ def _group_of(child: subprocess.Popen[bytes]) -> int:
         return os.getpgid(child.pid)
     except ProcessLookupError:
         return child.pid
+
+
+def shell_status(status: int) -> int:
+    """A wait status as a shell reports it."""
+    return status if status >= 0 else 128 - status

@@ -1,5 +1,7 @@
 """Layers that are given inputs, states or sizes which do not fit. Each marks the line to blame and the code."""
 
+# ruff: noqa: B007, B015, B904, E731, E741, F841, PLR0124, RET504, RUF059, RUF100, UP031
+
 import torch
 import torch.nn.functional as F
 from torch import nn

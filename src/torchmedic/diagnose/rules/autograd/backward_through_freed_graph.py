@@ -3,11 +3,12 @@
 What: `backward()` frees what the forward pass saved. A later backward that reaches the same part of the graph finds
 nothing there.
 
-Why: a tensor of an earlier step is used again with its history (a hidden state, a running loss, something computed once
-before the loop), or two losses of one step share a part of the graph and each gets its own `backward()`.
+Why: a tensor of an earlier step is used again with its history (a hidden state, a running loss, something computed
+once before the loop), or two losses of one step share a part of the graph and each gets its own `backward()`.
 
 Cure: detach what is carried from step to step, compute inside the loop what depends on the weights, and add up losses
-that share a graph before one `backward()`. `retain_graph=True` is seldom the answer: it keeps the old steps alive too.
+that share a graph before one `backward()`. `retain_graph=True` is seldom the answer: it keeps the old steps alive
+too.
 """
 
 from __future__ import annotations
@@ -69,9 +70,7 @@ def _replayed(failure: BackwardFailure) -> Draft | None:
 # A graph from before the step
 
 
-def _carried(
-    failure: BackwardFailure, imports: Imports, old: list[Import], *, repeated: bool = False
-) -> Draft | None:
+def _carried(failure: BackwardFailure, imports: Imports, old: list[Import], *, repeated: bool = False) -> Draft | None:
     """A variable brings the graph of an earlier step in; or of an earlier turn of a loop that repeats only backward."""
     carriers = [(found, carrier) for found in old if (carrier := carrier_of(failure, imports, found)) is not None]
     if not carriers:
@@ -154,7 +153,9 @@ def _same_step(failure: BackwardFailure, imports: Imports, played: Played) -> Dr
             draft = Draft(CODE, NAME, "proven", _MESSAGE, "backward is called twice on the same loss")
             draft.at(last.spot.location("cause", "the same loss again"), call.spot.location("origin", "the first time"))
             return draft.help("call backward once per loss")
-        return _for_others(failure, imports, played, call, shared) or _two_losses(failure, imports, played, call, shared)
+        return _for_others(failure, imports, played, call, shared) or _two_losses(
+            failure, imports, played, call, shared
+        )
     return None
 
 
@@ -182,9 +183,7 @@ def _for_others(
         for tensor in group["params"]
     }
     common = {id(leaf) for leaf in leaves_behind(first.roots)}
-    beyond = [
-        leaf for node in shared for leaf in [getattr(edge, "variable", None) for edge, _ in node.next_functions]
-    ]
+    beyond = [leaf for node in shared for leaf in [getattr(edge, "variable", None) for edge, _ in node.next_functions]]
     weights = [leaf for leaf in beyond if leaf is not None and id(leaf) in common]
     if not updated or not weights or any(id(leaf) in updated for leaf in weights):
         return None
@@ -198,8 +197,8 @@ def _for_others(
             treated = GraphTrials(failure).first(candidates, keep_graphs=False)
             if treated is None:
                 continue
-            why = f"the first backward also goes through `{name}` and frees its graph, though nothing behind it is updated"
-            draft = Draft(CODE, NAME, "proven", _MESSAGE, f"{why} then")
+            why = f"the first backward also goes through `{name}` and frees its graph; it updates nothing behind it"
+            draft = Draft(CODE, NAME, "proven", _MESSAGE, why)
             draft.at(spot.location("cause", f"`{name}` is taken in with its graph"))
             draft.at(first.spot.location("origin", "freed here") if first.spot is not None else None)
             return draft.treat(treated)
@@ -233,7 +232,9 @@ def _two_losses(
     treated = GraphTrials(failure).first(candidates, same_loss=not used, keep_graphs=False)
     draft.treat(treated)
     if not used:
-        draft.help("add the losses up and call backward once" if treated is None else "or add the losses up for one backward")
+        draft.help(
+            "add the losses up and call backward once" if treated is None else "or add the losses up for one backward"
+        )
     return draft
 
 

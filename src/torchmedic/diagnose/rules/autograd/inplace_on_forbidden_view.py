@@ -1,11 +1,11 @@
 """A view that autograd cannot follow was written to in place.
 
-What: a view shares the memory of another tensor. To differentiate a write through a view, autograd must know how the view
-was made. For the outputs of `unbind`, `split` and `chunk`, for a view made under `torch.no_grad()` and for a view that a
-custom Function returns it does not, so it refuses.
+What: a view shares the memory of another tensor. To differentiate a write through a view, autograd must know how the
+view was made. For the outputs of `unbind`, `split` and `chunk`, for a view made under `torch.no_grad()` and for a
+view that a custom Function returns it does not, so it refuses.
 
-Why: `for row in x: row.mul_(...)`, `a, b = x.chunk(2); a += 1`, a slice taken inside `no_grad()` and changed outside, or a
-custom Function that returns its input. The whole tensor changed in place after it was split is the same mistake.
+Why: `for row in x: row.mul_(...)`, `a, b = x.chunk(2); a += 1`, a slice taken inside `no_grad()` and changed outside,
+or a custom Function that returns its input. The whole tensor changed in place after it was split is the same mistake.
 
 Cure: make the operation out of place, index the tensor itself (`x[i]`), or return a clone from the Function.
 """
@@ -25,7 +25,7 @@ from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.cuts import Provenance
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.forward import StepFailure
-from torchmedic.replay.microscope import Microscope, Op, Spot, storage_of
+from torchmedic.replay.microscope import Microscope, Spot
 
 CODE, NAME = "TM106", "inplace-on-forbidden-view"
 
@@ -87,10 +87,11 @@ def _made(failure: StepFailure, evidence: RaisedEvidence) -> Location | None:
     node = re.search(r"Output \d+ of (\w+?)(?:Backward\d*)? is a view", str(played.error))
     wanted = node[1].lower() if node else ""
     for call in reversed(provenance.calls):
-        if call.spot is None or not any(tensor._is_view() for tensor in call.outputs):
+        spot = call.spot
+        if spot is None or not any(tensor._is_view() for tensor in call.outputs):
             continue
         if not wanted or _fits(wanted, call.name, call.outputs) or not call.grad_enabled:
-            return call.spot.location("origin", "the view is made here")
+            return spot.location("origin", "the view is made here")
     return None
 
 
@@ -112,9 +113,9 @@ def _base_written(evidence: RaisedEvidence, failure: StepFailure, why: str) -> D
         f"{why}; after the write its values are no longer what they were recorded as",
     )
     if found is not None:
-        draft.at(found[0].location("cause", "writes to the memory of the view"))
+        draft.at(found.location("cause", "writes to the memory of the view"))
         draft.at(*evidence.at_user_line("surfaced", "the view is used here"))
-        treated = GraphTrials(failure, None).first(out_of_place(found[0]))
+        treated = GraphTrials(failure, None).first(out_of_place(found))
         draft.treat(treated)
         if treated is not None:
             return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
@@ -124,21 +125,21 @@ def _base_written(evidence: RaisedEvidence, failure: StepFailure, why: str) -> D
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
-def _writer(failure: StepFailure) -> tuple[Spot, Op] | None:
+def _writer(failure: StepFailure) -> Spot | None:
+    """The last write of a replay to memory that had been taken a view of before."""
     if failure.step is None:
         return None
     scope = Microscope()
     failure.step.runner.play(scope)
-    call = failure.evidence.call
-    shared = {storage_of(argument.value) for argument in call.tensors} if call is not None else set()
-    writes = [op for op in scope.ops if op.writes and op.spot is not None and not op.is_backward]
-    shapes = [argument.value._base for argument in call.tensors if argument.value._is_view()] if call is not None else []
-    if not writes or not shared or not shapes:
-        return None
-    # The storage is another one in the replay: the last write before the view was used is what made it stale.
-    last = writes[-1]
-    assert last.spot is not None
-    return last.spot, last
+    for write in reversed(scope.ops):
+        if not write.writes or write.spot is None or write.is_backward:
+            continue
+        before = scope.ops[: write.index]
+        if any(
+            not op.writes and not op.outputs and op.inputs and op.inputs[0].storage in write.written for op in before
+        ):
+            return write.spot
+    return None
 
 
 RULE = Rule(CODE, NAME, check)

@@ -3,8 +3,8 @@
 What: a leaf is a tensor that no operation made: a weight, or an input for which a gradient was asked. Its gradient is
 taken with respect to the value that it has, so autograd lets nobody overwrite that value while it is recording.
 
-Why: an update or an initialisation written by hand without `torch.no_grad()`, or an input that is changed in place after
-`requires_grad_()`.
+Why: an update or an initialisation written by hand without `torch.no_grad()`, or an input that is changed in place
+after `requires_grad_()`.
 
 Cure: change weights under `torch.no_grad()`; compute with a new tensor where the change is a part of the model.
 """
@@ -31,7 +31,9 @@ CODE, NAME = "TM105", "inplace-on-leaf"
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    if "RuntimeError" not in evidence.kinds or not evidence.says("leaf variable that requires grad", "in-place operation"):
+    if "RuntimeError" not in evidence.kinds or not evidence.says(
+        "leaf variable that requires grad", "in-place operation"
+    ):
         return None
     target = target_of(evidence)
     tensor = target.tensor if target is not None else None

@@ -3,8 +3,8 @@
 What: many operations save an input or their result to compute the gradient later. If that memory is written to before
 backward reads it, the gradient would be wrong, so torch refuses.
 
-Why: `x += ...`, `x[...] = ...`, methods that end in `_`, `inplace=True`, a write through a view of the same memory, or
-`optimizer.step()` between a forward pass and its backward.
+Why: `x += ...`, `x[...] = ...`, methods that end in `_`, `inplace=True`, a write through a view of the same memory,
+or `optimizer.step()` between a forward pass and its backward.
 
 Cure: make the write out of place, write to a copy (`x = x.clone()`), or call backward before the weights are updated.
 """

@@ -3,9 +3,9 @@
 What: a gradient flows only through operations that autograd has recorded. The loss has no such record, because it was
 cut somewhere between the parameters and here.
 
-Why: `detach()`, `.data`, `.item()`, NumPy or `torch.tensor(...)` on the way; an operation with no derivative (argmax, a
-comparison, a cast to integers); a forward pass under `torch.no_grad()` or `inference_mode()`; a loss that is not computed
-from the output of the model at all; or every parameter is frozen.
+Why: `detach()`, `.data`, `.item()`, NumPy or `torch.tensor(...)` on the way; an operation with no derivative (argmax,
+a comparison, a cast to integers); a forward pass under `torch.no_grad()` or `inference_mode()`; a loss that is not
+computed from the output of the model at all; or every parameter is frozen.
 
 Cure: keep the loss in torch, in floating point and with gradients on, from the parameters to `backward()`.
 """
@@ -101,7 +101,9 @@ def _cut(failure: BackwardFailure, provenance: Provenance, cuts: list[FunctionCa
     else:
         finding = _explain(failure, call)
     finding.others = [
-        other.spot.location("origin", "cut here too") for other in cuts[:4] if other is not call and other.spot is not None
+        other.spot.location("origin", "cut here too")
+        for other in cuts[:4]
+        if other is not call and other.spot is not None
     ]
     return finding
 
@@ -168,9 +170,7 @@ def _checkpointed(failure: BackwardFailure, spot: Spot) -> Finding:
     return finding
 
 
-def _left_torch(
-    failure: BackwardFailure, call: FunctionCall, provenance: Provenance, root: torch.Tensor
-) -> Finding:
+def _left_torch(failure: BackwardFailure, call: FunctionCall, provenance: Provenance, root: torch.Tensor) -> Finding:
     assert call.spot is not None
     rebuilt = provenance.made_plain(root)
     name = {"__float__": "float()", "__int__": "int()", "__array__": "NumPy"}.get(call.name, f"{call.name}()")

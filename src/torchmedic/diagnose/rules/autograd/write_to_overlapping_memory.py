@@ -1,11 +1,11 @@
 """A tensor was written to in place although several of its elements share one place in memory.
 
-What: `expand` and `broadcast_to` repeat a tensor without copying it: all repetitions are the same memory. A write through
-such a tensor would write one place several times, with different values. A write whose source overlaps its target
-(`x[1:] += x[:-1]`) has the same trouble.
+What: `expand` and `broadcast_to` repeat a tensor without copying it: all repetitions are the same memory. A write
+through such a tensor would write one place several times, with different values. A write whose source overlaps its
+target (`x[1:] += x[:-1]`) has the same trouble.
 
-Why: `expand(...)`, `broadcast_to(...)`, `as_strided(...)` or overlapping slices, then `+=`, `x[...] = ...` or a method
-that ends in `_`.
+Why: `expand(...)`, `broadcast_to(...)`, `as_strided(...)` or overlapping slices, then `+=`, `x[...] = ...` or a
+method that ends in `_`.
 
 Cure: make it out of place, or write to a `.clone()`, which has memory of its own.
 """
@@ -59,7 +59,11 @@ def _repeated(tensor: torch.Tensor) -> list[int]:
     """The dimensions along which a tensor repeats its memory."""
     if tensor.layout is not torch.strided:
         return []
-    return [at for at, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)) if size > 1 and not stride]
+    return [
+        at
+        for at, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+        if size > 1 and not stride
+    ]
 
 
 RULE = Rule(CODE, NAME, check)

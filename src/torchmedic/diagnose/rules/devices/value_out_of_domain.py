@@ -36,11 +36,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     not_numbers = sum(1 for value in strays.values if isinstance(value, float) and math.isnan(value))
     first = number(strays.values[0])
     if not_numbers:
-        message = f"`{domain.op}` was given NaN as {domain.name}, which must be {domain.must}"
+        message = f"`{domain.op}` was given NaN as `{domain.name}`, which must be {domain.must}"
     elif domain.as_a_whole:
-        message = f"`{domain.op}` was given {domain.name} that are not {domain.must}"
+        message = f"`{domain.op}` was given a `{domain.name}` that is not {domain.must}"
     else:
-        message = f"`{domain.op}` was given {first} as {domain.name}, which must be {domain.must}"
+        message = f"`{domain.op}` was given {first} as `{domain.name}`, which must be {domain.must}"
     if domain.as_a_whole and not not_numbers:
         cause = f"`{domain.name}` {list(strays.shape)} is not {domain.must}"
     elif strays.total == 1:
@@ -51,14 +51,16 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
             f"{strays.count} of {strays.total} values {verb} not {domain.must}: `{strays.at(domain.name)}` is {first}"
         )
     draft = Draft(CODE, NAME, "likely" if not_numbers else "proven", message, cause)
-    draft.at(*evidence.at_user_line("cause", f"{domain.name} must be {domain.must}"))
+    draft.at(*evidence.at_user_line("cause", f"`{domain.name}` must be {domain.must}"))
     draft.at(made_here(evidence, domain.value, "comes from"))
     tensor = readable(domain.value)
     items = items_of(evidence.incident, tensor, strays.positions) if tensor is not None else []
     if items:
         draft.because(f"first in dataset item {items[0]}")
     if not_numbers:
-        draft.because(f"{count(not_numbers, 'value')} NaN: this line makes none, so it is older than this line")
+        draft.because(
+            f"{count(not_numbers, 'value')} of it {'is' if not_numbers == 1 else 'are'} NaN; it is older than this line"
+        )
         draft.help("look for the first NaN before this line; this line only refused it")
         return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
     extent = span(tensor) if tensor is not None and strays.total > 1 else None

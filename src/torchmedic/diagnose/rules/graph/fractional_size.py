@@ -15,6 +15,8 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.calls import Argument, Call
@@ -25,8 +27,8 @@ CODE, NAME = "TM168", "fractional-size"
 
 # Everything that these take, but for a tensor in front and options by name, is a size.
 _SIZED = frozenset(
-    "view reshape expand repeat zeros ones empty rand randn full unflatten split chunk narrow tile new_zeros new_ones "
-    "split_with_sizes tensor_split randperm arange eye".split()
+    "view reshape expand repeat zeros ones empty rand randn unflatten split chunk narrow tile new_zeros new_ones "
+    "split_with_sizes tensor_split randperm eye".split()
 )
 
 
@@ -41,8 +43,10 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _odd_sizes(evidence: RaisedEvidence, call: Call) -> Iterator[Argument]:
-    if call.op in _SIZED and call.op not in ("full", "arange"):
-        tensors = call.tensors
+    tensors = call.tensors
+    if call.op in _SIZED and (
+        tensors or str(getattr(call.function, "__module__", "")).startswith("torch") or _native(call)
+    ):
         yield from (item for item in call.flat() if item not in tensors and _is_odd(item.value) and _is_size(item))
     elif call.op == "index" and evidence.says("slice indices") and len(call.arguments) == 2:
         parts = call.arguments[1].value
@@ -52,6 +56,11 @@ def _odd_sizes(evidence: RaisedEvidence, call: Call) -> Iterator[Argument]:
                 yield from (Argument(None, value) for value in bounds if isinstance(value, float))
     elif evidence.says("should be of type int") and call.frame.is_user:
         yield from (item for item in call.arguments if isinstance(item.value, float | str))
+
+
+def _native(call: Call) -> bool:
+    """Whether this is torch's own function of that name: `"a b".split(1.5)` is none of it."""
+    return call.function is not None and call.function is getattr(torch, call.op, None)
 
 
 def _is_odd(value: Any) -> bool:
@@ -79,7 +88,7 @@ def _diagnosis(evidence: RaisedEvidence, call: Call, odd: Argument) -> Diagnosis
         "a size is a whole number",
     )
     draft.at(*evidence.at_user_line("cause", f"{shown} is {kind}, not an int"))
-    if given is not None and isinstance(given.node, ast.Name):
+    if given is not None and isinstance(given.node, ast.Name | ast.Attribute):
         made = origin_of(evidence.frames, user.frame, given.node)
         draft.at(made.location("origin", f"`{made.name}` becomes {shown} here") if made is not None else None)
     whole = isinstance(odd.value, float) and odd.value.is_integer()

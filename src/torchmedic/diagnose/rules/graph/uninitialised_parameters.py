@@ -11,6 +11,8 @@ Cure: run one batch through a lazy model first; `model.to_empty(device=...)` and
 
 from __future__ import annotations
 
+import re
+
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -65,7 +67,7 @@ def _lazy(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _meta(evidence: RaisedEvidence) -> Diagnosis | None:
-    if not evidence.kinds & {"RuntimeError", "NotImplementedError"} or not evidence.says("meta"):
+    if not evidence.kinds & {"RuntimeError", "NotImplementedError"} or not re.search(r"\bmeta\b", evidence.message):
         return None
     held = [
         (root, name, parameter)

@@ -15,6 +15,7 @@ from torchmedic.diagnose.numbers import noticed
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.trial import source_of
 from torchmedic.replay.values import number
 
 CODE, NAME = "TM224", "collapsed-loss-scale"
@@ -22,22 +23,33 @@ CODE, NAME = "TM224", "collapsed-loss-scale"
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     incident, watch = evidence.incident, evidence.agent.finite
-    if incident.what != "scale" or evidence.births:
+    scaling = _is_scaling(evidence)
+    if incident.what != "scale" or (evidence.births and not scaling):
         return None
     draft = Draft(
         CODE,
         NAME,
         "likely",
         f"GradScaler has skipped the last {watch.skipped} steps",
-        f"the gradients were not finite in any of them, and the scale fell to {number(watch.lowest_scale or 0.0)}",
+        f"the gradients were not finite in any of them, with a scale that is now {number(watch.lowest_scale or 0.0)}",
     )
     if evidence.noticed is not None:
         draft.at(evidence.noticed.location("cause", "skipped here, step after step"))
     draft.because("the weights have not been updated since")
+    if scaling:
+        draft.because("the loss itself is finite; the product of loss and scale is not")
     draft.because(f"a replay of this step found no origin: {evidence.why_not}" if evidence.why_not else "")
-    draft.help("run without GradScaler, or in bfloat16, and look for the first value that is not finite")
+    draft.help("let `scaler.update()` choose the scale" if scaling else "run this step without GradScaler, or in bfloat16")
     draft.because(noticed(evidence))
     return draft.done(step=incident.step, rank=incident.rank)
+
+
+def _is_scaling(evidence: NumbersEvidence) -> bool:
+    """Whether the first bad value of the step is the scaled loss."""
+    op, spot = evidence.op, evidence.spot
+    if op is None or spot is None or op.kind != "mul" or evidence.loss_is_bad:
+        return False
+    return ".scale(" in source_of(spot)
 
 
 RULE = Rule(CODE, NAME, check)

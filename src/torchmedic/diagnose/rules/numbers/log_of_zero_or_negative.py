@@ -101,9 +101,9 @@ def _cures(evidence: NumbersEvidence, op: Op, negative: bool) -> Iterator[Cure]:
     if argument is None:
         if operand_of(node, "xlogy") is not None and isinstance(node, ast.Call) and len(node.args) == 2:
             clamped = fill("A.clamp(min=1e-8)", A=node.args[1])
-            yield Cure(
-                "keep the argument away from zero", written(with_operand(node, node.args[1], clamped), node), spot
-            )
+            text = written(with_operand(node, node.args[1], clamped), node)
+            yield Cure("keep the argument away from zero", text, spot)
+            yield Cure("keep the argument away from zero", text, spot, "changes-training", False)
         return
     if not negative:
         yield from _stable(evidence, op, node, argument, spot)

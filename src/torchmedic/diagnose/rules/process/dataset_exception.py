@@ -99,7 +99,7 @@ def _explained(evidence: RaisedEvidence) -> str:
     from torchmedic.diagnose import registry
 
     for rule in registry.RAISED:
-        if rule.startswith(("process.", "memory.")):
+        if not rule.startswith(("graph.", "devices.")):
             continue
         try:
             found = registry.load(rule).check(evidence)

@@ -123,7 +123,8 @@ def _target(chain: list[BaseException], frames: list[Frame]) -> str:
                 if found := _path(frame.variables.get(name)):
                     return found
     for frame in reversed(frames):
-        opened = [value for value in frame.variables.values() if _is_written(value)] if frame.is_user else []
+        held = [*frame.variables.values(), *getattr(frame.variables.get("self"), "__dict__", {}).values()]
+        opened = [value for value in held if _is_written(value)] if frame.is_user else []
         if opened:
             return str(opened[-1].name)
     return ""

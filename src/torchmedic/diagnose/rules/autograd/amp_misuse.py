@@ -1,0 +1,187 @@
+"""The steps of mixed precision were called in the wrong order, or with the wrong weights.
+
+What: `GradScaler` multiplies the loss so that small gradients survive float16, divides the gradients again before the
+update, and skips updates with overflows. Per update of the weights it wants, in this order: `scale(loss).backward()`,
+at most one `unscale_(optimizer)`, `step(optimizer)`, `update()`. The weights must be float32.
+
+Why: `unscale_` is called twice, `update()` is missing, the optimizer has no gradients at all (`zero_grad()` after
+backward, other parameters, a loss that does not reach them), or the model itself was cast to float16.
+
+Cure: keep the order; leave the weights in float32 and let autocast choose float16 for the operations.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torchmedic.diagnose.inplace_source import user_files
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.frames import Frame, node_location, syntax_tree
+from torchmedic.replay.scopes import function_body
+
+CODE, NAME = "TM119", "amp-misuse"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if not any(frame.file.endswith("grad_scaler.py") for frame in evidence.library_frames):
+        return None
+    for find in (_repeated, _no_gradients, _low_precision):
+        draft = find(evidence)
+        if draft is not None:
+            return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return None
+
+
+def _repeated(evidence: RaisedEvidence) -> Draft | None:
+    """`unscale_` or `step` twice without `update()` in between."""
+    if evidence.says("unscale_() has already been called"):
+        name, what = "unscale_", "the gradients of this optimizer have been unscaled already"
+    elif evidence.says("unscale_() is being called after step()") or evidence.says("step() has already been called"):
+        name, what = "step", "the optimizer has been stepped already"
+    else:
+        return None
+    draft = Draft(
+        CODE, NAME, "proven", f"{what} since the last `update()`", "once per update of the weights is allowed"
+    )
+    draft.at(*evidence.at_user_line("cause", "the second time"))
+    frame = evidence.user_frame
+    for node in _calls(frame, name):
+        if frame is not None and node.lineno != frame.line:
+            draft.at(node_location("origin", frame.file, node, "the first time"))
+    updates = list(_calls(frame, "update"))
+    if updates or frame is None:
+        return draft.help(f"call `{name}` once between two calls of `update()`")
+    return draft.because("no `update()` stands in this function").help("call `scaler.update()` after every `step`")
+
+
+def _no_gradients(evidence: RaisedEvidence) -> Draft | None:
+    if not evidence.says("no inf checks were recorded"):
+        return None
+    frame = evidence.user_frame
+    optimizer = _optimizer(evidence)
+    parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
+    if evidence.says("prior to update"):
+        draft = Draft(
+            CODE,
+            NAME,
+            "proven",
+            "`update()` of the scaler was called, but no optimizer has been stepped through it",
+            "the scaler learns from `scaler.step(optimizer)` whether the gradients had overflowed",
+        )
+        draft.at(*evidence.at_user_line("cause", "nothing to learn from"))
+        plain = [node for node in _calls(frame, "step") if not _is_scaler(node)]
+        draft.at(*(node_location("origin", frame.file, node, "stepped past the scaler") for node in plain if frame))
+        return draft.help("step the optimizer with `scaler.step(optimizer)`")
+    none = all(tensor.grad is None for tensor in parameters)
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if parameters and none else "likely",
+        "the scaler was to step an optimizer that has no gradients",
+        f"none of its {len(parameters)} parameters has a gradient" if none else "no gradient was found",
+    )
+    cleared = _cleared(frame)
+    if cleared is not None:
+        draft.at(cleared)
+        draft.at(*evidence.at_user_line("surfaced", "no gradient is left here"))
+        return draft.help("call `zero_grad()` before backward or after the step, not in between")
+    draft.at(*evidence.at_user_line("cause", "this optimizer has no gradients"))
+    frozen = sum(not tensor.requires_grad for tensor in parameters)
+    draft.because(f"{frozen} of {len(parameters)} parameters have requires_grad=False" if frozen else "")
+    return draft.help(
+        "check that the loss is computed from the parameters of this optimizer, and that backward was called"
+    )
+
+
+def _low_precision(evidence: RaisedEvidence) -> Draft | None:
+    if not evidence.says("attempting to unscale fp16 gradients"):
+        return None
+    optimizer = _optimizer(evidence)
+    parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
+    half = [tensor for tensor in parameters if tensor.dtype is torch.float16]
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if half else "likely",
+        "the weights are float16, which the scaler does not work with",
+        f"{len(half)} of {len(parameters)} parameters are float16; the scaler wants float32 weights",
+    )
+    casts = list(_casts())
+    if len(casts) == 1:
+        draft.at(node_location("cause", *casts[0], "the weights are cast to float16 here"))
+        draft.at(*evidence.at_user_line("surfaced", "their gradients cannot be unscaled"))
+    else:
+        draft.at(*evidence.at_user_line("cause", "these gradients are float16"))
+        draft.at(*(node_location("origin", file, node, "a cast to float16") for file, node in casts[:3]))
+    return draft.help("leave the model in float32 and run it under `torch.autocast`")
+
+
+def _optimizer(evidence: RaisedEvidence) -> Any:
+    for frame in reversed(evidence.library_frames):
+        optimizer = frame.variables.get("optimizer")
+        if hasattr(optimizer, "param_groups"):
+            return optimizer
+    return None
+
+
+def _calls(frame: Frame | None, name: str) -> Iterator[ast.Call]:
+    """The calls of a method in the function that a frame runs, in order."""
+    body = function_body(frame) if frame is not None else None
+    found = [
+        node
+        for node in (ast.walk(body) if body is not None else ())
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
+    ]
+    yield from sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def _is_scaler(call: ast.Call) -> bool:
+    return bool(call.args)  # `scaler.step(optimizer)`, not `optimizer.step()`
+
+
+def _cleared(frame: Frame | None) -> Location | None:
+    """A `zero_grad()` between backward and the step."""
+    if frame is None:
+        return None
+    before = [node.lineno for node in _calls(frame, "backward") if node.lineno <= frame.line]
+    if not before:
+        return None
+    for node in _calls(frame, "zero_grad"):
+        if max(before) < node.lineno <= frame.line:
+            return node_location("cause", frame.file, node, "throws away the gradients of this step")
+    return None
+
+
+def _casts() -> Iterator[tuple[str, ast.Call]]:
+    """Calls that may cast a model: `.half()`, `.to(torch.float16)`; those of a tensor on the way count too."""
+    for file in dict.fromkeys(user_files()):
+        for node in ast.walk(syntax_tree(file) or ast.Module([], [])):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            values = [*node.args, *(word.value for word in node.keywords)]
+            cast = node.func.attr == "half" or (
+                node.func.attr == "to"
+                and any(ast.unparse(value) in ("torch.float16", "torch.half") for value in values)
+            )
+            if cast and _is_model(node.func.value):
+                yield file, node
+
+
+def _is_model(owner: ast.expr) -> bool:
+    """Whether an expression looks like a model: a name or a constructor, not a batch."""
+    text = ast.unparse(owner).lower()
+    return not any(
+        word in text for word in ("rand", "input", "batch", "image", "x.", "data", "target")
+    ) and text not in (
+        "x",
+        "y",
+    )
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,129 @@
+"""A hook on a gradient returned something that cannot take the gradient's place.
+
+What: a hook may return a gradient to be used instead of the one that it was given. It must be a tensor of the same
+shape; a hook on a module returns one per input.
+
+Why: the hook returns what it computed for a log (a norm, a sum), a number, or too few or too many gradients. A lambda
+always returns something. A hook can only be put on a tensor that requires a gradient.
+
+Cure: return `None` from a hook that only looks, and a gradient of the same shape from one that changes it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.observe.frames import is_user_file
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.backward import BackwardFailure
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.frames import node_location, syntax_tree
+from torchmedic.replay.graph import leaves_behind
+from torchmedic.replay.hooks import Hooked, watch_hooks
+
+CODE, NAME = "TM117", "bad-hook"
+
+_SIZE = re.compile(r"hook '(.*?)' has changed the (size|type|device) of value")
+_TYPE = re.compile(r"expected Variable, but hook returned '(.*?)'")
+_COUNT = re.compile(r"Backward hook returned an invalid number of grad_input, got (\d+), but expected (\d+)")
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    size, kind, count = (pattern.search(evidence.message) for pattern in (_SIZE, _TYPE, _COUNT))
+    if evidence.says("register a hook on a tensor that doesn't require gradient"):
+        return _too_soon(evidence)
+    if size is None and kind is None and count is None:
+        return None
+    failure = BackwardFailure(evidence)
+    hook, given, returned = _hook(evidence, failure, size[1] if size else "")
+    name = f"`{getattr(hook, '__name__', type(hook).__name__)}`" if hook is not None else "a hook"
+    if count is not None:
+        what = f"{count[1]} gradients where the module has {count[2]} input{'s' if count[2] != '1' else ''}"
+    elif kind is not None:
+        what = f"a value of type {kind[1]}"
+    else:
+        assert size is not None
+        what = f"a gradient of another {size[2]}"
+        if isinstance(given, torch.Tensor) and isinstance(returned, torch.Tensor) and size[2] == "size":
+            what = f"{list(returned.shape)} where it was given {list(given.shape)}"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if hook is not None else "likely",
+        f"the hook {name} returned {what}",
+        "what a hook returns takes the place of the gradient, so it must be one of the same shape, or `None`",
+    )
+    place = _returned(hook) if hook is not None else None
+    draft.at(place)
+    if failure.caller is not None:
+        draft.at(failure.caller.location("surfaced" if place is not None else "cause", "the hook is called from here"))
+    draft.help("return `None` from a hook that only looks, else a gradient of the same shape, dtype and device")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _hook(evidence: RaisedEvidence, failure: BackwardFailure, name: str) -> tuple[Callable[..., Any] | None, Any, Any]:
+    """The hook to blame, what it was given and what it returned."""
+    for frame in reversed(evidence.frames):
+        hook = frame.variables.get("hook")
+        if not frame.is_user and callable(hook) and frame.function in ("_apply_on_tensors", "fn", "hook", "grad_hook"):
+            return hook, None, None
+    seen: list[Hooked] = []
+    if failure.step is not None:
+        leaves = leaves_behind(failure.roots)
+        failure.step.runner.play(watch_hooks(leaves, seen))
+    if seen:
+        last = seen[-1]
+        return last.hook, last.given, last.returned
+    named = [hook for leaf in leaves_behind(failure.roots) for hook in (leaf._backward_hooks or {}).values()]
+    fitting = [hook for hook in named if getattr(hook, "__name__", "") == name]
+    return (fitting[0], None, None) if len(fitting) == 1 else (None, None, None)
+
+
+def _returned(hook: Callable[..., Any]) -> Location | None:
+    """The `return` of a hook, or its head where there are several; a lambda is its own."""
+    code = getattr(hook, "__code__", None) or getattr(getattr(hook, "__call__", None), "__code__", None)  # noqa: B004
+    if code is None or not is_user_file(code.co_filename):
+        return None
+    tree = syntax_tree(code.co_filename) or ast.Module([], [])
+    for node in _functions(tree, code.co_firstlineno):
+        if isinstance(node, ast.Lambda):
+            return node_location("cause", code.co_filename, node.body, "a lambda returns what it computes")
+        returns = [part for part in ast.walk(node) if isinstance(part, ast.Return) and part.value is not None]
+        if len(returns) == 1:
+            return node_location("cause", code.co_filename, returns[0], "this takes the place of the gradient")
+        return node_location("cause", code.co_filename, returns[-1] if returns else node, "returned from here")
+    return None
+
+
+def _functions(tree: ast.Module, line: int) -> Iterator[ast.FunctionDef | ast.Lambda]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Lambda) and node.lineno == line:
+            yield node
+        elif isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(part.lineno for part in node.decorator_list)])
+            if first == line:
+                yield node
+
+
+def _too_soon(evidence: RaisedEvidence) -> Diagnosis:
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        "a hook was put on a tensor that does not require a gradient",
+        "no gradient will ever come to this tensor, so the hook would never be called",
+    )
+    draft.at(*evidence.at_user_line("cause", "this tensor does not require a gradient"))
+    draft.help(
+        "put the hook on a tensor that is computed from parameters with gradients on, or call `requires_grad_()`"
+    )
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,89 @@
+"""A tensor that was made in inference mode is used in training.
+
+What: `torch.inference_mode()` makes tensors that autograd cannot work with, ever: they keep no record of writes. They
+can be read, but not saved for backward, not written to outside, and not made to require a gradient.
+
+Why: features, targets, a cache or a whole model were made under `inference_mode()` and are used in the training step.
+
+Cure: use `torch.no_grad()` there, or take a `.clone()` outside of inference mode.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import torch
+
+from torchmedic.diagnose.describe import made_here, shape
+from torchmedic.diagnose.edits import Candidate, copied
+from torchmedic.diagnose.grad_mode import inference_switches
+from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.inplace_call import elsewhere, raising_spot
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.calls import Argument, raising_call
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.forward import StepFailure
+from torchmedic.replay.microscope import Spot
+
+CODE, NAME = "TM115", "inference-tensor-in-graph"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if "RuntimeError" not in evidence.kinds or not (
+        evidence.says("inference tensor", "inferencemode")
+        or evidence.says("inference tensors cannot be saved for backward")
+        or evidence.says("inference tensor", "outside")
+    ):
+        return None
+    found = _inference_argument(evidence)
+    name = f"`{found.text}`" if found is not None and found.text else "a tensor"
+    written = not evidence.says("saved for backward")
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if found is not None else "likely",
+        f"{name} was made in inference mode and cannot be {'changed' if written else 'used'} in training",
+        "autograd keeps no record of a tensor that was made in inference mode",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{name} is {'changed' if written else 'needed for backward'} here"))
+    if found is not None:
+        draft.at(made_here(evidence, found.value, "is made"))
+        draft.because(f"{name} has shape {shape(found.value)}, and `is_inference()` is true of it")
+    for place in inference_switches()[:2]:
+        draft.at(place)
+    failure = StepFailure(evidence)
+    spot = raising_spot(evidence)
+    treated = None
+    if spot is not None and failure.step is not None:
+        candidates = elsewhere(spot) if written else _cloned(found, spot)
+        treated = GraphTrials(failure).first(candidates, same_loss=False)
+    draft.treat(treated)
+    draft.help(
+        "or make it under `torch.no_grad()` instead" if treated else "make it under `torch.no_grad()`, or clone it"
+    )
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _inference_argument(evidence: RaisedEvidence) -> Argument | None:
+    """The inference tensor that the user's expression, or the raising one, was given."""
+    frames = [evidence.user_frame, *reversed(evidence.library_frames)]
+    fallback: Argument | None = None
+    for frame in frames:
+        call = raising_call(frame) if frame is not None else None
+        for argument in call.tensors if call is not None else ():
+            if argument.value.is_inference():
+                if frame is evidence.user_frame:
+                    return argument
+                fallback = fallback or argument
+    return fallback if fallback is not None and isinstance(fallback.value, torch.Tensor) else None
+
+
+def _cloned(found: Argument | None, spot: Spot) -> Iterator[Candidate]:
+    node = found.node if found is not None else None
+    if isinstance(node, ast.expr) and hasattr(node, "lineno"):
+        yield "clone it outside of inference mode", copied(spot, node)
+
+
+RULE = Rule(CODE, NAME, check)

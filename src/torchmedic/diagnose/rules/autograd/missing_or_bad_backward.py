@@ -1,0 +1,177 @@
+"""A custom Function has no backward, or one that torch cannot call or whose result it cannot use.
+
+What: a Function that is differentiated needs a static method `backward(ctx, *gradients)`: it is given one gradient
+per output of `forward`, and returns tensors or `None`. What is kept for it with `ctx.save_for_backward` must be
+tensors.
+
+Why: `backward` is missing or misspelt, is not a `@staticmethod`, takes another number of arguments than `forward` has
+outputs, or returns numbers; or a number was passed to `save_for_backward`.
+
+Cure: write `backward` as a static method with `ctx` and one argument per output; keep what is no tensor as attributes
+of `ctx`.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.backward import BackwardFailure
+from torchmedic.replay.construction import class_node
+from torchmedic.replay.custom_functions import (
+    functions_behind,
+    gradients,
+    head_location,
+    method_node,
+    return_node,
+    returned_location,
+    returns_in_replay,
+)
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.frames import node_location
+
+CODE, NAME = "TM112", "missing-or-bad-backward"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    kind = _function(evidence)
+    draft = None
+    for find in (_missing, _uncallable, _not_a_tensor, _saved):
+        draft = draft or find(evidence, kind)
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank) if draft is not None else None
+
+
+def _function(evidence: RaisedEvidence) -> type | None:
+    """The class whose method torch was about to call or had just called, from torch's own frame."""
+    for frame in reversed(evidence.frames):
+        if frame.is_user:
+            return None
+        if frame.function in ("apply", "apply_boxed"):
+            owner = frame.variables.get("self")
+            kind = getattr(owner, "_forward_cls", None) or frame.variables.get("cls")
+            return kind if isinstance(kind, type) else None
+    return None
+
+
+def _missing(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
+    if "NotImplementedError" not in evidence.kinds or not evidence.says("implement", "backward", "vjp"):
+        return None
+    name = kind.__name__ if kind is not None else "the Function"
+    draft = Draft(
+        CODE, NAME, "proven" if kind else "likely", f"`{name}` has no backward", "torch must differentiate it"
+    )
+    place = class_node(kind) if kind is not None else None
+    if place is None:
+        return draft.at(*_noticed(evidence, "cause")).help("write a static method `backward(ctx, ...)`")
+    file, body = place
+    methods = [node for node in body.body if isinstance(node, ast.FunctionDef)]
+    close = difflib.get_close_matches("backward", [node.name for node in methods], 1, 0.7)
+    if close:
+        node = next(node for node in methods if node.name == close[0])
+        draft.at(head_location("cause", file, node, f"`{close[0]}`, not `backward`"))
+        draft.help(f"rename `{close[0]}` to `backward`")
+    else:
+        draft.at(head_location("cause", file, body, "this class defines no `backward`"))
+        draft.help("write a static method `backward(ctx, ...)` with one argument per output of `forward`")
+    return draft.at(*_noticed(evidence))
+
+
+def _uncallable(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
+    if "TypeError" not in evidence.kinds or kind is None or not evidence.says("argument"):
+        return None
+    inner = evidence.frames[-1]
+    found = method_node(kind, "backward", "vjp")
+    function: Callable[..., Any] | None = getattr(kind, "backward", None)
+    if found is None or inner.is_user or inner.function not in ("apply", "apply_boxed") or function is None:
+        return None
+    file, node = found
+    given = 1 + len(inner.variables.get("args", ()))
+    try:
+        inspect.signature(function).bind(*range(given))
+        return None
+    except (TypeError, ValueError):
+        pass
+    names = [argument.arg for argument in node.args.args]
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"`{kind.__name__}.backward` cannot be called with `ctx` and {given - 1} gradient{'s' if given != 2 else ''}",
+        f"its forward has {given - 1} output{'s' if given != 2 else ''}, and its backward takes {', '.join(names)}",
+    )
+    draft.at(head_location("cause", file, node, f"takes {len(names)} arguments, is given {given}"))
+    static = any(ast.unparse(part).endswith("staticmethod") for part in node.decorator_list)
+    if not static and names[:1] == ["self"]:
+        draft.help("make it a `@staticmethod` that takes `ctx` first, not `self`")
+    else:
+        draft.help("take `ctx` and one gradient per output of `forward`")
+    return draft.at(*_noticed(evidence))
+
+
+def _not_a_tensor(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
+    if not evidence.says("expected Variable or None"):
+        return None
+    failure = BackwardFailure(evidence)
+    seen = returns_in_replay(failure, functions_behind(failure))
+    last = seen[-1] if seen else None
+    bad = [value for value in gradients(last.value) if not _is_gradient(value)] if last is not None else []
+    what = type(bad[0]).__name__ if bad else "something that is no tensor"
+    name = last.kind.__name__ if last is not None else "a custom Function"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if bad else "likely",
+        f"the backward of `{name}` returned {what}",
+        "a gradient is a tensor, or `None` where there is none",
+    )
+    place = return_node(last.kind, last.line) if last is not None else None
+    if place is not None:
+        draft.at(returned_location(place, f"returns {what}"))
+        draft.at(*_noticed(evidence))
+    else:
+        draft.at(*_noticed(evidence, "cause"))
+    return draft.help("return a tensor of the shape of the input")
+
+
+def _is_gradient(value: Any) -> bool:
+    return value is None or isinstance(value, torch.Tensor)
+
+
+def _saved(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
+    says_saved = evidence.says("save_for_backward can only save variables")
+    says_dirty = evidence.says("marked as dirty", "not returned as output")
+    if kind is None or not (says_saved or says_dirty):
+        return None
+    call = "save_for_backward" if says_saved else "mark_dirty"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"`{kind.__name__}` passes to `{call}` what is {'no tensor' if says_saved else 'not among its outputs'}",
+        evidence.message.splitlines()[0][:200],
+    )
+    place = None
+    for method in ("forward", "setup_context"):
+        found = method_node(kind, method)
+        for node in ast.walk(found[1]) if found is not None else ():
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == call:
+                assert found is not None
+                place = place or node_location("cause", found[0], node, "this call")
+    draft.at(place, *_noticed(evidence, "surfaced" if place is not None else "cause"))
+    return draft.help(
+        "keep numbers as attributes: `ctx.k = k`" if says_saved else "return every tensor that is marked dirty"
+    )
+
+
+def _noticed(evidence: RaisedEvidence, role: Any = "surfaced") -> tuple[Location, ...]:
+    return evidence.at_user_line(role, "noticed here")
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,68 @@
+"""Backward came to an operation for which torch has no derivative.
+
+What: torch knows the derivative of nearly every operation, but not of all, and of some only for a part of their
+inputs. The forward pass runs; backward stops there.
+
+Why: a special function (`igamma` in its first argument, for example), an operation with integer or complex inputs, or
+a second derivative of an operation that has only a first one.
+
+Cure: compute the same with operations that have a derivative, write a custom Function, or detach the input if it
+shall not be trained.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.backward import BackwardFailure
+from torchmedic.replay.cuts import FunctionCall, Provenance
+from torchmedic.replay.evidence import RaisedEvidence
+
+CODE, NAME = "TM116", "no-derivative"
+
+_MESSAGE = re.compile(r"the derivative for ['\"]?([\w:. ]+?)['\"]? is not implemented", re.I)
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    found = _MESSAGE.search(evidence.message)
+    if found is None or not evidence.kinds & {"RuntimeError", "NotImplementedError"}:
+        return None
+    operation, _, argument = (part.strip() for part in found[1].removeprefix("aten::").partition(":"))
+    failure = BackwardFailure(evidence)
+    call = _forward(failure, operation) if failure.engine is not None else None
+    of = f" with respect to `{argument}`" if argument else ""
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if call is not None else "likely",
+        f"`{operation}` has no derivative{of}",
+        f"backward needs the derivative of `{operation}`{of}, and torch does not have it",
+    )
+    if call is not None and call.spot is not None:
+        draft.at(call.spot.location("cause", f"`{operation}` is applied to a tensor that requires a gradient"))
+        draft.at(failure.caller.location("surfaced", "backward fails here") if failure.caller is not None else None)
+    else:
+        draft.at(*evidence.at_user_line("cause", "backward fails here" if failure.engine is not None else ""))
+    draft.help(f"write `{operation}` with operations that have a derivative, or detach the input if it is not trained")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _forward(failure: BackwardFailure, operation: str) -> FunctionCall | None:
+    """The call of the forward pass whose node torch could not go through."""
+    if failure.step is None:
+        return None
+    provenance = Provenance()
+    played = failure.step.runner.play(provenance)
+    if played.error is None or operation not in str(played.error) or not played.roots:
+        return None
+    wanted = operation.replace("_", "").lower()
+    for call in provenance.behind(played.roots[-1]):
+        nodes = {type(tensor.grad_fn).__name__.lower() for tensor in call.outputs if tensor.grad_fn is not None}
+        if call.spot is not None and (call.name == operation or any(name.startswith(wanted) for name in nodes)):
+            return call
+    return None
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,157 @@
+"""The gradient of something was asked for that the result does not depend on.
+
+What: `torch.autograd.grad(outputs, inputs)` goes back from the outputs to the inputs. It found no way to one of them.
+
+Why: the input was detached or copied on the way, only came to require a gradient after it had been used, or the
+output was computed from another tensor. A list of parameters may hold some that this output does not use.
+
+Cure: compute the output from the very tensor whose gradient is asked for, after `requires_grad_()`. If an input may
+be unused, say so with `allow_unused=True`, and be ready for `None`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torchmedic.diagnose.edits import Candidate
+from torchmedic.diagnose.graph_edits import call_at, uncut, with_keyword
+from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.backward import BackwardFailure
+from torchmedic.replay.cuts import FunctionCall, Provenance
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.forward import StepFailure
+from torchmedic.replay.frames import Frame
+from torchmedic.replay.graph import walk
+from torchmedic.replay.spots import spot_of_traced
+
+CODE, NAME = "TM113", "unused-in-graph"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    untracked = evidence.says("differentiated tensor", "does not require grad")
+    if "RuntimeError" not in evidence.kinds or not (untracked or evidence.says("not have been used in the graph")):
+        return None
+    failure = BackwardFailure(evidence)
+    inputs = _inputs(failure)
+    lost = [index for index, tensor in enumerate(inputs) if not _reaches(failure.roots, tensor)]
+    caller = failure.caller
+    texts = _texts(caller, len(inputs)) if caller is not None else []
+    names = [f"`{texts[index]}`" if index < len(texts) else f"input {index}" for index in lost]
+    named = names[0] if names else "an input"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if lost else "likely",
+        f"the gradient of {named} was asked for, but the output does not depend on it",
+        f"no way leads back from the output to {named}"
+        + (f" and {len(names) - 1} more of {len(inputs)} inputs" if len(names) > 1 else ""),
+    )
+    found = _cut(failure, lost[0]) if lost else None
+    if found is not None:
+        call, why, is_cut = found
+        assert call.spot is not None
+        draft.at(call.spot.location("cause", why))
+        draft.at(caller.location("surfaced", "asked for here") if caller is not None else None)
+        treated = (
+            GraphTrials(StepFailure(evidence)).first(uncut(call.spot, call.name), same_loss=False) if is_cut else None
+        )
+        draft.treat(treated)
+        if treated is None:
+            draft.help("use the tensor itself" if is_cut else f"call `requires_grad_()` before {named} is used")
+    elif caller is not None:
+        draft.at(caller.location("cause", f"{named} is not a part of the output's graph"))
+        for index in lost[:1]:
+            tensor = inputs[index]
+            kind = "does not require a gradient" if not tensor.requires_grad else "requires a gradient"
+            draft.because(f"{named} has shape {list(tensor.shape)} and {kind}")
+        treated = None
+        if len(lost) < len(inputs):
+            treated = GraphTrials(StepFailure(evidence)).first(_allowed(caller), same_loss=False)
+        draft.treat(treated)
+        draft.help(
+            "or leave out what this output does not use"
+            if treated is not None
+            else f"compute the output from {named}, or ask for the gradient of what it was computed from"
+        )
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _inputs(failure: BackwardFailure) -> list[torch.Tensor]:
+    given: tuple[Any, ...] = failure.engine.variables.get("args", ()) if failure.engine is not None else ()
+    inputs = given[3] if len(given) > 3 else ()
+    return [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)]
+
+
+def _texts(caller: Frame, count: int) -> list[str]:
+    """How the inputs are written in the call."""
+    call = call_at(spot_of_traced(caller), "grad", "backward")
+    words = {word.arg: word.value for word in call.keywords} if call is not None else {}
+    node = words.get("inputs") or (call.args[1] if call is not None and len(call.args) > 1 else None)
+    if node is None:
+        return []
+    if isinstance(node, ast.List | ast.Tuple) and not any(isinstance(part, ast.Starred) for part in node.elts):
+        return [ast.unparse(part) for part in node.elts]
+    text = ast.unparse(node)
+    return [text] if count == 1 else [f"{text}[{index}]" for index in range(count)]
+
+
+def _reaches(roots: list[torch.Tensor], tensor: torch.Tensor) -> bool:
+    if not tensor.requires_grad:
+        return False
+    nodes = walk(root.grad_fn for root in roots)
+    if tensor.grad_fn is None:
+        return any(getattr(node, "variable", None) is tensor for node in nodes) or any(root is tensor for root in roots)
+    return any(node is tensor.grad_fn for node in nodes)
+
+
+def _cut(failure: BackwardFailure, index: int) -> tuple[FunctionCall, str, bool] | None:
+    """The call that cut the input off, or that made it require a gradient too late."""
+    if failure.step is None:
+        return None
+    provenance = Provenance()
+    played = failure.step.runner.play(provenance)
+    call = played.backward_calls[-1] if played.backward_calls else None
+    if call is None or index >= len(call.inputs):
+        return None
+    tensor = call.inputs[index]
+    behind = [made for root in call.roots for made in provenance.behind(root)]
+    for made in behind:
+        if (
+            made.is_cut
+            and made.spot is not None
+            and any(_comes_from(provenance, given, tensor) for given in made.inputs)
+        ):
+            return made, "the way back ends here", True
+    used = [number for number, made in enumerate(provenance.calls) if _reads(made, tensor) and _is_in(made, behind)]
+    for number, made in enumerate(provenance.calls):
+        if made.name in ("requires_grad_", "requires_grad") and _reads(made, tensor) and used and number > used[0]:
+            return made, "too late: it has been used before", False
+    return None
+
+
+def _comes_from(provenance: Provenance, tensor: torch.Tensor, origin: torch.Tensor) -> bool:
+    return tensor is origin or any(_reads(call, origin) for call in provenance.behind(tensor))
+
+
+def _reads(call: FunctionCall, tensor: torch.Tensor) -> bool:
+    return any(given is tensor for given in call.inputs)
+
+
+def _is_in(call: FunctionCall, calls: list[FunctionCall]) -> bool:
+    return any(call is other for other in calls)
+
+
+def _allowed(caller: Frame) -> Iterator[Candidate]:
+    spot = spot_of_traced(caller)
+    call = call_at(spot, "grad")
+    if call is not None:
+        yield "accept unused inputs", with_keyword(spot, call, "allow_unused")
+
+
+RULE = Rule(CODE, NAME, check)

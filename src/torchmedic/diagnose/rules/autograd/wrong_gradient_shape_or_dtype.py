@@ -1,0 +1,152 @@
+"""A gradient came back in another shape than the tensor that it belongs to.
+
+What: the gradient of a tensor has the shape of that tensor. torch sums over dimensions that were broadcast by itself,
+but nothing else.
+
+Why: the backward of a custom Function lost a transpose, a reshape or a sum; or a weight was given other data, of
+another shape, between the forward pass and backward.
+
+Cure: return a gradient of the shape of the input, and change the shape of a weight only between steps.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchmedic.diagnose.edits import Candidate, called, rewritten
+from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.backward import BackwardFailure
+from torchmedic.replay.custom_functions import (
+    arguments_of,
+    function_named,
+    method_node,
+    return_node,
+    returns_in_replay,
+)
+from torchmedic.replay.cuts import Provenance
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.frames import node_location
+from torchmedic.replay.microscope import Spot
+from torchmedic.replay.spots import spot_of_node
+from torchmedic.replay.trial import Edit
+
+CODE, NAME = "TM111", "wrong-gradient-shape-or-dtype"
+
+_MESSAGE = re.compile(
+    r"Function (\w+) returned an invalid gradient at index (\d+) - "
+    r"(?:got \[([\d, ]*)\] but expected shape compatible with \[([\d, ]*)\]|(.*))",
+    re.S,
+)
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    found = _MESSAGE.search(evidence.message)
+    if found is None or "RuntimeError" not in evidence.kinds:
+        return None
+    failure = BackwardFailure(evidence)
+    kind = function_named(failure, found[1])
+    if kind is None:
+        return _of_torch(evidence, failure, found)
+    index = int(found[2])
+    names = arguments_of(kind)
+    name = f"`{names[index]}`" if index < len(names) else f"input {index}"
+    seen = [one for one in returns_in_replay(failure, [kind]) if one.kind is kind]
+    node = return_node(kind, seen[-1].line if seen else None)
+    shapes = f"[{found[3]}] where {name} is [{found[4]}]" if found[4] is not None else found[5].strip()
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if seen else "likely",
+        f"the backward of `{kind.__name__}` returned a gradient of shape {shapes}"
+        if found[4] is not None
+        else f"the backward of `{kind.__name__}` returned a gradient that does not fit {name}: {shapes}",
+        f"the gradient number {index} belongs to {name} and must have its shape, dtype and device",
+    )
+    if node is not None:
+        draft.at(node_location("cause", node[0], _item(node[1], index) or node[1], f"the gradient of {name}"))
+        draft.at(_computed(kind, *node, index))
+    if failure.caller is not None:
+        draft.at(failure.caller.location("surfaced", "noticed here"))
+    treated = None
+    if node is not None and isinstance(node[1], ast.Return) and found[4] is not None:
+        got, wanted = _sizes(found[3]), _sizes(found[4])
+        treated = GraphTrials(failure).first(_candidates(node[0], node[1], index, got, wanted))
+    draft.treat(treated)
+    if treated is None:
+        draft.help(f"return a gradient of the shape, dtype and device of {name}")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in re.findall(r"\d+", text)]
+
+
+def _item(node: ast.AST, index: int) -> ast.expr | None:
+    value = node.value if isinstance(node, ast.Return) else None
+    if isinstance(value, ast.Tuple) and index < len(value.elts):
+        return value.elts[index]
+    return value if index == 0 else None
+
+
+def _computed(kind: type, file: str, node: ast.AST, index: int) -> Location | None:
+    """The assignment that made the returned gradient, where it is a variable with one."""
+    item = _item(node, index)
+    function = method_node(kind, "backward", "vjp")
+    if not isinstance(item, ast.Name) or function is None:
+        return None
+    made = [
+        part
+        for part in ast.walk(function[1])
+        if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == item.id
+    ]
+    return node_location("origin", file, made[0], "computed here") if len(made) == 1 else None
+
+
+def _candidates(file: str, node: ast.Return, index: int, got: list[int], wanted: list[int]) -> Iterator[Candidate]:
+    """Only what cannot mean anything else: a transpose of a matrix, or sizes of one that are missing or too many."""
+    item = _item(node, index)
+    if item is None:
+        return
+    text = called(rewritten(file, item), item)
+    spot = spot_of_node(file, item)
+    if len(got) == 2 and got == wanted[::-1]:
+        yield "transpose the gradient", Edit(spot, f"{text}.t()")
+    elif [size for size in got if size != 1] == [size for size in wanted if size != 1]:
+        yield "give the gradient the shape of its input", Edit(spot, f"{text}.reshape({wanted})")
+
+
+def _of_torch(evidence: RaisedEvidence, failure: BackwardFailure, found: re.Match[str]) -> Diagnosis:
+    """An operation of torch's own: a tensor got other data between the forward pass and backward."""
+    name = re.sub(r"Backward\d*$", "", found[1])
+    draft = Draft(
+        CODE,
+        NAME,
+        "likely",
+        f"the gradient of `{name}` does not have the shape of the tensor that it belongs to",
+        "a tensor that the forward pass used was given data of another shape before backward",
+    )
+    swapped = _swapped(failure)
+    if swapped is not None:
+        draft.at(swapped.location("cause", "the tensor is given other data here"))
+        draft.at(failure.caller.location("surfaced", "noticed here") if failure.caller is not None else None)
+    elif failure.caller is not None:
+        draft.at(failure.caller.location("cause", "noticed here"))
+    draft.because(evidence.message[:300])
+    draft.help("change the shape of a weight only after backward, and make a new optimizer for it")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _swapped(failure: BackwardFailure) -> Spot | None:
+    if failure.step is None:
+        return None
+    provenance = Provenance()
+    failure.step.runner.play(provenance)
+    setting = [call.spot for call in provenance.calls if call.sets_data and call.spot is not None]
+    return setting[-1] if setting else None
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,124 @@
+"""What the parent does while the run goes on and when it is over: collect, explain, report."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+from torchmedic import rundir
+from torchmedic.contained import contained, on_fault
+from torchmedic.detect.death import signal_name
+from torchmedic.errors import ExitStatus
+from torchmedic.records import Death, Diagnosis, Fault, Outcome, Report
+from torchmedic.report.emit import Emitter, confidential
+from torchmedic.settings import Settings
+from torchmedic.supervise import deaths, job
+from torchmedic.supervise.findings import Findings
+from torchmedic.supervise.signals import shell_status
+from torchmedic.supervise.vigil import Vigil
+
+
+class Supervisor:
+    """The parent's side of one run."""
+
+    def __init__(self, run: Path, settings: Settings, rank: int | None = None) -> None:
+        self._run = run
+        self._emitter = Emitter(run, settings)
+        self._settings = settings
+        self._findings = Findings(run, rank)
+        self._ledger = job.Ledger(run, rank)
+        self._diagnoses: list[Diagnosis] = []
+        self._vigil = Vigil(run)
+        self._outcome = Outcome()
+        self._fault: Fault | None = None
+        on_fault(self._note_fault)
+
+    @contained("supervise.watch")
+    def watch(self) -> None:
+        """Called a few times a second while the child runs."""
+        self._vigil.look()
+        for diagnosis in self._findings.new():
+            self._add(diagnosis)
+
+    def _add(self, diagnosis: Diagnosis) -> None:
+        if self._settings.confidential:
+            diagnosis = confidential(diagnosis)
+        self._diagnoses.append(diagnosis)
+        said = self._write() | {job.same_finding(each) for each in self._diagnoses[:-1] if each.rank != diagnosis.rank}
+        if job.same_finding(diagnosis) not in said:
+            self._emitter.say(diagnosis)
+
+    def _write(self) -> frozenset[object]:
+        # A full disk must not hide what is already on the screen.
+        with contextlib.suppress(OSError):
+            return self._ledger.publish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
+        return frozenset()
+
+    def conclude(self, pid: int, status: int, *, killed: bool, through_shell: bool) -> int:
+        """The child has ended: explain what is still open, close the report, and return the status for a shell."""
+        self._close(pid, status, killed, through_shell)
+        with contextlib.suppress(Exception):
+            self._say_faults()
+        return self._with_findings(shell_status(status))
+
+    @contained("supervise.conclude")
+    def _close(self, pid: int, status: int, killed: bool, through_shell: bool) -> None:
+        self._vigil.last_look()
+        for folder in self._findings.folders():
+            rundir.release(folder)
+        left = deaths.read_left(self._run, self._findings.folders())
+        self._outcome = Outcome(
+            exit_status=shell_status(status),
+            signal=signal_name(status) if status < 0 else None,
+            steps=max((box.last.updates for box in left.boxes.values() if box.last is not None), default=0),
+        )
+        for diagnosis in self._findings.new():
+            self._add(diagnosis)
+        dead = [] if killed else deaths.find(left, self._vigil, pid, status, through_shell=through_shell)
+        if status != 0:  # else whatever was raised or died, the run got over it
+            for diagnosis in self._findings.roots([self._explained(death) for death in dead]):
+                self._add(diagnosis)
+        self._outcome = Outcome(
+            exit_status=self._outcome.exit_status,
+            signal=self._outcome.signal,
+            steps=self._outcome.steps,
+            symptom="death" if dead else self._symptom(),
+        )
+        self._write()
+        rundir.drop_empty_stacks(self._run)
+        self._emitter.finish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
+
+    def _explained(self, death: Death) -> Diagnosis:
+        from torchmedic.diagnose import registry
+        from torchmedic.diagnose.engine import diagnose
+
+        return diagnose(death, registry.DEATHS)
+
+    def _symptom(self) -> str | None:
+        symptoms = (rundir.read_symptom(folder) for folder in self._findings.folders())
+        return next((found for found in symptoms if found is not None), None)
+
+    def _with_findings(self, status: int) -> int:
+        """`--fail-on` turns a finding into exit status 3 where the script itself ended well."""
+        failing = {"never": set(), "warning": {"error", "warning"}, "error": {"error"}}[self._settings.fail_on]
+        if status == 0 and any(diagnosis.severity in failing for diagnosis in self._diagnoses):
+            return ExitStatus.FINDINGS
+        return status
+
+    def _note_fault(self, fault: Fault) -> None:
+        self._fault = self._fault or fault
+
+    def _say_faults(self) -> None:
+        """Own up to a bug of ours, once, whichever process it was in."""
+        faults: list[tuple[Fault, Path | None]] = [
+            (fault, folder) for folder in self._findings.folders() for fault in rundir.read_faults(folder)
+        ]
+        if self._fault is not None:
+            faults.append((self._fault, None))
+        for fault, folder in faults[:1]:
+            details = "" if folder is None else f"; details in {folder / rundir.EVENTS}"
+            sys.stderr.write(
+                f"torchmedic: a fault of its own in {fault.where} was contained, the run was not affected "
+                f"({fault.error}{details})\n"
+            )

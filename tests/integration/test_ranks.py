@@ -1,0 +1,87 @@
+"""Several ranks, started either way round, end in one report; the root is told once, its echoes not at all."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running import clean_environment
+
+from torchmedic import rundir
+
+pytestmark = pytest.mark.timeout(300)  # three processes that import torch
+
+SCRIPT = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main(how):
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        width = 5 if step == 2 and how == "shape" else 4
+        if step == 2 and how == "kill" and dist.get_rank() == 1:
+            os.kill(os.getpid(), 9)
+        loss = model(torch.randn(3, width)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    sys.stdout.write(f"done {dist.get_rank()}\\n")
+    dist.destroy_process_group()
+
+
+main(sys.argv[1])
+"""
+FORWARD = 1 + SCRIPT.splitlines().index("        loss = model(torch.randn(3, width)).square().mean()")
+
+
+def torchrun(folder: Path, how: str, *, outside: bool) -> subprocess.CompletedProcess[str]:
+    """torchmedic around torchrun, or in each of its ranks."""
+    (folder / "train.py").write_text(SCRIPT)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", f"--master-port={port}"]
+    medic = ["torchmedic", "run", "--output", "run"]
+    command = (
+        [sys.executable, "-m", *medic, "--", *launch, "train.py", how]
+        if outside
+        else [*launch, "-m", *medic, "train.py", how]
+    )
+    environment = clean_environment(GLOO_SOCKET_IFNAME="lo")
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+
+
+@pytest.mark.parametrize("outside", [True, False], ids=["torchmedic around torchrun", "torchmedic in every rank"])
+@pytest.mark.parametrize("how", ["shape", "kill"])
+def test_one_report(tmp_path: Path, outside: bool, how: str) -> None:
+    done = torchrun(tmp_path, how, outside=outside)
+
+    assert done.returncode == 1
+    report = rundir.read_report(tmp_path / "run")
+    code = {"shape": "TM151", "kill": "TM805"}[how]
+    assert done.stderr.count("error[") == done.stderr.count(f"error[{code}]") == 1, done.stderr
+    # torchrun ends the other rank as soon as one has failed, so both may or may not get to say it.
+    ranks = [found.rank for found in report.diagnoses]
+    assert {found.code for found in report.diagnoses} == {code}
+    assert ranks in ([[0], [1], [0, 1]] if how == "shape" else [[1]])
+    assert (report.outcome.steps, report.outcome.symptom) == (2, "exception" if how == "shape" else "death")
+    for found in report.diagnoses:
+        assert found.cause_location is not None
+        # A killed rank was last seen at its last finished step.
+        assert found.cause_location.line == (FORWARD if how == "shape" else FORWARD + 3)
+
+
+def test_healthy_ranks_share_a_folder_and_say_nothing(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "well", outside=False)
+    assert (done.returncode, sorted(done.stdout.split())) == (0, ["0", "1", "done", "done"])
+    assert "torchmedic" not in done.stderr
+    report = rundir.read_report(tmp_path / "run")
+    assert (report.outcome.exit_status, report.outcome.steps, report.diagnoses) == (0, 4, ())
