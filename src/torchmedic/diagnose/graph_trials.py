@@ -15,7 +15,7 @@ from torchmedic.records import Safety, Treatment
 from torchmedic.replay.backward import BackwardFailure
 from torchmedic.replay.forward import StepFailure
 from torchmedic.replay.microscope import storage_of
-from torchmedic.replay.runner import Played
+from torchmedic.replay.played import Played
 from torchmedic.replay.trial import Edit, Verdict, attempt, describe, passes, treatment
 
 _MOST_TRIALS = 8

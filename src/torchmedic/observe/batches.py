@@ -143,7 +143,7 @@ class Batches:
 def _storage(tensor: torch.Tensor) -> int | None:
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError, ValueError):  # ValueError: a lazy parameter has none yet
         return None
 
 

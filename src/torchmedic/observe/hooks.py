@@ -33,7 +33,6 @@ from torchmedic.observe.finite import FiniteWatch
 from torchmedic.observe.frames import is_user_file, user_frame
 from torchmedic.observe.notes import StepNotes
 
-
 # Code of ours that torch.compile may come upon. Never compiled by itself; where it is inlined, `is_compiling` is true.
 _entries: list[CodeType] = []
 _patched: list[tuple[Any, str, Any]] = []

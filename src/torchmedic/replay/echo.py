@@ -17,7 +17,7 @@ from torchmedic.replay.frames import Frame
 from torchmedic.replay.makers import is_bad
 from torchmedic.replay.microscope import Microscope, Value
 from torchmedic.replay.numbers import NumbersEvidence, Victim, stack_of
-from torchmedic.replay.runner import Played
+from torchmedic.replay.played import Played
 from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.source import relative
 from torchmedic.replay.step import Step, from_stack, from_traceback, through_backward

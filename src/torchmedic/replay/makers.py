@@ -72,7 +72,7 @@ def shares_memory(value: Any, tensor: torch.Tensor) -> bool:
             start = interface["data"][0]
             memory = tensor.untyped_storage()
             return bool(start and memory.data_ptr() <= start < memory.data_ptr() + max(1, memory.nbytes()))
-    except (RuntimeError, NotImplementedError, AttributeError):
+    except (RuntimeError, NotImplementedError, AttributeError, ValueError):
         return False
     return False
 

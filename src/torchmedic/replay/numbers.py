@@ -16,7 +16,7 @@ from torchmedic.records import Location, Safety, Treatment
 from torchmedic.replay.births import Birth, births
 from torchmedic.replay.frames import Frame
 from torchmedic.replay.microscope import Captured, Leaf, Microscope, Op, Spot, Value
-from torchmedic.replay.runner import Played
+from torchmedic.replay.played import Played
 from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.step import Step, from_stack
 from torchmedic.replay.trial import Edit, attempt, treatment

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.autograd.graph
 from torch._C._autograd import _get_sequence_nr
-from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from torchmedic.observe.frames import user_frame
 from torchmedic.observe.notes import StepNotes, released
 from torchmedic.replay.arguments import lost_arguments
 from torchmedic.replay.bounds import Bounds, ReplayTooBig, check_memory, time_limit
 from torchmedic.replay.graph import leaves_behind
 from torchmedic.replay.iterators import draws_from_iterator
-from torchmedic.replay.microscope import Spot
-from torchmedic.replay.segment import AWAIT, END, Segment, names_read, names_written, read_first
+from torchmedic.replay.played import Played
+from torchmedic.replay.segment import Segment, names_read, names_written, read_first
+from torchmedic.replay.side_effects import no_side_effects
+from torchmedic.replay.standalone import AWAIT, END
 from torchmedic.replay.state import muted, preserved, rewind_rng
 
 
@@ -36,36 +33,6 @@ class SegmentEnd(Exception):
 
 class Waits(Exception):
     """A statement awaits something outside of the step."""
-
-
-class BackwardCall(NamedTuple):
-    """One call of backward in a replay: on what, and from which line of the user's."""
-
-    roots: tuple[torch.Tensor, ...]
-    spot: Spot | None
-    keeps_graph: bool = False  # the code says so
-    inputs: tuple[torch.Tensor, ...] = ()  # what `autograd.grad` is asked for
-
-
-class Played:
-    """One replay that is over."""
-
-    def __init__(self) -> None:
-        self.namespace: dict[str, Any] = {}
-        self.backward_calls: list[BackwardCall] = []  # those of the step itself, not of a checkpoint inside one
-        self.updates: list[tuple[Any, int]] = []  # optimizers that were stepped, after how many backward calls
-        self.returned: list[torch.Tensor] = []  # gradients that `autograd.grad` gave
-        self.error: BaseException | None = None
-        self.loss: float | None = None
-        self.loss_finite = False
-        self.gradients_finite: bool | None = None
-        self.drew_random: set[int] = set()  # lines of assignments that drew random numbers and computed nothing
-        self.seconds = 0.0
-
-    @property
-    def roots(self) -> list[torch.Tensor]:
-        """Every tensor that backward was called on, in order."""
-        return [root for call in self.backward_calls for root in call.roots]
 
 
 class Runner:
@@ -144,7 +111,10 @@ class Runner:
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
             stack.enter_context(preserved(self.modules, self.parameters))
-            stack.enter_context(self._no_side_effects(played, backward, keep_graphs))
+            stack.enter_context(
+                no_side_effects(played, self._optimizers, self._batch, backward=backward, keep_graphs=keep_graphs)
+            )
+            stack.callback(register_module_forward_pre_hook(self._count_call).remove)
             stack.enter_context(torch.set_grad_enabled(self._notes.grad_enabled))
             for device, dtype in self._notes.autocast.items():
                 stack.enter_context(torch.autocast(device, dtype=dtype))
@@ -163,6 +133,9 @@ class Runner:
         played.seconds = time.monotonic() - started
         played.namespace = namespace
         return played
+
+    def _count_call(self, module: Any, args: Any) -> None:
+        self._module_calls += 1
 
     def _judge(self, played: Played) -> None:
         """Look at loss and gradients before they are put back."""
@@ -210,119 +183,10 @@ class Runner:
         namespace[AWAIT] = _run_to_end
         return namespace
 
-    @contextlib.contextmanager
-    def _no_side_effects(self, played: Played, backward: bool, keep_graphs: bool) -> Iterator[None]:
-        """Backward keeps its graph, updates update nothing, loaders repeat their batch, nothing is saved."""
-        engine = torch.autograd.graph._engine_run_backward
-        batch = self._batch
-        depth = 0
-
-        def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal depth
-            if not depth:
-                keeps = any(args[1:3])  # retain_graph or create_graph
-                inputs = tuple(args[3]) if len(args) > 3 else ()
-                played.backward_calls.append(BackwardCall(tuple(t_outputs), _caller(sys._getframe(1)), keeps, inputs))
-            wants_result = not kwargs.get("accumulate_grad", True)
-            if not backward and not wants_result:
-                return None
-            arguments = list(args)
-            if keep_graphs and len(arguments) > 1:
-                arguments[1] = True  # keep the graph: parts of it may still be needed by the real step
-            depth += 1
-            try:
-                result = engine(t_outputs, *arguments, **kwargs)
-            finally:
-                depth -= 1
-            if wants_result and not depth:
-                played.returned += [gradient for gradient in result if gradient is not None]
-            return result
-
-        def next_batch(iterator: Any) -> Any:
-            if batch is None:
-                raise StopIteration
-            return batch
-
-        scheduler = importlib.import_module("torch.optim.lr_scheduler").LRScheduler
-
-        def count(module: Any, args: Any) -> None:
-            self._module_calls += 1
-
-        with contextlib.ExitStack() as stack:
-            stack.callback(register_module_forward_pre_hook(count).remove)
-            stack.enter_context(_attribute(torch.autograd, "_engine_run_backward", run_backward))
-            stack.enter_context(_attribute(_BaseDataLoaderIter, "__next__", next_batch))
-            stack.enter_context(_attribute(scheduler, "step", lambda *args, **kwargs: None))
-            stack.enter_context(_attribute(torch, "save", lambda *args, **kwargs: None))
-            stack.enter_context(
-                _attribute(GradScaler, "step", lambda scaler, optimizer, *args, **kwargs: optimizer.step())
-            )
-            stack.enter_context(_attribute(GradScaler, "update", lambda *args, **kwargs: None))
-            stack.enter_context(_attribute(GradScaler, "unscale_", lambda *args, **kwargs: None))
-            with contextlib.suppress(AttributeError, RuntimeError):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            for optimizer in self._optimizers:
-                stack.enter_context(_instance_attribute(optimizer, "step", _touch(optimizer, played)))
-            yield
-
-
-def _caller(frame: FrameType | None) -> Spot | None:
-    user = user_frame(frame)
-    if user is None:
-        return None
-    for index, (line, end_line, column, end_column) in enumerate(user.f_code.co_positions()):
-        if index == user.f_lasti // 2:
-            return Spot(
-                user.f_code.co_filename, line or user.f_lineno, column, end_line, end_column, user.f_code.co_name
-            )
-    return None
-
 
 def _all_finite(tensor: torch.Tensor) -> bool:
     values = tensor.detach().coalesce().values() if tensor.is_sparse else tensor.detach()
     return bool(torch.isfinite(values).all().item())
-
-
-def _touch(optimizer: Any, played: Played) -> Callable[..., Any]:
-    """A step that changes no weight but is a write to each of them, as the real one would be."""
-
-    def step(closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        played.updates.append((optimizer, len(played.backward_calls)))
-        with torch.no_grad():
-            for group in optimizer.param_groups:
-                for tensor in group["params"]:
-                    if tensor.grad is not None:
-                        tensor.mul_(1)  # bit for bit the same value, one version later
-        return loss
-
-    return step
-
-
-@contextlib.contextmanager
-def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-@contextlib.contextmanager
-def _instance_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            vars(owner).pop(name, None)
-        else:
-            setattr(owner, name, before)
 
 
 def _run_to_end(awaitable: Any) -> Any:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from torchmedic.replay.frames import syntax_tree
+from torchmedic.replay.standalone import Standalone
 
 Block = list[ast.stmt]
 
@@ -92,7 +93,7 @@ def cut(
     needed = _needed(statements)
     prepared: Block = []
     for statement in needed:
-        result = _Prepare(frame).visit(copy.deepcopy(statement))
+        result = Standalone(frame).visit(copy.deepcopy(statement))
         prepared.extend(result if isinstance(result, list) else [result])
     return Segment(file, prepared, frame.f_code.co_name, block[0].lineno, line)
 
@@ -309,86 +310,3 @@ def names_read(statement: ast.AST) -> set[str]:
     if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
         names.add(statement.target.id)
     return names
-
-
-class _Prepare(ast.NodeTransformer):
-    """Make statements of a function body runnable on their own."""
-
-    def __init__(self, frame: FrameType) -> None:
-        parts = frame.f_code.co_qualname.split(".")
-        parts = parts[:-1] if parts[-1] != "<module>" else []
-        self._class = parts[-1] if parts and parts[-1] != "<locals>" else None
-        self._first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else None
-        self._loops = 0
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return node  # its own returns and yields are none of ours
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return node
-
-    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        return node
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        return node
-
-    def visit_For(self, node: ast.For) -> ast.AST:
-        self._loops += 1
-        self.generic_visit(node)
-        self._loops -= 1
-        return node
-
-    def visit_While(self, node: ast.While) -> ast.AST:
-        self._loops += 1
-        self.generic_visit(node)
-        self._loops -= 1
-        return node
-
-    def visit_Return(self, node: ast.Return) -> Any:
-        self.generic_visit(node)
-        end = self._end(node)
-        return [ast.copy_location(ast.Expr(node.value), node), end] if node.value is not None else end
-
-    def visit_Break(self, node: ast.Break) -> ast.AST:
-        return node if self._loops else self._end(node)
-
-    def visit_Continue(self, node: ast.Continue) -> ast.AST:
-        return node if self._loops else self._end(node)
-
-    def visit_Global(self, node: ast.Global) -> ast.AST:
-        return ast.copy_location(ast.Pass(), node)
-
-    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
-        return ast.copy_location(ast.Pass(), node)
-
-    def visit_Yield(self, node: ast.Yield) -> ast.AST:
-        self.generic_visit(node)
-        return node.value if node.value is not None else ast.copy_location(ast.Constant(None), node)
-
-    def visit_Await(self, node: ast.Await) -> ast.AST:
-        self.generic_visit(node)
-        return ast.copy_location(ast.Call(ast.Name(AWAIT, ast.Load()), [node.value], []), node)
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args and self._first:
-            node.args = [
-                ast.copy_location(ast.Name("__class__", ast.Load()), node),
-                ast.copy_location(ast.Name(self._first, ast.Load()), node),
-            ]
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        self.generic_visit(node)
-        if self._class and node.attr.startswith("__") and not node.attr.endswith("__"):
-            node.attr = f"_{self._class.lstrip('_')}{node.attr}"
-        return node
-
-    def _end(self, node: ast.stmt) -> ast.stmt:
-        return ast.copy_location(ast.Raise(ast.Name(END, ast.Load()), None), node)
-
-
-# Names under which the runner offers what the prepared statements refer to.
-END = "__torchmedic_end__"
-AWAIT = "__torchmedic_await__"

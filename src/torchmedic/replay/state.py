@@ -31,6 +31,7 @@ def preserved(modules: Iterable[torch.nn.Module], parameters: Iterable[torch.Ten
         if tensor.layout is torch.strided
     ]
     training = [(child, child.training) for module in modules for child in module.modules()]
+    versions = [(tensor, tensor._version) for tensor in tensors.values() if not tensor.is_inference()]
     plain = [(child, dict(child.__dict__)) for module in modules for child in module.modules()]
     try:
         for tensor, gradient in gradients:
@@ -49,15 +50,26 @@ def preserved(modules: Iterable[torch.nn.Module], parameters: Iterable[torch.Ten
             # Counters and cached tensors that a forward pass leaves on its module.
             child.__dict__.clear()
             child.__dict__.update(attributes)
+        for tensor, version in versions:
+            # The real step may still go back through a graph that has saved this weight.
+            if tensor._version != version:
+                _set_version(tensor, version)
         _restore_rng(rng)
+
+
+def _set_version(tensor: torch.Tensor, version: int) -> None:
+    set_version: Any = torch._C._autograd._unsafe_set_version_counter
+    try:
+        set_version((tensor,), (version,))
+    except TypeError:  # before torch 2.7
+        set_version(tensor, version)
 
 
 def _put_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if not torch.equal(tensor, value) or (value.is_floating_point() and bool(torch.isnan(value).any())):
         version = tensor._version
         tensor.copy_(value)
-        with contextlib.suppress(Exception):
-            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+        _set_version(tensor, version)
 
 
 def _rng_states() -> tuple[Any, ...]:

@@ -11,7 +11,8 @@ import torch
 
 from torchmedic.observe.frames import is_user_file
 from torchmedic.replay.frames import syntax_tree
-from torchmedic.replay.runner import Played, Runner
+from torchmedic.replay.played import Played
+from torchmedic.replay.runner import Runner
 from torchmedic.replay.segment import CannotCut, Segment, cut
 
 # Frames with the line and column that each is at, innermost first.

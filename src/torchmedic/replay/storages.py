@@ -17,8 +17,8 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 def storage_of(tensor: torch.Tensor) -> int | None:
     try:
         return int(dense(tensor).untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return None  # other sparse layouts, meta without storage, wrapper subclasses
+    except (NotImplementedError, RuntimeError, ValueError):
+        return None  # lazy parameters, other sparse layouts, meta without storage, wrapper subclasses
 
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:

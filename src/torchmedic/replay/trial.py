@@ -18,7 +18,7 @@ import torch
 from torchmedic.records import Safety, Treatment
 from torchmedic.replay.frames import by_method_name, by_span, syntax_tree
 from torchmedic.replay.microscope import Spot
-from torchmedic.replay.runner import Played
+from torchmedic.replay.played import Played
 from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.source import relative
 from torchmedic.replay.step import Step

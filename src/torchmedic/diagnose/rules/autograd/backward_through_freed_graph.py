@@ -30,7 +30,7 @@ from torchmedic.replay.frames import node_location
 from torchmedic.replay.graph import is_freed, leaves_behind, nodes_behind
 from torchmedic.replay.microscope import Spot
 from torchmedic.replay.old_graph import Holder, Import, Imports
-from torchmedic.replay.runner import BackwardCall, Played
+from torchmedic.replay.played import BackwardCall, Played
 from torchmedic.replay.spots import spot_of_node
 from torchmedic.replay.trial import Edit
 

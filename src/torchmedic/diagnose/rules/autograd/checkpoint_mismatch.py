@@ -11,6 +11,12 @@ Cure: make the function depend on its inputs alone: decide outside and pass the 
 
 from __future__ import annotations
 
+import contextlib
+import random
+import sys
+import time
+from collections.abc import Iterator
+
 from torchmedic.diagnose.describe import dtype
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
@@ -21,7 +27,7 @@ from torchmedic.replay.frames import node_location
 
 CODE, NAME = "TM114", "checkpoint-mismatch"
 
-_TRIES = 6  # what depends on chance does not differ in every replay
+_TRIES = 12  # what depends on chance does not differ in every replay
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -59,10 +65,12 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _replayed(failure: BackwardFailure) -> tuple[tuple[Checkpoint, Difference] | None, list[Checkpoint]]:
     seen: list[Checkpoint] = []
-    for _ in range(_TRIES if failure.step is not None else 0):
+    for number in range(_TRIES if failure.step is not None else 0):
         assert failure.step is not None
+        if time.monotonic() > failure.deadline:
+            break
         seen = []
-        played = failure.step.runner.play(watch_checkpoints(seen))
+        played = failure.step.runner.play(_other_chance(number), watch_checkpoints(seen))
         if type(played.error).__name__ != "CheckpointError":
             continue
         for checkpoint in reversed(seen):
@@ -70,6 +78,17 @@ def _replayed(failure: BackwardFailure) -> tuple[tuple[Checkpoint, Difference] |
             if found is not None:
                 return (checkpoint, found), seen
     return None, seen
+
+
+@contextlib.contextmanager
+def _other_chance(number: int) -> Iterator[None]:
+    """Python's and NumPy's random numbers are set back before every replay; let each of them draw others."""
+    numpy = sys.modules.get("numpy")
+    for _ in range(number):
+        random.random()
+        if numpy is not None:
+            numpy.random.random()
+    yield
 
 
 def _why(found: Difference) -> str:
