@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from torchmedic.diagnose.inplace_source import user_files
+from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Location
 from torchmedic.replay.frames import Frame, node_location, syntax_tree
 from torchmedic.replay.microscope import Spot
 
+_SWITCHES = ("grad_mode.py", "_contextlib.py", "contextlib.py")
 _MODES = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 
 
@@ -103,14 +107,21 @@ def inference_switches() -> list[Location]:
 
 @contextlib.contextmanager
 def gradients_always_on() -> Iterator[None]:
-    """What the code is like if nothing in it switches gradients off; for a trial."""
+    """What the user's code is like if nothing in it switches gradients off; for a trial."""
     grad_mode, inference = torch._C._set_grad_enabled, torch._C._InferenceMode
     module: Any = torch._C
-    module._set_grad_enabled = lambda mode: grad_mode(True)
-    module._InferenceMode = lambda mode: inference(False)
+    module._set_grad_enabled = lambda mode: grad_mode(mode or _asked_by_user(sys._getframe(1)))
+    module._InferenceMode = lambda mode: inference(mode and not _asked_by_user(sys._getframe(1)))
     before = torch.is_grad_enabled()
     try:
         yield
     finally:
         module._set_grad_enabled, module._InferenceMode = grad_mode, inference
         torch.set_grad_enabled(before)
+
+
+def _asked_by_user(frame: FrameType | None) -> bool:
+    """Whether the first frame outside of torch's own switches is the user's."""
+    while frame is not None and frame.f_code.co_filename.endswith(_SWITCHES):
+        frame = frame.f_back
+    return frame is not None and is_user_file(frame.f_code.co_filename)

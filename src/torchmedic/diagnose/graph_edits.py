@@ -86,26 +86,24 @@ def uncut(spot: Spot, name: str) -> Iterator[Candidate]:
     """The expression at a spot without the call that cuts the graph."""
     tree = syntax_tree(spot.file)
     for node in ast.walk(tree) if tree is not None else ():
-        if not isinstance(node, ast.expr) or not _is_at(node, spot):
-            continue
-        kept = _uncut(spot.file, node, name)
-        if kept is not None:
-            title, text = kept
-            yield title, Edit(spot_of_node(spot.file, node, spot.function), text)
+        if isinstance(node, ast.expr) and _is_at(node, spot):
+            for title, text in _uncut(spot.file, node, name):
+                yield title, Edit(spot_of_node(spot.file, node, spot.function), text)
 
 
-def _uncut(file: str, node: ast.expr, name: str) -> tuple[str, str] | None:
-    """A title, and the source of an expression that does the same without the cut."""
+def _uncut(file: str, node: ast.expr, name: str) -> Iterator[tuple[str, str]]:
+    """Titles, and the source of an expression that does the same without the cut."""
     match node:
         case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr == name and not _is_torch(owner):
-            return f"leave `.{name}()` out", rewritten(file, owner)
+            yield f"leave `.{name}()` out", rewritten(file, owner)
         case ast.Attribute(value=owner, attr="data") if name in ("data", "detach"):
-            return "leave `.data` out", rewritten(file, owner)
-        case ast.Call(func=function, args=[ast.List() | ast.Tuple() as items, *_]) if _builds(function):
-            return "stack the tensors instead of copying their values", f"torch.stack({rewritten(file, items)})"
+            yield "leave `.data` out", rewritten(file, owner)
         case ast.Call(func=function, args=[inner, *_]) if _builds(function) or ast.unparse(function) == "float":
-            return f"leave `{ast.unparse(function)}(...)` out", called(rewritten(file, inner), inner)
-    return None
+            text = rewritten(file, inner)
+            if not isinstance(inner, ast.List | ast.Tuple):
+                yield f"leave `{ast.unparse(function)}(...)` out", called(text, inner)
+            if _builds(function):
+                yield "stack the tensors instead of copying their values", f"torch.stack({text})"
 
 
 def _builds(function: ast.expr) -> bool:

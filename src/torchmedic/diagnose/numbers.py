@@ -93,7 +93,7 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
         )
     draft.because(noticed(evidence))
     if evidence.complaint and evidence.noticed is not None:
-        draft.at(evidence.noticed.location("surfaced", "raised here"))
+        draft.at(evidence.noticed.location("surfaced", "noticed here"))
     return draft.done(step=incident.step, rank=incident.rank)
 
 
@@ -237,8 +237,10 @@ def _zero_because(evidence: NumbersEvidence, op: Op, zeros: torch.Tensor | None)
             return f"all {count} values{of} are equal" if count > 1 else ""
         case "linalg_vector_norm" | "norm":
             return f"all {count} values{of} are 0" if count > 1 else f"the value{of} is 0"
-        case "sum" if operand is not None and (not operand.is_floating_point() or bool((operand >= 0).all())):
+        case "sum" if operand is not None and bool(((operand == 0) | (operand == 1)).all()):
             return f"nothing is selected in {where}" if where else "nothing is selected"
+        case "sum" if operand is not None and bool((operand >= 0).all()):
+            return f"all {count} values{of} are 0"
         case "sum":
             return f"the values{of} add up to 0"
         case "sub" | "rsub":

@@ -55,9 +55,18 @@ class Clock:
             self.line = user.f_lineno
         if self.box is None and phase == BACKWARD and self.open_box is not None:
             self.open_box()
+        self._write()
+
+    def leave(self) -> None:
+        """End a phase at the line at which it began."""
+        self.phase = OTHER
+        self.phase_started = time.monotonic()
+        self._write()
+
+    def _write(self) -> None:
         if self.box is not None:
             rss, device = self._gauge.read(self.phase_started)
-            self.box.write(phase, self.step, self.micro_step, self.updates, self.file, self.line, rss, device)
+            self.box.write(self.phase, self.step, self.micro_step, self.updates, self.file, self.line, rss, device)
 
     def data_requested(self) -> None:
         self._close_step()

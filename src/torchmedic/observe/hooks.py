@@ -36,6 +36,7 @@ from torchmedic.observe.notes import StepNotes
 # Code of ours that torch.compile may come upon. Never compiled by itself; where it is inlined, `is_compiling` is true.
 _entries: list[CodeType] = []
 _patched: list[tuple[Any, str, Any]] = []
+_OUR_HOOK = -7001  # keys of torch's own count up from 0
 
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -52,7 +53,7 @@ class Hooks:
         self._finite = finite
         self.paused = False  # while a replay runs, which is not training
         self._backward_depth = 0
-        self._forward_hook: Any = None
+        self._forward_expected = False
         self._compiled_watched = False
         self._handles: list[Any] = []
         self._step_skipped = False
@@ -70,11 +71,10 @@ class Hooks:
 
     def remove(self) -> None:
         """Leave torch as it was; `install` puts everything back."""
-        for handle in (*self._handles, self._forward_hook):
-            if handle is not None:
-                handle.remove()
+        for handle in self._handles:
+            handle.remove()
         self._handles.clear()
-        self._forward_hook = None
+        self._forget_forward()
         self._compiled_watched = False
         for owner, name, original in reversed(_patched):
             setattr(owner, name, original)
@@ -132,7 +132,7 @@ class Hooks:
             return
         self._batches.taken(iterator)
         self._batches.arrived(batch, direct=_asked_by_user(sys._getframe(1)))
-        self._clock.enter(OTHER, sys._getframe(1))
+        self._clock.leave()
         self._step_begins()
         self.expect_forward()
 
@@ -150,8 +150,13 @@ class Hooks:
         """
         if not self._compiled_watched:
             self._watch_compiled()
-        if self._forward_hook is None:
-            self._forward_hook = nn_module.register_module_forward_pre_hook(self._forward_begins)
+        # What `register_module_forward_pre_hook` does, without the handle that it makes: this happens every step.
+        nn_module._global_forward_pre_hooks[_OUR_HOOK] = self._forward_begins
+        self._forward_expected = True
+
+    def _forget_forward(self) -> None:
+        self._forward_expected = False
+        nn_module._global_forward_pre_hooks.pop(_OUR_HOOK, None)
 
     def _watch_compiled(self) -> None:
         """See compiled code from outside, where it is entered.
@@ -167,7 +172,7 @@ class Hooks:
         def around_entry(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def _callback_from_stance(callback: Any) -> Any:
-                if self._forward_hook is not None and callable(callback):
+                if self._forward_expected and callable(callback):
                     self._note_forward()
                 return original(callback)
 
@@ -176,7 +181,7 @@ class Hooks:
         def around_question(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def _has_any_global_hook() -> Any:
-                if self._forward_hook is not None:
+                if self._forward_expected:
                     self._note_forward()
                 return original()
 
@@ -197,9 +202,7 @@ class Hooks:
     def _note_forward(self) -> None:
         if self.paused:
             return
-        if self._forward_hook is not None:
-            self._forward_hook.remove()
-            self._forward_hook = None
+        self._forget_forward()
         if self._backward_depth == 0:  # recomputation of a checkpoint is part of backward
             self._clock.enter(FORWARD, sys._getframe(2))
             self._notes.forward_begins(sys._getframe(2))
@@ -246,7 +249,7 @@ class Hooks:
         self._backward_depth = max(0, self._backward_depth - 1)
         if self._backward_depth == 0:
             self._clock.backward_done()
-            self._clock.enter(OTHER, sys._getframe(1))
+            self._clock.leave()
             self.expect_forward()
             self._look_at_backward(sys._getframe(1))
 

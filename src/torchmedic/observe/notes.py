@@ -36,7 +36,12 @@ class StepNotes:
     def step_begins(self, frame: FrameType | None) -> None:
         """Batch loaded or weights updated: what follows is what a replay will run again."""
         self.rng = torch.get_rng_state()
-        self.device_rng = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        # As `torch.cuda.get_rng_state_all` does, without what it checks every time.
+        self.device_rng = (
+            [generator.get_state() for generator in torch.cuda.default_generators]
+            if torch.cuda.is_initialized()
+            else []
+        )
         self.sequence_number = _get_sequence_nr()
         self.grad_enabled = torch.is_grad_enabled()
         self.autocast = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -13,6 +14,7 @@ from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.step import Step, from_traceback
 
 _TIME_LIMIT = 120.0
+_MOST_OUTWARDS = 2
 
 
 class BackwardFailure:
@@ -53,13 +55,34 @@ class BackwardFailure:
     @functools.cached_property
     def step(self) -> Step | None:
         try:
-            step = from_traceback(
-                self.evidence.error.__traceback__,
-                self.evidence.incident.agent,
-                within=self.engine.live if self.engine is not None else None,
-            )
+            step = self._cut(0)
         except CannotCut as reason:
             self.why_not = str(reason)
             return None
         self.faithful = step.settle(self.roots)
         return step
+
+    def widen(self) -> Iterator[Step]:
+        """The step, and then more of what happened before it: one loop further out each time.
+
+        What went wrong in an earlier turn of the innermost loop does not show in a replay of the last turn alone. The
+        step that the caller stops at is the one for trials.
+        """
+        if self.step is not None:
+            yield self.step
+        for outwards in range(1, _MOST_OUTWARDS + 1):
+            try:
+                wider = self._cut(outwards)
+            except CannotCut:
+                return
+            self.__dict__["step"] = wider
+            self.faithful = False
+            yield wider
+
+    def _cut(self, outwards: int) -> Step:
+        return from_traceback(
+            self.evidence.error.__traceback__,
+            self.evidence.incident.agent,
+            within=self.engine.live if self.engine is not None else None,
+            outwards=outwards,
+        )

@@ -141,12 +141,25 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 def reason_of(evidence: RaisedEvidence, split: Split) -> Reason | None:
     """The first explanation that the user's own code bears out."""
+    state = _optimizer_state(evidence, split)
+    if state is not None:
+        return state
     for stray in split.strays:
         for explain in (_plain_attribute, _unregistered_layer, _lost_move, _made_without_device, _not_moved):
             found = explain(evidence, split, stray)
             if found is not None:
                 return found
     return None
+
+
+def _optimizer_state(evidence: RaisedEvidence, split: Split) -> Reason | None:
+    """What an optimizer keeps of earlier steps stays where the parameters were then."""
+    if not any(str(frame.live.f_globals.get("__name__", "")).startswith("torch.optim.") for frame in evidence.frames):
+        return None
+    return Reason(
+        fact=f"the optimizer keeps state of earlier steps on {split.strays[0].device}; its parameters are on {split.home}",
+        advice="move the model before the first step, or load the optimizer's state again after the move",
+    )
 
 
 def _parts(stray: Placed) -> list[torch.Tensor]:

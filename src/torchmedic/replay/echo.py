@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from types import FrameType, TracebackType
 from typing import Any
@@ -20,7 +21,7 @@ from torchmedic.replay.numbers import NumbersEvidence, Victim, stack_of
 from torchmedic.replay.played import Played
 from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.source import relative
-from torchmedic.replay.step import Step, from_stack, from_traceback, through_backward
+from torchmedic.replay.step import Step, from_stack, from_traceback, on_to_backward, through_backward
 
 # What messages about bad numbers have in common; whether there is one is then looked up among the live values.
 _WORDS = re.compile(
@@ -50,7 +51,7 @@ def asks_about_number(frame: Frame) -> bool:
 
 def _is_bad(value: Any) -> bool:
     """A plain infinity is where many a `best_loss` starts from; a plain NaN is nobody's start."""
-    return value != value if isinstance(value, float) else is_bad(value)
+    return math.isnan(value) if isinstance(value, float) else is_bad(value)
 
 
 def _is_own(evidence: RaisedEvidence, frame: Frame) -> bool:
@@ -119,6 +120,10 @@ class EchoEvidence(NumbersEvidence):
         except CannotCut as reason:
             evidence.why_not = str(reason)
             return evidence
+        try:
+            evidence._through = on_to_backward(frame, agent)
+        except CannotCut:
+            evidence._through = None
         evidence._replay(evidence.step)
         return evidence
 
@@ -157,16 +162,16 @@ class EchoEvidence(NumbersEvidence):
         near = _tensors_below(played.error.__traceback__ if played.error is not None else None)
         around = {name: value for name, value in played.namespace.items() if not name.startswith("__")}
         variables = list(_tensors_named(around))
-        bad = [(name, tensor) for name, tensor in [*near, *variables] if is_bad(tensor)]
-        self._name = bad[0][0] if bad else ""
-        gradients = [value for _, value in scope.gradients]
-        roots = [scope.value_of(root) for root in played.roots]
-        return [
+        # The variable that was assigned last is the nearest to the line that complains.
+        self._name = next((name for name, tensor in reversed(variables) if is_bad(tensor)), "")
+        gradients: tuple[Victim, list[Value]] = ("gradient", [value for _, value in scope.gradients])
+        values: list[tuple[Victim, list[Value]]] = [
             ("loss", [scope.value_of(tensor) for _, tensor in near]),
-            ("loss", roots),
-            ("gradient", gradients),
-            ("loss", [scope.value_of(tensor) for _, tensor in variables]),
+            ("loss", [scope.value_of(root) for root in played.roots]),
         ]
+        last: tuple[Victim, list[Value]] = ("loss", [scope.value_of(tensor) for _, tensor in variables])
+        of_gradients = "gradient" in str(self._error).lower()
+        return [gradients, *values, last] if of_gradients else [*values, gradients, last]
 
 
 def _incident(raised: Any, agent: Any) -> TurnedBad:

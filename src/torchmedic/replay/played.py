@@ -10,12 +10,16 @@ from torchmedic.replay.microscope import Spot
 
 
 class BackwardCall(NamedTuple):
-    """One call of backward in a replay: on what, and from which line of the user's."""
+    """One call of backward in a replay: on what, and from which lines of the user's."""
 
     roots: tuple[torch.Tensor, ...]
-    spot: Spot | None
+    stack: tuple[Spot, ...]  # the user's lines, innermost first
     keeps_graph: bool = False  # the code says so
     inputs: tuple[torch.Tensor, ...] = ()  # what `autograd.grad` is asked for
+
+    @property
+    def spot(self) -> Spot | None:
+        return self.stack[0] if self.stack else None
 
 
 class Played:

@@ -57,6 +57,7 @@ def cut(
     column: int | None = None,
     include_failing: bool = True,
     through_backward: bool = False,
+    outwards: int = 0,
     tree: ast.Module | None = None,
 ) -> Segment:
     """Cut the step out of a frame.
@@ -68,6 +69,7 @@ def cut(
         column: Where on that line, in bytes from 0, should several statements share it.
         include_failing: Whether the failing statement belongs to the step (`backward()` does, `optimizer.step()` not).
         through_backward: Whether to go on to the statement that calls backward, where the step did not get there.
+        outwards: How many loops to go out of, where what matters happened in earlier turns of the inner ones.
         tree: Other syntax for the same file, for a trial.
 
     Raises:
@@ -85,6 +87,10 @@ def cut(
     inner = _innermost_block(body, {line})
     if inner is not block and forward_line is not None and not _feeds(block, forward_line, line):
         block = inner  # the first forward pass after the last update was another one, an evaluation say
+    for _ in range(outwards):
+        block = _block_around(body, block, line)
+        if block is body and frame.f_code.co_name == "<module>":
+            raise CannotCut("the whole script would have to run again")
     statements = _truncate(block, (line, _LINE_END if column is None else column), include_failing)
     if through_backward:
         statements = _go_on(statements, block, line)
@@ -203,6 +209,15 @@ def _innermost_block(body: Block, lines: set[int], *, header_counts: bool = Fals
                     best = block
             candidates.extend(block)
     return best
+
+
+def _block_around(body: Block, block: Block, line: int) -> Block:
+    """The block that holds the loop whose body a block is."""
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, _LOOPS) and node.body is block:
+                return _innermost_block(body, {line, node.lineno})
+    raise CannotCut("there is no loop around it")
 
 
 def _blocks(statement: ast.stmt) -> Iterator[Block]:

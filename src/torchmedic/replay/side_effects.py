@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -14,9 +13,8 @@ import torch.autograd.graph
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from torchmedic.observe.frames import user_frame
-from torchmedic.replay.microscope import Spot
 from torchmedic.replay.played import BackwardCall, Played
+from torchmedic.replay.spots import user_spots
 
 
 @contextlib.contextmanager
@@ -32,7 +30,7 @@ def no_side_effects(
         if not depth:
             keeps = any(args[1:3])  # retain_graph or create_graph
             inputs = tuple(args[3]) if len(args) > 3 else ()
-            played.backward_calls.append(BackwardCall(tuple(t_outputs), _caller(sys._getframe(1)), keeps, inputs))
+            played.backward_calls.append(BackwardCall(tuple(t_outputs), user_spots(sys._getframe(1)), keeps, inputs))
         wants_result = not kwargs.get("accumulate_grad", True)
         if not backward and not wants_result:
             return None
@@ -68,18 +66,6 @@ def no_side_effects(
         for optimizer in optimizers:
             stack.enter_context(_instance_attribute(optimizer, "step", _touch(optimizer, played)))
         yield
-
-
-def _caller(frame: FrameType | None) -> Spot | None:
-    user = user_frame(frame)
-    if user is None:
-        return None
-    for index, (line, end_line, column, end_column) in enumerate(user.f_code.co_positions()):
-        if index == user.f_lasti // 2:
-            return Spot(
-                user.f_code.co_filename, line or user.f_lineno, column, end_line, end_column, user.f_code.co_name
-            )
-    return None
 
 
 def _touch(optimizer: Any, played: Played) -> Callable[..., Any]:

@@ -81,7 +81,9 @@ def from_stack(frame: FrameType | None, agent: Any, *, include_failing: bool) ->
     return _step(stack, agent, include_failing)
 
 
-def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | None = None) -> Step:
+def from_traceback(
+    tb: TracebackType | None, agent: Any, *, within: FrameType | None = None, outwards: int = 0
+) -> Step:
     """The step that an exception ended.
 
     Args:
@@ -89,6 +91,7 @@ def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | 
         agent: What was noted of the step.
         within: The frame of torch's that the step was in, where user code below it (a hook, the backward of a custom
             Function) is no part of the step's own statements.
+        outwards: How many loops to go out of.
 
     Raises:
         CannotCut: With the reason.
@@ -104,20 +107,20 @@ def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | 
     while outer is not None:
         entries.append((outer, *_point(outer, outer.f_lasti, outer.f_lineno)))
         outer = outer.f_back
-    return _step(entries, agent, True)
+    return _step(entries, agent, True, outwards)
 
 
-def _step(stack: Stack, agent: Any, include_failing: bool) -> Step:
+def _step(stack: Stack, agent: Any, include_failing: bool, outwards: int = 0) -> Step:
     """`stack` is innermost first."""
     notes = agent.notes
     for frame, line, column in stack:
         noted = notes.forward.get(id(frame))
         if noted is not None and noted[0] is frame.f_code:
-            return _cut(frame, (line, column), noted[1], agent, include_failing)
+            return _cut(frame, (line, column), noted[1], agent, include_failing, outwards=outwards)
     # No module was called: a functional model. The user's innermost frame does both.
     for frame, line, column in stack:
         if is_user_file(frame.f_code.co_filename):
-            return _cut(frame, (line, column), None, agent, include_failing)
+            return _cut(frame, (line, column), None, agent, include_failing, outwards=outwards)
     raise CannotCut("no frame of the step is left")
 
 
@@ -127,12 +130,30 @@ def through_backward(tb: TracebackType | None, agent: Any) -> Step:
     Raises:
         CannotCut: With the reason.
     """
-    why = CannotCut("the exception has no frames")
     entries: Stack = []
     while tb is not None:
         entries.append((tb.tb_frame, *_point(tb.tb_frame, tb.tb_lasti, tb.tb_lineno)))
         tb = tb.tb_next
-    for frame, line, column in reversed(entries):
+    return _through_backward(entries[::-1], agent)
+
+
+def on_to_backward(frame: FrameType | None, agent: Any) -> Step:
+    """The same for a step that is running now.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    stack: Stack = []
+    while frame is not None:
+        stack.append((frame, *_point(frame, frame.f_lasti, frame.f_lineno)))
+        frame = frame.f_back
+    return _through_backward(stack, agent)
+
+
+def _through_backward(stack: Stack, agent: Any) -> Step:
+    """`stack` is innermost first."""
+    why = CannotCut("there are no frames")
+    for frame, line, column in stack:
         if is_user_file(frame.f_code.co_filename):
             try:
                 return _cut(frame, (line, column), None, agent, True, through=True)
@@ -157,6 +178,7 @@ def _cut(
     include_failing: bool,
     *,
     through: bool = False,
+    outwards: int = 0,
 ) -> Step:
     def recut(tree: ast.Module | None) -> Segment:
         column = point[1] if tree is None else _moved_column(frame, point, tree)
@@ -167,6 +189,7 @@ def _cut(
             column=column,
             include_failing=include_failing,
             through_backward=through,
+            outwards=outwards,
             tree=tree,
         )
 

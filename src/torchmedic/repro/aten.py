@@ -185,5 +185,7 @@ _TRANSLATED: dict[str, Callable[..., Spelling | None]] = {
     "_to_copy": _to,
     "embedding": _embedding,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_linalg_svd": lambda x, full, *rest: Spelling("torch.linalg.svd", (x,), {} if full else {"full_matrices": False}),
+    "_linalg_eigh": lambda x, *rest: Spelling("torch.linalg.eigh", (x,), {}),
     "t": lambda x: Spelling("Tensor.t", (x,), {}),
 }

@@ -13,7 +13,7 @@ from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.repro.arguments import Inputs, NotRecordable
 from torchmedic.repro.aten import Spelling, hints, spellings
 from torchmedic.repro.program import Program, badness
-from torchmedic.repro.recipe import Bad, Line, Recipe, Ref
+from torchmedic.repro.recipe import Bad, Line, Plain, Recipe, Ref
 
 
 def program(evidence: NumbersEvidence, header: Recipe) -> Program:
@@ -119,21 +119,28 @@ def _same_damage(result: torch.Tensor, wanted: torch.Tensor) -> bool:
 def _gradient(evidence: NumbersEvidence, op: Op, header: Recipe) -> Program | None:
     """The forward operation and `backward` through it, where a gradient went wrong."""
     assert evidence.scope is not None
+    assert evidence.birth is not None
     forward = evidence.scope.forward_of(op)
     if forward is op or forward.is_backward:
         return None
     captured = evidence.values_of(forward)
-    if captured is None or not captured.outputs:
+    if captured is None:
         return None
     for spelling in spellings(captured.func, captured.args, captured.kwargs):
-        for gradient in _incoming(evidence, op, forward, captured.outputs[0]):
-            try:
-                found = _differentiated(captured, spelling, gradient, header)
-            except NotRecordable:
-                break
-            if found is not None:
-                return found
+        other: Program | None = None
+        for position, output in enumerate(captured.outputs):
+            for gradient in _incoming(evidence, op, forward, output):
+                found = _differentiated(captured, spelling, (position, gradient), header)
+                if found is not None and _kind(found) == evidence.birth.kind:
+                    return found
+                other = other or found
+        if other is not None:
+            return other  # what was born as infinity may be NaN at the end of the same derivative
     return None
+
+
+def _kind(program: Program) -> str:
+    return program.recipe.outcome.kind if program.recipe.outcome is not None else ""
 
 
 def _incoming(evidence: NumbersEvidence, op: Op, forward: Op, output: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -155,14 +162,22 @@ def _incoming(evidence: NumbersEvidence, op: Op, forward: Op, output: torch.Tens
     yield torch.ones_like(output)
 
 
-def _differentiated(captured: Captured, spelling: Spelling, gradient: torch.Tensor, header: Recipe) -> Program | None:
+def _differentiated(
+    captured: Captured, spelling: Spelling, incoming: tuple[int, torch.Tensor], header: Recipe
+) -> Program | None:
+    position, gradient = incoming
     inputs = Inputs()
-    line = called(spelling, named(captured, spelling), inputs)
-    inputs.specs = [
-        _trainable(spec) if inputs.tensors[spec.name].is_floating_point() else spec for spec in inputs.specs
-    ]
-    inputs.add(gradient, "gradient", "no")
-    lines = [line, Line(target="Tensor.backward", args=(Ref("result"), Ref("gradient")))]
+    try:
+        lines = [called(spelling, named(captured, spelling), inputs)]
+        inputs.specs = [
+            _trainable(spec) if inputs.tensors[spec.name].is_floating_point() else spec for spec in inputs.specs
+        ]
+        inputs.add(gradient, "gradient", "no")
+    except NotRecordable:
+        return None
+    if len(captured.outputs) > 1 and not spelling.first:
+        lines.append(Line(target="operator.getitem", args=(Ref("result"), Plain(position)), result="output"))
+    lines.append(Line(target="Tensor.backward", args=(Ref(lines[-1].result), Ref("gradient"))))
     given_inf = any(badness(tensor) == "inf" for tensor in inputs.tensors.values())
     for found in made(header, inputs, lines, None).variants():
         for spec in inputs.specs:

@@ -34,6 +34,7 @@ _NAMESPACES = (
     ("torch.linalg.", torch.linalg),
     ("torch.special.", torch.special),
     ("torch.fft.", torch.fft),
+    ("torch.distributions.", torch.distributions),
     ("torch._C._nn.", torch._C._nn),
 )
 _UNARY = {ast.USub: "neg", ast.Invert: "invert"}
@@ -49,14 +50,15 @@ def program(evidence: RaisedEvidence, header: Recipe) -> Program:
     reason = _hopeless(evidence)
     if reason:
         raise NotRecordable(reason)
-    why = "no operation of torch raised it"
+    inside = any(frame.function == "_engine_run_backward" for frame in evidence.frames)
+    why = "backward itself failed, not one operation" if inside else "no operation of torch raised it"
     # What the user has written reads best; a layer, whose weights would be new ones, is the last resort.
     for layers in (False, True):
         for call in reversed(evidence.calls):
             try:
                 found = _verified(evidence, header, functools.partial(_lines, call, layers))
             except NotRecordable as reason_found:
-                why = str(reason_found)
+                why = why if inside or not call.tensors else str(reason_found)
                 continue
             if found is not None:
                 return found

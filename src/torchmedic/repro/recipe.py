@@ -20,7 +20,7 @@ FORMAT = 1
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TARGET = re.compile(
-    r"torch\.[a-z]\w*|torch\.(?:nn\.functional|linalg|special|fft)\.\w+|torch\._C\._nn\.\w+|torch\.nn\.[A-Z]\w*"
+    r"torch\._?[a-z]\w*|torch\.(?:nn\.functional|linalg|special|fft|distributions)\.\w+|torch\._C\._nn\.\w+|torch\.nn\.[A-Z]\w*"
     r"|torch\.ops\.aten\.\w+\.\w+|Tensor\.\w+|operator\.\w+|call|sum_backward"
 )
 _FORBIDDEN = re.compile(r"file|load|save|import|compile|hub")
@@ -150,7 +150,7 @@ def read(path: Path) -> Recipe:
     """
     try:
         recipe = msgspec.json.decode(path.read_bytes(), type=Recipe)
-        _check(recipe)
+        check(recipe)
     except OSError as error:
         raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.DecodeError, ValueError) as error:
@@ -158,8 +158,12 @@ def read(path: Path) -> Recipe:
     return recipe
 
 
-def _check(recipe: Recipe) -> None:
-    """Nothing that a script will be made of may be anything but a name, a number or a word of torch's."""
+def check(recipe: Recipe) -> None:
+    """Nothing that a script will be made of may be anything but a name, a number or a word of torch's.
+
+    Raises:
+        ValueError: Something is.
+    """
     if recipe.format != FORMAT:
         raise ValueError(f"format {recipe.format}, not {FORMAT}")
     for given in recipe.inputs:

@@ -68,7 +68,8 @@ def _recorded(diagnosis: Diagnosis, agent: Any, make: Callable[[Recipe], Program
         header = _header(diagnosis)
         try:
             program = _small(make(header))
-        except NotRecordable as reason:
+            recipe.check(program.recipe)
+        except (NotRecordable, ValueError) as reason:
             return Recording(msgspec.structs.replace(header, why_not=str(reason)))
         return Recording(program.recipe, program)
     except Exception as error:

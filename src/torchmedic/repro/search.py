@@ -32,10 +32,14 @@ class Shrinker:
 
     def offer(self, candidate: Program | None) -> bool:
         """Take a candidate if it still fails."""
-        if candidate is None or self.is_over:
-            return False
-        self.queries -= 1
-        if not candidate.holds():
+        if candidate is None or not self.still_fails(candidate):
             return False
         self.best = candidate
         return True
+
+    def still_fails(self, candidate: Program) -> bool:
+        """Try a candidate, as long as there is time."""
+        if self.is_over:
+            return False
+        self.queries -= 1
+        return candidate.holds()

@@ -17,8 +17,10 @@ def constant(shrinker: Shrinker) -> None:
         return
     for given in shrinker.best.inputs:
         if given.fill is None:
-            value = False if given.dtype == "bool" else 0
-            shrinker.offer(shrinker.best.with_fill(given.name, value))
+            zero, one = (False, True) if given.dtype == "bool" else (0, 1)
+            # Where ones do and zeros do not, or the other way round, it is the values that matter.
+            if shrinker.still_fails(shrinker.best.with_fill(given.name, one)):
+                shrinker.offer(shrinker.best.with_fill(given.name, zero))
 
 
 def _constant_where_all_are(shrinker: Shrinker) -> None:

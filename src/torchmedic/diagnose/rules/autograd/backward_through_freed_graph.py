@@ -148,15 +148,21 @@ def _same_step(failure: BackwardFailure, imports: Imports, played: Played) -> Dr
         assert call.spot is not None
         assert last.spot is not None
         if any(root.grad_fn is other.grad_fn for root in last.roots for other in call.roots):
-            if call.spot == last.spot:
+            if call.stack == last.stack:
                 return _carried(failure, imports, _as_imports(played, last), repeated=True)
             draft = Draft(CODE, NAME, "proven", _MESSAGE, "backward is called twice on the same loss")
-            draft.at(last.spot.location("cause", "the same loss again"), call.spot.location("origin", "the first time"))
+            draft.at(_own_spot(last, call).location("cause", "the same loss again"))
+            draft.at(_own_spot(call, last).location("origin", "the first time"))
             return draft.help("call backward once per loss")
-        return _for_others(failure, imports, played, call, shared) or _two_losses(
-            failure, imports, played, call, shared
-        )
+        others = _for_others(failure, imports, played, call, shared)
+        return others or _two_losses(failure, imports, played, call, shared)
     return None
+
+
+def _own_spot(call: BackwardCall, other: BackwardCall) -> Spot:
+    """The innermost line of one of two calls that is not a line of the other: they may come from one helper."""
+    different = [spot for spot in call.stack if spot not in other.stack]
+    return (different or list(call.stack))[0]
 
 
 def _as_imports(played: Played, call: BackwardCall) -> list[Import]:
@@ -221,7 +227,8 @@ def _two_losses(
     assert first.spot is not None
     why = f"the two losses share {len(shared)} nodes of the graph, and the first backward freed them"
     draft = Draft(CODE, NAME, "proven", _MESSAGE, why)
-    draft.at(first.spot.location("cause", "this backward frees the shared part"))
+    place = _own_spot(first, played.backward_calls[-1])
+    draft.at(place.location("cause", "this backward frees the shared part"))
     used = [
         gradient
         for gradient in played.returned

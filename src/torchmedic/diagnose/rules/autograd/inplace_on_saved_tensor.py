@@ -70,18 +70,18 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _replayed(failure: BackwardFailure) -> Found | None:
-    step = failure.step
-    if step is None:
-        return None
-    scope = Microscope(deadline=failure.deadline)
-    played = step.runner.play(scope, watch_saved_tensors(scope))
-    if not isinstance(played.error, Overwritten):
-        return None
-    saved = played.error.saved
-    written = [op for op in writers(scope, saved) if op.spot is not None]
-    node = re.sub(r"Backward\d*$", "", played.error.node)
-    storages = frozenset(storage for op in scope.ops for storage in op.written)
-    return Found(saved, written, node, storages) if written else None
+    for step in failure.widen():
+        scope = Microscope(deadline=failure.deadline)
+        played = step.runner.play(scope, watch_saved_tensors(scope))
+        if not isinstance(played.error, Overwritten):
+            continue
+        saved = played.error.saved
+        written = [op for op in writers(scope, saved) if op.spot is not None]
+        node = re.sub(r"Backward\d*$", "", played.error.node)
+        storages = frozenset(storage for op in scope.ops for storage in op.written)
+        if written:
+            return Found(saved, written, node, storages)
+    return None
 
 
 def _places(failure: BackwardFailure, found: Found) -> Iterator[Location]:

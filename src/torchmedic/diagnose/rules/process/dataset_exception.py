@@ -30,6 +30,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return nothing
     item = f"item {failure.index}" if failure.index is not None else ""
     what = {"sample": "the dataset", "collate": "the collate function", "other": "a DataLoader worker"}[failure.stage]
+    if failure.stage == "other" and failure.worker is None:
+        what = "pinning a batch"
     first_line = failure.message.strip().splitlines()[0][:200] if failure.message.strip() else "no message"
     draft = Draft(
         CODE,
