@@ -172,13 +172,12 @@ class FiniteWatch:
         kept = self._last_is_bad or _is_there(self._witness)
         self.cleared()
         on_cpu = _is_on_cpu(optimizer)
-        gradients = _gradients(optimizer) if suspect or on_cpu else []
         if not _finite_rates(optimizer):
             self._publish(self._examiner.examine(optimizer, frame, "rate", "step"))
         elif suspect:
-            if kept or any(_is_bad(gradient) for gradient in gradients):
+            if kept or any(_is_bad(gradient) for gradient in _gradients(optimizer)):
                 self._publish(finding or self._examiner.examine(optimizer, frame, "loss", "step"))
-        elif on_cpu and self._any_bad(gradients):
+        elif on_cpu and (self._any_bad(_gradients(optimizer)) if self._is_due() else _first_is_bad(optimizer)):
             self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
 
     def step_ended(self, optimizer: Any, frame: FrameType) -> None:
@@ -186,7 +185,7 @@ class FiniteWatch:
         if not _is_on_cpu(optimizer) or (not self._has_time and self._steps % _REST):
             return
         weights = [tensor for tensor in _with_gradient(optimizer) if id(tensor) not in self._born_bad]
-        if self._any_bad(weights, at_least_one=False):
+        if self._any_bad(weights):
             self._publish(self._examiner.examine(optimizer, frame, "update", "update"))
 
     def step_skipped(self, scaler: Any, optimizer: Any, frame: FrameType) -> None:
@@ -215,19 +214,18 @@ class FiniteWatch:
         if finding is not None:
             self._examiner.publish(finding)
 
-    def _any_bad(self, tensors: list[torch.Tensor], *, at_least_one: bool = True) -> bool:
+    def _is_due(self) -> bool:
+        """Whether there is time for more than a look at the first tensor."""
+        self._turn += 1
+        return self._turn % _REST == 0 or self._has_time
+
+    def _any_bad(self, tensors: list[torch.Tensor]) -> bool:
         """Whether some of these are not finite, as far as the time for looking goes."""
         if not tensors:
             return False
-        self._turn += 1
-        order: Sequence[int] = range(len(tensors))
-        if not self._has_time:
-            # The first tensors of a model are the last that backward reaches: what is bad anywhere tends to arrive
-            # there.
-            first = [0] if at_least_one and tensors[0].numel() <= _SMALL_TENSOR else []
-            order = [*first, self._turn // _REST % len(tensors)] if self._turn % _REST == 0 else first
         started = time.perf_counter()
-        bad = any(_is_bad(tensors[index]) for index in order)
+        looked_at = tensors if self._has_time else [tensors[0], tensors[self._turn // _REST % len(tensors)]]
+        bad = any(_is_bad(tensor) for tensor in looked_at)
         self._spent += time.perf_counter() - started
         return bad
 
@@ -257,6 +255,17 @@ def _is_on_cpu(optimizer: Any) -> bool:
     return any(group["params"][0].device.type == "cpu" for group in optimizer.param_groups[:1] if group["params"])
 
 
+def _first_is_bad(optimizer: Any) -> bool:
+    """The first tensor of a model is the last that backward reaches: what is bad anywhere tends to arrive there."""
+    gradient = optimizer.param_groups[0]["params"][0].grad
+    return (
+        gradient is not None
+        and gradient.layout is torch.strided
+        and 0 < gradient.numel() <= _SMALL_TENSOR
+        and _is_bad(gradient)
+    )
+
+
 def _with_gradient(optimizer: Any) -> list[torch.Tensor]:
     return [
         tensor
@@ -271,8 +280,11 @@ def _gradients(optimizer: Any) -> list[torch.Tensor]:
 
 
 def _finite_rates(optimizer: Any) -> bool:
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    return all(math.isfinite(rate) for rate in rates if isinstance(rate, float))
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        if isinstance(rate, float) and not math.isfinite(rate):
+            return False
+    return True
 
 
 def _is_bad(tensor: torch.Tensor) -> bool:
@@ -282,6 +294,6 @@ def _is_bad(tensor: torch.Tensor) -> bool:
         return not (math.isfinite(value) if isinstance(value, int | float) else math.isfinite(abs(value)))
     # One reduction: a sum is finite only if every element is. An overflow of the sum itself is looked at again.
     total = tensor.sum().item()
-    if math.isfinite(total.real) and math.isfinite(total.imag):
+    if math.isfinite(total if isinstance(total, float) else abs(total)):
         return False
     return not bool(torch.isfinite(tensor).all().item())

@@ -74,7 +74,7 @@ def _simpler(value: torch.Tensor, zero: bool) -> list[torch.Tensor]:
         sign = -1 if whole < 0 else 1
         sizes = sorted({0 if zero else 1, 1, 2, 10, 100, 1000, abs(whole) // 2, abs(whole) - 1})
         # A negative index is another mistake than one that is too big.
-        candidates = [value.new_tensor(sign * size) for size in sizes if size < abs(whole) and (sign > 0 or size)]
+        candidates = [value.new_tensor(sign * size) for size in sizes if 0 <= size < abs(whole) and (sign > 0 or size)]
     found: list[torch.Tensor] = []
     for candidate in candidates:
         if bool(candidate == value):

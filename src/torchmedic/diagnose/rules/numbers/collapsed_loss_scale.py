@@ -29,7 +29,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     draft = Draft(
         CODE,
         NAME,
-        "likely",
+        "proven" if scaling else "likely",
         f"GradScaler has skipped the last {watch.skipped} steps",
         f"the gradients were not finite in any of them, with a scale that is now {number(watch.lowest_scale or 0.0)}",
     )

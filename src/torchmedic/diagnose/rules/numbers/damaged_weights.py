@@ -46,14 +46,14 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     incident = evidence.incident
     called = f"the {kind} `{name}`" if name else f"a {kind}"
     bad = int((~torch.isfinite(leaf.tensor.detach())).sum().item())
+    place, sure = _written_at(evidence, leaf, name)
     draft = Draft(
         CODE,
         NAME,
-        "likely" if evidence.faithful is False else "proven",
+        "proven" if sure and evidence.faithful is not False else "likely",
         f"{called}, damaged before step {incident.step}, made {victim(evidence)}",
         f"{bad} of {leaf.tensor.numel()} values of {called} were not finite when the step began",
     )
-    place, sure = _written_at(evidence, leaf, name)
     scope = evidence.scope
     reader = scope.ops[leaf.reader].spot if scope is not None and leaf.reader < len(scope.ops) else None
     if place is not None:
