@@ -38,7 +38,7 @@ class Zygote:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**environment, "PYTHONPATH": str(Path(__file__).parent)},
+                env=environment,
             )
             atexit.register(process.kill)
         assert process.stdin is not None

@@ -14,6 +14,7 @@ import torch
 from torchmedic.diagnose.inplace_source import user_files
 from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Location
+from torchmedic.replay import runner
 from torchmedic.replay.frames import Frame, node_location, syntax_tree
 from torchmedic.replay.microscope import Spot
 
@@ -121,7 +122,9 @@ def gradients_always_on() -> Iterator[None]:
 
 
 def _asked_by_user(frame: FrameType | None) -> bool:
-    """Whether the first frame outside of torch's own switches is the user's."""
+    """Whether the first frame outside of torch's own switches is the user's, or that of the replay, on their behalf."""
     while frame is not None and frame.f_code.co_filename.endswith(_SWITCHES):
         frame = frame.f_back
-    return frame is not None and is_user_file(frame.f_code.co_filename)
+    return frame is not None and (
+        is_user_file(frame.f_code.co_filename) or frame.f_globals.get("__name__") == runner.__name__
+    )

@@ -90,7 +90,8 @@ class GraphTrials:
             yield
         finally:
             for tensor, version, value in self._kept:
-                if tensor._version != version:
+                # A replay sets the versions of weights back itself, but not their values.
+                if tensor._version != version or not torch.equal(tensor.detach(), value):
                     with torch.no_grad(), contextlib.suppress(RuntimeError):
                         tensor.detach().copy_(value)
                         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

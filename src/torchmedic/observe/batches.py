@@ -114,10 +114,11 @@ class Batches:
         storages = {_storage(tensor) for tensor in in_use} - {None}
         if any(_storage(tensor) in storages for tensor in self.tensors()) or self._take_earlier(storages):
             return
-        if not self._direct:
-            # Whoever fetches ahead is a generator that still holds what it has yielded; the older batch is in use.
-            if not self._take_earlier({_storage(tensor) for tensor in _tensors_in_generators()} - {None}):
-                self._strong, self._weak, self._indices = None, [], None
+        if self._direct:
+            return
+        # Whoever fetches ahead is a generator that still holds what it has yielded; the older batch is in use.
+        if not self._take_earlier({_storage(tensor) for tensor in _tensors_in_generators()} - {None}):
+            self._strong, self._weak, self._indices = None, [], None
 
     def _take_earlier(self, storages: set[int | None]) -> bool:
         for earlier in self._earlier if not self._direct else reversed(self._earlier):

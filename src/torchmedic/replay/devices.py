@@ -157,7 +157,7 @@ def _optimizer_state(evidence: RaisedEvidence, split: Split) -> Reason | None:
     if not any(str(frame.live.f_globals.get("__name__", "")).startswith("torch.optim.") for frame in evidence.frames):
         return None
     return Reason(
-        fact=f"the optimizer keeps state of earlier steps on {split.strays[0].device}; its parameters are on {split.home}",
+        fact=f"the optimizer's state is on {split.strays[0].device}, its parameters have moved to {split.home} since",
         advice="move the model before the first step, or load the optimizer's state again after the move",
     )
 

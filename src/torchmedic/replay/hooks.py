@@ -10,21 +10,39 @@ import torch
 
 
 class Hooked(NamedTuple):
-    """One call of a hook on a tensor."""
+    """One call of a hook on a tensor or a module."""
 
     hook: Callable[..., Any]
-    given: Any
+    given: Any  # the gradient, or the gradients of a module's inputs
     returned: Any
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether what it returned cannot take the place of what it was given."""
+        if self.returned is None:
+            return False
+        many = isinstance(self.given, tuple)
+        given = self.given if many else (self.given,)
+        returned = self.returned if many and isinstance(self.returned, tuple) else (self.returned,)
+        return len(given) != len(returned) or any(_differs(*pair) for pair in zip(given, returned, strict=True))
+
+
+def _differs(given: Any, returned: Any) -> bool:
+    if returned is None or given is None:
+        return False
+    return not isinstance(returned, torch.Tensor) or returned.shape != given.shape or returned.device != given.device
 
 
 @contextlib.contextmanager
-def watch_hooks(leaves: Iterable[torch.Tensor], seen: list[Hooked]) -> Iterator[None]:
-    """Note the calls of hooks that are on some leaves already, and of those that the replay puts on tensors."""
+def watch_hooks(
+    leaves: Iterable[torch.Tensor], modules: Iterable[torch.nn.Module], seen: list[Hooked]
+) -> Iterator[None]:
+    """Note the calls of hooks that are on some leaves and modules, and of those that the replay puts on tensors."""
 
     def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
-        def call(gradient: Any) -> Any:
-            returned = hook(gradient)
-            seen.append(Hooked(hook, gradient, returned))
+        def call(*args: Any) -> Any:
+            returned = hook(*args)
+            seen.append(Hooked(hook, args[1] if len(args) > 1 else args[0], returned))
             return returned
 
         return call
@@ -35,11 +53,11 @@ def watch_hooks(leaves: Iterable[torch.Tensor], seen: list[Hooked]) -> Iterator[
         return original(tensor, watched(hook))
 
     replaced: list[tuple[Any, int, Callable[..., Any]]] = []
-    for leaf in leaves:
-        hooks = leaf._backward_hooks
+    owners: list[Any] = [*leaves, *(child for module in modules for child in module.modules())]
+    for hooks in {id(owner._backward_hooks): owner._backward_hooks for owner in owners}.values():
         for key, hook in list(hooks.items()) if hooks else ():
             replaced.append((hooks, key, hook))
-            hooks[key] = watched(hook)  # type: ignore[index]
+            hooks[key] = watched(hook)
     torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
     try:
         yield

@@ -151,4 +151,4 @@ def _layout(tensor: torch.Tensor) -> tuple[Layout, tuple[int, ...]]:
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
     if tensor.permute(order).is_contiguous():
         return "permuted", order
-    return "gapped", ()
+    return ("narrowed" if strides[-1] == 1 else "gapped"), ()

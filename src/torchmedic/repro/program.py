@@ -194,8 +194,10 @@ def built(values: torch.Tensor, given: Input) -> torch.Tensor:
     elif given.layout == "expanded":
         tensor = tensor[tuple(slice(0, 1) if dim in given.order else slice(None) for dim in range(tensor.dim()))]
         tensor = tensor.expand(given.shape)
+    elif given.layout == "narrowed":
+        tensor = torch.cat((tensor, tensor), -1)[..., : given.shape[-1]]
     elif given.layout == "gapped":
-        tensor = torch.stack((tensor, tensor), -1)[..., 0]
+        tensor = torch.cat((tensor, tensor), -1).repeat_interleave(2, -1)[..., : 2 * given.shape[-1] : 2]
     return tensor
 
 

@@ -28,7 +28,7 @@ _DEVICE = re.compile(r"[a-z]+(?::\d+)?")
 _ATTRIBUTE = re.compile(r"torch\.[a-z]\w*")
 
 Leafhood = Literal["no", "leaf", "computed", "view"]
-Layout = Literal["", "permuted", "expanded", "gapped"]
+Layout = Literal["", "permuted", "expanded", "narrowed", "gapped"]
 
 
 class Ref(msgspec.Struct, frozen=True, tag="ref"):

@@ -101,9 +101,12 @@ def _laid_out(given: Input, source: str) -> str:
     if given.layout == "expanded":
         index = ", ".join(":1" if dim in given.order else ":" for dim in range(len(given.shape)))
         return f"{source}[{index}].expand({', '.join(map(str, given.shape))})"
-    if given.layout == "gapped":
-        return f"{source}.unsqueeze(-1).repeat_interleave(2, -1)[..., 0]"
-    return source
+    if not given.layout:
+        return source
+    wider, size = f"{source}.repeat({', '.join(['1'] * (len(given.shape) - 1) + ['2'])})", given.shape[-1]
+    if given.layout == "narrowed":
+        return f"{wider}[..., :{size}]"
+    return f"{wider}.repeat_interleave(2, -1)[..., :{2 * size}:2]"
 
 
 def _literal(given: Input, tensor: torch.Tensor, few: bool) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from torchmedic.repro.program import Program
+from torchmedic.repro.recipe import Raises
 from torchmedic.repro.search import Shrinker
 
 Place = tuple[str, int]  # an input and one of its dimensions
@@ -14,6 +15,7 @@ Place = tuple[str, int]  # an input and one of its dimensions
 
 def crop(shrinker: Shrinker) -> None:
     """Halve dimensions that seem to belong together, as long as the failure is in one of the halves."""
+    culprits = _culprits(shrinker)
     tried: set[tuple[frozenset[Place], tuple[int, ...]]] = set()
     progress = True
     while progress and not shrinker.is_over:
@@ -23,23 +25,46 @@ def crop(shrinker: Shrinker) -> None:
             if (group, sizes) in tried or min(sizes) < 2:
                 continue
             tried.add((group, sizes))
-            progress |= _crop_group(shrinker, group, sizes[0])
+            progress |= _crop_group(shrinker, group, sizes[0], culprits)
 
 
-def _crop_group(shrinker: Shrinker, group: frozenset[Place], size: int) -> bool:
+def _culprits(shrinker: Shrinker) -> dict[str, list[int]]:
+    """Whole numbers that fail by themselves. In a smaller table every index would be out of range: these must stay."""
+    found = {}
+    for given in shrinker.best.inputs:
+        tensor = shrinker.best.tensors[given.name]
+        is_index = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+        if isinstance(shrinker.best.recipe.outcome, Raises) and is_index and given.fill is None and tensor.numel():
+            ends = dict.fromkeys((int(tensor.min()), int(tensor.max())))
+            bad = [end for end in ends if shrinker.still_fails(shrinker.best.with_fill(given.name, end))]
+            if bad:
+                found[given.name] = bad
+    return found
+
+
+def _crop_group(shrinker: Shrinker, group: frozenset[Place], size: int, culprits: dict[str, list[int]]) -> bool:
     cropped = False
     while size > 1 and not shrinker.is_over:
         half = size // 2
         # One element is the usual answer, so the ends are tried first.
         spans = [(0, 1), (size - 1, size), (0, half), (half, size), (0, size - 1), (1, size)]
         for start, stop in dict.fromkeys(spans):
-            if shrinker.offer(_cropped(shrinker.best, group, start, stop)):
+            candidate = _cropped(shrinker.best, group, start, stop)
+            if _has(candidate, culprits) and shrinker.offer(candidate):
                 size = stop - start
                 cropped = True
                 break
         else:
             break
     return cropped
+
+
+def _has(program: Program, culprits: dict[str, list[int]]) -> bool:
+    return all(
+        bool(torch.isin(program.tensors[name], torch.tensor(values)).any())
+        for name, values in culprits.items()
+        if name in program.tensors
+    )
 
 
 def _cropped(program: Program, group: frozenset[Place], start: int, stop: int) -> Program:

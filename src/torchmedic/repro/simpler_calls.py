@@ -36,18 +36,18 @@ def drop_gradients(shrinker: Shrinker) -> None:
 
 
 def drop_arguments(shrinker: Shrinker) -> None:
-    """What the call would do without: defaults that were written out, a bias."""
-    if not isinstance(shrinker.best.recipe.outcome, Raises):
-        return  # another default could be another reason for NaN
-    for at in range(len(shrinker.best.recipe.lines)):
-        for key in list(shrinker.best.recipe.lines[at].kwargs):
-            line = shrinker.best.recipe.lines[at]
-            rest = {name: value for name, value in line.kwargs.items() if name != key}
-            shrinker.offer(_with_line(shrinker.best, at, msgspec.structs.replace(line, kwargs=rest)))
-        while len(args := shrinker.best.recipe.lines[at].args) > 1:
-            line = msgspec.structs.replace(shrinker.best.recipe.lines[at], args=args[:-1])
-            if line.target.startswith("operator.") or not shrinker.offer(_with_line(shrinker.best, at, line)):
-                break
+    """What the failing call would do without: defaults that were written out, a bias."""
+    at = len(shrinker.best.recipe.lines) - 1
+    if not isinstance(shrinker.best.recipe.outcome, Raises) or "backward" in shrinker.best.recipe.lines[at].target:
+        return  # another default could be another reason for NaN, and in a sub-graph the call itself did not fail
+    for key in list(shrinker.best.recipe.lines[at].kwargs):
+        line = shrinker.best.recipe.lines[at]
+        rest = {name: value for name, value in line.kwargs.items() if name != key}
+        shrinker.offer(_with_line(shrinker.best, at, msgspec.structs.replace(line, kwargs=rest)))
+    while len(args := shrinker.best.recipe.lines[at].args) > 1:
+        line = msgspec.structs.replace(shrinker.best.recipe.lines[at], args=args[:-1])
+        if line.target.startswith("operator.") or not shrinker.offer(_with_line(shrinker.best, at, line)):
+            break
 
 
 def drop_list_members(shrinker: Shrinker) -> None:

@@ -18,6 +18,10 @@ from torchmedic.supervise import outside
 from torchmedic.supervise.vigil import Vigil
 
 
+# Exceptions that say no more than that another process has failed.
+_NEWS = ("CalledProcessError", "BrokenProcessPool", "ChildFailedError", "ProcessExitedException")
+
+
 class Left(msgspec.Struct):
     """What the processes of a run have left behind in their folders."""
 
@@ -79,14 +83,21 @@ def _signals(left: Left, vigil: Vigil, pid: int, status: int, *, through_shell: 
         found.setdefault(number, line.signal)
     if found:
         return found
-    for number in left.boxes:
-        ended = vigil.ended.get(number, 0)
-        if ended < 0 and (name := signal_name(ended)) is not None:
-            found[number] = name
+    if _nothing_but_news(left):
+        for number in left.known:
+            ended = vigil.ended.get(number, 0)
+            if ended < 0 and (name := signal_name(ended)) is not None:
+                found[number] = name
     if not found and through_shell and (name := signal_name(status)) is not None:
         unclean = [number for number, box in left.boxes.items() if not box.clean_exit and number not in vigil.ended]
         found.update(dict.fromkeys(unclean[:1], name))
     return found
+
+
+def _nothing_but_news(left: Left) -> bool:
+    """Whether no process has failed by itself. One that has may well kill its children before it ends."""
+    said = [found for folder in left.folders.values() for found in rundir.read_diagnoses(folder).values()]
+    return all(found.severity != "error" or any(kind in found.message for kind in _NEWS) for found in said)
 
 
 def _when(left: Left, pid: int) -> float:

@@ -33,6 +33,8 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
     job = identity(os.environ)
     try:
         folder = rundir.create(settings.output, name, Path(os.getcwd()), job)
+        if settings.confidential:
+            rundir.mark_confidential(folder)
     except OSError as error:
         sys.stderr.write(f"torchmedic: not watching, no run folder can be made: {error.strerror or error}\n")
         folder = None

@@ -42,7 +42,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     failure = BackwardFailure(evidence)
     hook, given, returned = _hook(evidence, failure, size[1] if size else "")
-    name = f"`{getattr(hook, '__name__', type(hook).__name__)}`" if hook is not None else "a hook"
+    name = f"the hook `{getattr(hook, '__name__', type(hook).__name__)}`" if hook is not None else "a hook"
     if count is not None:
         what = f"{count[1]} gradients where the module has {count[2]} input{'s' if count[2] != '1' else ''}"
     elif kind is not None:
@@ -50,13 +50,15 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     else:
         assert size is not None
         what = f"a gradient of another {size[2]}"
+        if isinstance(given, tuple) and isinstance(returned, tuple):
+            given, returned = next(((a, b) for a, b in zip(given, returned, strict=False) if a is not None), (None, None))
         if isinstance(given, torch.Tensor) and isinstance(returned, torch.Tensor) and size[2] == "size":
             what = f"{list(returned.shape)} where it was given {list(given.shape)}"
     draft = Draft(
         CODE,
         NAME,
         "proven" if hook is not None else "likely",
-        f"the hook {name} returned {what}",
+        f"{name} returned {what}",
         "what a hook returns takes the place of the gradient, so it must be one of the same shape, or `None`",
     )
     place = _returned(hook) if hook is not None else None
@@ -76,9 +78,8 @@ def _hook(evidence: RaisedEvidence, failure: BackwardFailure, name: str) -> tupl
     seen: list[Hooked] = []
     if failure.step is not None:
         leaves = leaves_behind(failure.roots)
-        failure.step.runner.play(watch_hooks(leaves, seen))
-    if seen:
-        last = seen[-1]
+        failure.step.runner.play(watch_hooks(leaves, failure.step.runner.modules, seen))
+    for last in reversed([hooked for hooked in seen if hooked.is_bad] or seen):
         return last.hook, last.given, last.returned
     named = [hook for leaf in leaves_behind(failure.roots) for hook in (leaf._backward_hooks or {}).values()]
     fitting = [hook for hook in named if getattr(hook, "__name__", "") == name]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+import msgspec
 import torch
 
 from torchmedic.diagnose.describe import made_here, shape
@@ -47,12 +48,17 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         f"{name} was made in inference mode and cannot be {'changed' if written else 'used'} in training",
         "autograd keeps no record of a tensor that was made in inference mode",
     )
-    draft.at(*evidence.at_user_line("cause", f"{name} is {'changed' if written else 'needed for backward'} here"))
+    switches = inference_switches()
+    use = f"{name} is {'changed' if written else 'needed for backward'} here"
+    if found is not None and isinstance(found.value, torch.nn.Parameter) and len(switches) == 1:
+        # A weight: what has to change is where the model was made.
+        draft.at(msgspec.structs.replace(switches[0], role="cause", label="the model is made in inference mode"))
+        draft.at(*evidence.at_user_line("surfaced", use))
+    draft.at(*evidence.at_user_line("cause", use))
     if found is not None:
         draft.at(made_here(evidence, found.value, "is made"))
         draft.because(f"{name} has shape {shape(found.value)}, and `is_inference()` is true of it")
-    for place in inference_switches()[:2]:
-        draft.at(place)
+    draft.at(*switches[:2])
     failure = StepFailure(evidence)
     spot = raising_spot(evidence)
     treated = None

@@ -61,6 +61,10 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _subject(frame: Frame) -> tuple[ast.expr | None, torch.Tensor | None]:
     """The expression that was to require a gradient, and its value."""
+    match frame.statement:
+        case ast.Assign(targets=[ast.Attribute(value=owner, attr="requires_grad")]):
+            value = read(owner, frame)
+            return (owner, value) if isinstance(value, torch.Tensor) else (None, None)
     call = raising_call(frame)
     for argument in call.tensors if call is not None else ():
         return argument.node, argument.tensor
@@ -100,7 +104,9 @@ def _made_again(node: ast.Call, frame: Frame) -> torch.Tensor | None:
 
 def _converted(frame: Frame, node: ast.expr | None) -> Treatment | None:
     """The conversion as a patch; it cannot be tried, since the code that builds a model is no step."""
-    if node is None or not hasattr(node, "lineno") or isinstance(frame.statement, ast.Expr):
+    if node is None or not hasattr(node, "lineno") or not isinstance(node, ast.Call | ast.Name | ast.Attribute):
+        return None
+    if isinstance(frame.statement, ast.Expr) or not isinstance(frame.node, ast.Call):
         return None  # of `x.requires_grad_()` alone, the converted tensor would be lost
     text = f"{called(rewritten(frame.file, node), node)}.float()"
     if isinstance(node, ast.Call) and any(word.arg == "requires_grad" for word in node.keywords):

@@ -43,7 +43,7 @@ CODE, NAME = "TM112", "missing-or-bad-backward"
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     kind = _function(evidence)
     draft = None
-    for find in (_missing, _uncallable, _not_a_tensor, _saved):
+    for find in (_missing, _saved, _uncallable, _not_a_tensor):
         draft = draft or find(evidence, kind)
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank) if draft is not None else None
 
@@ -89,7 +89,7 @@ def _uncallable(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
     inner = evidence.frames[-1]
     found = method_node(kind, "backward", "vjp")
     function: Callable[..., Any] | None = getattr(kind, "backward", None)
-    if found is None or inner.is_user or inner.function not in ("apply", "apply_boxed") or function is None:
+    if found is None or function is None or not hasattr(inner.variables.get("self"), "_forward_cls"):
         return None
     file, node = found
     given = 1 + len(inner.variables.get("args", ()))

@@ -66,20 +66,26 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
             draft.help("use the tensor itself" if is_cut else f"call `requires_grad_()` before {named} is used")
     elif caller is not None:
         draft.at(caller.location("cause", f"{named} is not a part of the output's graph"))
-        for index in lost[:1]:
-            tensor = inputs[index]
-            kind = "does not require a gradient" if not tensor.requires_grad else "requires a gradient"
-            draft.because(f"{named} has shape {list(tensor.shape)} and {kind}")
-        treated = None
-        if len(lost) < len(inputs):
-            treated = GraphTrials(StepFailure(evidence)).first(_allowed(caller), same_loss=False)
-        draft.treat(treated)
-        draft.help(
-            "or leave out what this output does not use"
-            if treated is not None
-            else f"compute the output from {named}, or ask for the gradient of what it was computed from"
-        )
+        _advise(draft, evidence, caller, [inputs[index] for index in lost], named, some=0 < len(lost) < len(inputs))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _advise(
+    draft: Draft, evidence: RaisedEvidence, caller: Frame, lost: list[torch.Tensor], named: str, *, some: bool
+) -> None:
+    """Nothing cut the input off: it was never used, or never could be."""
+    for tensor in lost[:1]:
+        kind = "requires a gradient" if tensor.requires_grad else "does not require a gradient"
+        draft.because(f"{named} has shape {list(tensor.shape)} and {kind}")
+        if not tensor.requires_grad:
+            draft.help(f"call `requires_grad_()` on {named} before the output is computed from it")
+            return
+    treated = GraphTrials(StepFailure(evidence)).first(_allowed(caller), same_loss=False) if some else None
+    draft.treat(treated)
+    if treated is not None:
+        draft.help("or leave out what this output does not use")
+    else:
+        draft.help(f"compute the output from {named}, or ask for the gradient of what it was computed from")
 
 
 def _inputs(failure: BackwardFailure) -> list[torch.Tensor]:
