@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import msgspec
+from zygote import Zygote
 
 from torchmedic.records import Diagnosis, Report
-from zygote import Zygote
 
 
 class Finished(msgspec.Struct):

@@ -88,7 +88,8 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
                 report_fault(where, error)
                 return None
             finally:
-                step_aside(compiler)
+                if compiler is not None:
+                    step_aside(compiler)
 
         return safe
 

@@ -16,6 +16,7 @@ from torchmedic.replay.backward import BackwardFailure
 from torchmedic.replay.forward import StepFailure
 from torchmedic.replay.microscope import storage_of
 from torchmedic.replay.played import Played
+from torchmedic.replay.state import set_version
 from torchmedic.replay.trial import Edit, Verdict, attempt, describe, passes, treatment
 
 _MOST_TRIALS = 8
@@ -94,7 +95,7 @@ class GraphTrials:
                 if tensor._version != version or not torch.equal(tensor.detach(), value):
                     with torch.no_grad(), contextlib.suppress(RuntimeError):
                         tensor.detach().copy_(value)
-                        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+                        set_version(tensor, version)
 
 
 def _living(failure: BackwardFailure | StepFailure, storages: frozenset[int] | None) -> list[torch.Tensor]:

@@ -64,9 +64,14 @@ class Clock:
         self._write()
 
     def _write(self) -> None:
-        if self.box is not None:
-            rss, device = self._gauge.read(self.phase_started)
-            self.box.write(self.phase, self.step, self.micro_step, self.updates, self.file, self.line, rss, device)
+        if self.box is None:
+            return
+        gauge = self._gauge
+        if self.phase_started >= gauge.due:
+            gauge.read(self.phase_started)
+        self.box.write(
+            self.phase, self.step, self.micro_step, self.updates, self.file, self.line, gauge.rss, gauge.device
+        )
 
     def data_requested(self) -> None:
         self._close_step()

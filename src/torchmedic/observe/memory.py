@@ -14,16 +14,14 @@ class MemoryGauge:
     """RSS of the process and bytes allocated on the current CUDA device, at most four times a second."""
 
     def __init__(self) -> None:
-        self._due = 0.0
-        self._rss = 0
-        self._device = 0
+        self.due = 0.0  # when to read again
+        self.rss = 0
+        self.device = 0
 
-    def read(self, now: float) -> tuple[int, int]:
-        if now >= self._due:
-            self._due = now + _INTERVAL
-            self._rss = _resident_bytes()
-            self._device = _device_bytes()
-        return self._rss, self._device
+    def read(self, now: float) -> None:
+        self.due = now + _INTERVAL
+        self.rss = _resident_bytes()
+        self.device = _device_bytes()
 
 
 def _resident_bytes() -> int:

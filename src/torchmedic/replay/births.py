@@ -54,7 +54,21 @@ def births(scope: Microscope, targets: Iterable[Value]) -> list[Birth]:
         elif math.isinf(value):
             for birth in _follow(scope, target, math.isinf, "inf"):
                 found.setdefault(birth.key, birth)
-    return sorted(found.values(), key=lambda birth: birth.number)
+    return sorted((_in_forward(scope, birth) for birth in found.values()), key=lambda birth: birth.number)
+
+
+def _in_forward(scope: Microscope, birth: Birth) -> Birth:
+    """A gradient that is bad because the forward operation's own result was: then that is the birth."""
+    if birth.op is None or not birth.op.derived:
+        return birth
+    forward = scope.forward_of(birth.op)
+    results = [scope.magnitude(value) for value in forward.outputs]
+    if forward.derived or all(map(math.isfinite, results)):
+        return birth
+    if not all(math.isfinite(scope.magnitude(value)) for value in _read_by(forward)):
+        return birth
+    kind = "nan" if any(map(math.isnan, results)) else "inf"
+    return Birth(op=forward, kind=kind, spoiled=birth.op, path=birth.path)
 
 
 def _follow(

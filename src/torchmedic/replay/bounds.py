@@ -56,7 +56,7 @@ class Bounds(TorchDispatchMode):
     """Looks at the clock at every operation, and at memory now and then."""
 
     def __init__(self, deadline: float) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._deadline = deadline
         self._count = 0
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from torchmedic.detect.nonfinite import TurnedBad
+from torchmedic.observe.batches import tensors_in
 from torchmedic.observe.frames import user_frame
 from torchmedic.records import Location, Safety, Treatment
 from torchmedic.replay.births import Birth, births
@@ -74,25 +75,46 @@ class NumbersEvidence:
     # The replay
 
     def _replay(self, step: Step) -> None:
-        for _ in range(2):
-            scope = Microscope(deadline=self._deadline, watch=step.runner.parameters)
-            played = step.runner.play(scope)
-            if played.error is not None and not self._is_expected(played.error):
-                self.why_not = f"the replay stopped: {type(played.error).__name__}: {played.error}"[:300]
+        """Replay the step in the way that repeats it best, and keep to that way."""
+        runner = step.runner
+        runner.takes_over = True
+        if not self._look(step) or self._is_good():
+            return
+        assert self.played is not None
+        if self.played.taken:
+            # What was taken over is where the bad value is, or was changed since: run it all.
+            runner.takes_over = False
+            if not self._look(step) or self._is_good():
                 return
-            self.scope, self.played = scope, played
-            self._targets = self._find_targets(scope, played)
-            self.__dict__.pop("_found", None)
-            scope.read()
-            self.faithful = self._is_faithful(played)
-            if self.births and self.faithful is not False:
-                return
-            if not played.drew_random:
-                break
+        if self.played.drew_random:
             # It did not fail again, or not in the same way, and it drew random numbers: take over what the step drew.
-            step.runner.frozen = played.drew_random
+            runner.frozen = self.played.drew_random
+            if not self._look(step) or self._is_good():
+                return
         if not self.births:
             self.why_not = "the replayed step was finite"
+
+    def _look(self, step: Step) -> bool:
+        """One replay under the microscope; whether it came to its end."""
+        scope = Microscope(deadline=self._deadline, watch=step.runner.parameters)
+        played = step.runner.play(scope)
+        if played.error is not None and not self._is_expected(played.error):
+            self.why_not = f"the replay stopped: {type(played.error).__name__}: {played.error}"[:300]
+            return False
+        self.scope, self.played = scope, played
+        self._targets = self._find_targets(scope, played)
+        self.__dict__.pop("_found", None)
+        scope.read()
+        self.faithful = self._is_faithful(played)
+        return True
+
+    def _is_good(self) -> bool:
+        """Whether the replay was the step, as far as can be told, and shows where the bad value was born."""
+        if not self.births or self.faithful is False or self.played is None:
+            return False
+        leaf = self.births[0].leaf
+        taken = {_storage(tensor) for value in self.played.taken.values() for tensor in tensors_in(value)}
+        return leaf is None or _storage(leaf.tensor) not in taken
 
     def _is_expected(self, error: BaseException) -> bool:
         return False

@@ -34,6 +34,7 @@ class Played:
         self.loss: float | None = None
         self.loss_finite = False
         self.gradients_finite: bool | None = None
+        self.taken: dict[str, Any] = {}  # what was taken over from the step, by name
         self.drew_random: set[int] = set()  # lines of assignments that drew random numbers and computed nothing
         self.seconds = 0.0
 

@@ -25,6 +25,7 @@ from torchmedic.replay.segment import Segment, names_read, names_written, read_f
 from torchmedic.replay.side_effects import no_side_effects
 from torchmedic.replay.standalone import AWAIT, END
 from torchmedic.replay.state import muted, preserved, rewind_rng
+from torchmedic.replay.taking_over import taken_over
 
 
 class SegmentEnd(Exception):
@@ -60,6 +61,7 @@ class Runner:
         self._arguments = lost_arguments(frame, segment.statements)
         self._module_calls = 0
         self.frozen: set[int] = set()  # lines of statements that are not run again: their result is taken over
+        self.takes_over = False  # whether calls that leave torch are not made again either, where that can be
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -152,6 +154,11 @@ class Runner:
         for statement, code in self.segment.code():
             if statement.lineno in self.frozen or draws_from_iterator(statement, namespace):
                 continue
+            taken = taken_over(statement, self.segment.statements, self._known) if self.takes_over else None
+            if taken is not None:
+                namespace.update(taken)
+                played.taken.update(taken)
+                continue
             before = (torch.get_rng_state(), _get_sequence_nr(), self._module_calls)
             try:
                 exec(replace.get(statement.lineno, code), namespace)
@@ -167,6 +174,11 @@ class Runner:
                 results.update(names_written(statement))
             if not computed and not torch.equal(before[0], torch.get_rng_state()):
                 played.drew_random.add(statement.lineno)
+
+    @property
+    def _known(self) -> dict[str, Any]:
+        """The variables of the frame as they are now."""
+        return {**self._frame.f_globals, **self._locals}
 
     def _namespace(self) -> dict[str, Any]:
         namespace = {**self._frame.f_globals, **self._locals, **self._arguments}

@@ -53,23 +53,24 @@ def preserved(modules: Iterable[torch.nn.Module], parameters: Iterable[torch.Ten
         for tensor, version in versions:
             # The real step may still go back through a graph that has saved this weight.
             if tensor._version != version:
-                _set_version(tensor, version)
+                set_version(tensor, version)
         _restore_rng(rng)
 
 
-def _set_version(tensor: torch.Tensor, version: int) -> None:
-    set_version: Any = torch._C._autograd._unsafe_set_version_counter
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Give a tensor back the version that it had, so that a graph which has saved it stays valid."""
+    set_counter: Any = torch._C._autograd._unsafe_set_version_counter
     try:
-        set_version((tensor,), (version,))
+        set_counter((tensor,), (version,))
     except TypeError:  # before torch 2.7
-        set_version(tensor, version)
+        set_counter(tensor, version)
 
 
 def _put_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if not torch.equal(tensor, value) or (value.is_floating_point() and bool(torch.isnan(value).any())):
         version = tensor._version
         tensor.copy_(value)
-        _set_version(tensor, version)
+        set_version(tensor, version)
 
 
 def _rng_states() -> tuple[Any, ...]:

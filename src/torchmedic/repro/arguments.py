@@ -114,7 +114,7 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise NotRecordable("it ran under torch.func")
     if tensor.is_meta or type(tensor).__name__ == "FakeTensor":
-        return torch.zeros(tuple(int(size) for size in tensor.shape), dtype=tensor.dtype)
+        return torch.zeros(tuple(int(size) for size in tensor.shape), dtype=tensor.dtype, device="cpu")
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise NotRecordable(f"an argument is a {type(tensor).__name__}")
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():

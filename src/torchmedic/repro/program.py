@@ -15,7 +15,7 @@ import torch
 from torchmedic.repro.recipe import Bad, Input, Raises, Recipe
 from torchmedic.repro.wording import statement
 
-_NUMBERS = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?:(?:\s*x\s*|,\s*)-?\d+(?:\.\d+)?)*")
+_NUMBERS = re.compile(r"0x[0-9a-f]+|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?:(?:\s*x\s*|,\s*)-?\d+(?:\.\d+)?)*")
 
 _TOLD, _LONGEST = 16, 60  # characters
 
@@ -61,7 +61,7 @@ class Program:
         inputs = tuple(
             msgspec.structs.replace(given, fill=value) if given.name == name else given for given in self.inputs
         )
-        filled = torch.full(tuple(old.shape), value, dtype=old.dtype)
+        filled = torch.full(tuple(old.shape), value, dtype=old.dtype, device="cpu")
         return self._like(msgspec.structs.replace(self.recipe, inputs=inputs), {**self.tensors, name: filled})
 
     def with_input(self, name: str, **changes: Any) -> Program:
@@ -131,7 +131,8 @@ class Program:
             text = "\n".join(statement(line) for line in self.recipe.lines)
             self._code = compile(text, "<repro>", "exec", dont_inherit=True)
         names: dict[str, Any] = {"torch": torch}
-        with _quiet(self.recipe.deterministic), torch.random.fork_rng(devices=[]):
+        devices = range(torch.cuda.device_count()) if self.device == "cuda" else []
+        with _quiet(self.recipe.deterministic), torch.random.fork_rng(devices=devices):
             for given in self.inputs:
                 names[given.name] = built(self.tensors[given.name].to(self.device_of(given)), given)
             with self._autocast():
@@ -153,13 +154,14 @@ class Program:
 @contextlib.contextmanager
 def _quiet(deterministic: bool) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         torch.use_deterministic_algorithms(deterministic)
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(before)
+            torch.use_deterministic_algorithms(before, warn_only=warn_only)
 
 
 def _results(recipe: Recipe, names: dict[str, Any]) -> Iterator[Any]:

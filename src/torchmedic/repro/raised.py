@@ -218,6 +218,9 @@ def _built(layer: torch.nn.Module, inputs: Inputs) -> Line:
         assert isinstance(node, ast.Call)
         args = tuple(inputs.argument(ast.literal_eval(part)) for part in node.args)
         named = {part.arg: inputs.argument(ast.literal_eval(part.value)) for part in node.keywords if part.arg}
+        dtype = next((weight.dtype for weight in layer.parameters()), torch.float32)
+        if dtype is not torch.float32:
+            named["dtype"] = inputs.argument(dtype)
     except (SyntaxError, AssertionError, ValueError):
         raise NotRecordable(f"a `{type(layer).__name__}` cannot be built again from what it says of itself") from None
     return Line(target=f"torch.nn.{type(layer).__name__}", args=args, kwargs=named, result="layer")

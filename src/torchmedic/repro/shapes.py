@@ -61,7 +61,7 @@ def _crop_group(shrinker: Shrinker, group: frozenset[Place], size: int, culprits
 
 def _has(program: Program, culprits: dict[str, list[int]]) -> bool:
     return all(
-        bool(torch.isin(program.tensors[name], torch.tensor(values)).any())
+        bool(torch.isin(program.tensors[name], torch.tensor(values, device="cpu")).any())
         for name, values in culprits.items()
         if name in program.tensors
     )

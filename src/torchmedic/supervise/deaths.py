@@ -17,7 +17,6 @@ from torchmedic.rundir import DeathLine
 from torchmedic.supervise import outside
 from torchmedic.supervise.vigil import Vigil
 
-
 # Exceptions that say no more than that another process has failed.
 _NEWS = ("CalledProcessError", "BrokenProcessPool", "ChildFailedError", "ProcessExitedException")
 

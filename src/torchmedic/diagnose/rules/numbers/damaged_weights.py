@@ -80,6 +80,9 @@ def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Locat
     writers = _writers(evidence, attr)
     if len(writers) == 1:
         return writers[0], False
+    made = maker_of(evidence.frames, leaf.tensor, [])
+    if made is not None:
+        return made.location("cause", f"`{made.name}` gets its values here"), True
     owner = _owner(evidence, leaf)
     if owner is not None:
         found = list(attribute_assignments(type(owner), attr))
@@ -89,9 +92,6 @@ def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Locat
         built = built_at(evidence.frames, owner, "built here")
         if built is not None and not writers:
             return _as_cause(built), False
-    made = maker_of(evidence.frames, leaf.tensor, [])
-    if made is not None:
-        return made.location("cause", f"`{made.name}` gets its values here"), True
     return None, False
 
 

@@ -19,15 +19,18 @@ from collections.abc import Iterator
 import torch
 
 from torchmedic.diagnose.cures import Cure, expression, first_that_passes, operand_of
-from torchmedic.diagnose.numbers import begin, finish
+from torchmedic.diagnose.numbers import begin, described, finish, not_finite
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.surroundings import enclosing
 from torchmedic.records import Diagnosis
+from torchmedic.replay.microscope import Captured, Op
 from torchmedic.replay.numbers import NumbersEvidence
 
 CODE, NAME = "TM209", "statistics-of-one-element"
 
 _STATISTICS = ("std", "var", "std_mean", "var_mean")
+_NORMALISATIONS = frozenset("native_layer_norm native_group_norm native_batch_norm batch_norm_impl_index".split())
+_NORMALISATIONS |= frozenset("native_batch_norm_legit cudnn_batch_norm fused_rms_norm rms_norm".split())
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
@@ -36,6 +39,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     if op.kind == "div":
         return _covariance(evidence)
+    if op.kind in _NORMALISATIONS:
+        return _of_constant(evidence, op, captured)
     operand = captured.argument(0)
     if op.kind not in _STATISTICS or not isinstance(operand, torch.Tensor) or not captured.outputs[0].numel():
         return None
@@ -47,6 +52,28 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     dim = captured.argument(1, "dim")
     along = f" along dimension {', '.join(map(str, dim))}" if dim else ""
     return _diagnosis(evidence, op.kind, count, f"{list(operand.shape)}{along}")
+
+
+def _of_constant(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagnosis | None:
+    """A normalisation divides by a standard deviation; of equal values that is 0, and `eps` is there for that."""
+    operand = captured.argument(0)
+    eps = [part for part in (*captured.args, *captured.kwargs.values()) if isinstance(part, float)]
+    if not isinstance(operand, torch.Tensor) or not eps or eps[-1] > 1e-20:
+        return None
+    bad = not_finite(captured.outputs[0])
+    name = op.kind.removeprefix("native_").removesuffix("_legit")
+    draft = begin(
+        evidence,
+        CODE,
+        NAME,
+        f"`{name}` of values that are all equal",
+        f"the standard deviation of equal values is 0, and eps is {eps[-1]:g}, so `{name}` divides by 0",
+        label=f"{name} of equal values, with eps={eps[-1]:g}",
+        bad=bad,
+    )
+    draft.because(f"the input is {described(operand)}")
+    draft.help("build the layer with an eps above zero, such as 1e-5")
+    return finish(draft, evidence)
 
 
 def _covariance(evidence: NumbersEvidence) -> Diagnosis | None:
