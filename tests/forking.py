@@ -62,11 +62,6 @@ class ForkServer:
 
 def _serve() -> None:
     import numpy  # noqa: F401
-    import torch  # noqa: F401
-    import torch.distributions
-    import torch.utils._python_dispatch
-    import torch.utils.checkpoint
-    import torch.utils.data
 
     for line in sys.stdin:
         child = os.fork()

@@ -73,7 +73,11 @@ def test_what_is_discarded_leaves_no_trace() -> None:
 
 def test_bad_data_is_a_leaf_with_its_first_reader() -> None:
     data = torch.tensor([1.0, math.nan])
-    (birth,) = origins(lambda: (data * 2).sum())
+
+    def doubled() -> torch.Tensor:
+        return (data * 2).sum()
+
+    (birth,) = origins(doubled)
 
     assert birth.leaf is not None
     assert birth.leaf.tensor is data

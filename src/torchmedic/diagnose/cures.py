@@ -72,8 +72,8 @@ def operand_of(node: ast.expr | None, *names: str) -> ast.expr | None:
         return node.args[0] if function.id in names and node.args else None
     if not isinstance(function, ast.Attribute) or function.attr.rstrip("_") not in names:
         return None
-    root = ast.unparse(function.value).split(".")[0].split("(")[0]
-    if root in _MODULES and not isinstance(function.value, ast.Call):
+    is_name = all(isinstance(part, ast.Name | ast.Attribute | ast.Load) for part in ast.walk(function.value))
+    if is_name and ast.unparse(function.value).split(".")[0] in _MODULES:
         if node.args:
             return node.args[0]
         return next((word.value for word in node.keywords if word.arg in ("input", "self")), None)

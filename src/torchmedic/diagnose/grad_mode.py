@@ -55,6 +55,7 @@ def where_switched_off(stack: Sequence[Spot], frames: Sequence[Frame], *, stays:
 
 def _around(file: str, line: int) -> Switch | None:
     best: Switch | None = None
+    at = 0
     for node in ast.walk(syntax_tree(file) or ast.Module([], [])):
         if not isinstance(node, ast.With | ast.AsyncWith | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
@@ -63,9 +64,25 @@ def _around(file: str, line: int) -> Switch | None:
         if not first <= line <= (node.end_lineno or node.lineno):
             continue
         for head in _heads(node):
-            if _switches_off(head) and (best is None or head.lineno >= best.node.lineno):
-                best = Switch(file, head, is_block=is_block, stays=False)
+            switch = head if _switches_off(head) else _named_switch(file, head, node.lineno)
+            if switch is not None and (best is None or head.lineno >= at):
+                best, at = Switch(file, switch, is_block=is_block and switch is head, stays=False), head.lineno
     return best
+
+
+def _named_switch(file: str, head: ast.expr, line: int) -> ast.expr | None:
+    """`context = torch.no_grad() if ... else ...; with context:`: the call behind the name."""
+    if not isinstance(head, ast.Name | ast.Attribute):
+        return None
+    name = ast.unparse(head)
+    found = [
+        part
+        for node in ast.walk(syntax_tree(file) or ast.Module([], []))
+        if isinstance(node, ast.Assign) and any(ast.unparse(target) == name for target in node.targets)
+        for part in ast.walk(node.value)
+        if isinstance(part, ast.Call) and _switches_off(part)
+    ]
+    return max((part for part in found if part.lineno <= line), key=lambda part: part.lineno, default=None)
 
 
 def _heads(node: ast.AST) -> list[ast.expr]:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
+_NODES = 2000  # of a graph that is walked to its leaves
 _SMALL_ROOT = 4096  # elements of a loss that is looked at whole
 _ALLOWANCE = 0.05  # seconds that may be spent on gradients in any case
 _SHARE = 0.01  # of the time since training began, beyond that
@@ -61,6 +62,7 @@ class FiniteWatch:
         self._backwards = 0
         self._steps = 0
         self._skipped_bad = 0
+        self._roots: list[weakref.ref[torch.Tensor]] = []
         self._pending: list[tuple[Any, torch.Tensor, Any]] = []
         self._places: dict[tuple[int, torch.dtype], tuple[torch.Tensor, Any]] = {}
         self._place = 0
@@ -93,6 +95,7 @@ class FiniteWatch:
         self._backwards += 1
         self.last_losses = []
         self.last_key = key
+        self._roots = [weakref.ref(root) for root in roots if isinstance(root, torch.Tensor)]
         for root in roots:
             if not isinstance(root, torch.Tensor) or not root.is_floating_point() or root.numel() > _SMALL_ROOT:
                 continue
@@ -153,6 +156,9 @@ class FiniteWatch:
                 self._publish(self._finding)
         elif stepping is not None and self._any_bad(_gradients(stepping)):
             self._publish(self._examiner.examine(stepping, frame, "gradient", "backward"))
+        elif not optimizers and self._has_time and self._any_bad(_leaf_gradients(self._roots)):
+            # Nobody will step: the loop updates its weights by hand.
+            self._publish(self._examiner.examine(None, frame, "gradient", "backward"))
 
     def cleared(self) -> None:
         """The gradients of what was suspected are gone."""
@@ -277,6 +283,23 @@ def _with_gradient(optimizer: Any) -> list[torch.Tensor]:
 
 def _gradients(optimizer: Any) -> list[torch.Tensor]:
     return [tensor.grad for tensor in _with_gradient(optimizer) if tensor.grad is not None]
+
+
+def _leaf_gradients(roots: Sequence[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
+    """The gradients of the leaves behind some roots on the CPU."""
+    pending = [root.grad_fn for reference in roots if (root := reference()) is not None and root.device.type == "cpu"]
+    seen: set[Any] = set()
+    found: list[torch.Tensor] = []
+    while pending and len(seen) < _NODES:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and variable.grad is not None and variable.grad.layout is torch.strided:
+            found.append(variable.grad)
+        pending.extend(later for later, _ in node.next_functions)
+    return found
 
 
 def _finite_rates(optimizer: Any) -> bool:

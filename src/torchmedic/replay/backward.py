@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.frames import Frame
@@ -25,6 +26,7 @@ class BackwardFailure:
         self.deadline = time.monotonic() + _TIME_LIMIT
         self.why_not = ""
         self.faithful = False
+        self.sequence_number = _get_sequence_nr()  # nodes with higher ones were made by replays
 
     @functools.cached_property
     def engine(self) -> Frame | None:

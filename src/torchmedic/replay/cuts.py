@@ -89,16 +89,21 @@ class Provenance(TorchFunctionMode):
 
     def behind(self, root: torch.Tensor) -> list[FunctionCall]:
         """The calls that a tensor was computed by, the nearest first."""
-        found: set[int] = set()
+        return [self.calls[number] for number in sorted(self._ways(root), reverse=True)]
+
+    def _ways(self, root: torch.Tensor) -> dict[int, list[torch.Tensor]]:
+        """By their numbers, the calls that a tensor was computed by, with those of their results that lead to it."""
+        found: dict[int, list[torch.Tensor]] = {}
         pending = [root]
         while pending:
             tensor = pending.pop()
             number = self.maker_of(tensor)
-            if number is None or number in found:
+            if number is None or any(tensor is known for known in found.get(number, ())):
                 continue
-            found.add(number)
-            pending.extend(given for given in self.calls[number].inputs if given is not tensor)
-        return [self.calls[number] for number in sorted(found, reverse=True)]
+            if number not in found:
+                pending.extend(given for given in self.calls[number].inputs if given is not tensor)
+            found.setdefault(number, []).append(tensor)
+        return found
 
     def sources_behind(self, root: torch.Tensor) -> list[torch.Tensor]:
         """The tensors that a tensor was computed from and that no call of the step made."""
@@ -107,8 +112,18 @@ class Provenance(TorchFunctionMode):
         return list(unmade.values())
 
     def cuts_behind(self, root: torch.Tensor) -> list[FunctionCall]:
-        """The cuts on the way from the parameters to a tensor, the nearest to it first."""
-        return [call for call in self.behind(root) if call.is_cut]
+        """The cuts on the way from the parameters to a tensor, the nearest to it first.
+
+        A call may cut one of its results off and not another: the indices of a maximum, not its values.
+        """
+        cuts = []
+        for number, results in sorted(self._ways(root).items(), reverse=True):
+            call = self.calls[number]
+            if call.is_cut:
+                cuts.append(call)
+            elif call.had_grad and not call.sets_data and not any(tensor.requires_grad for tensor in results):
+                cuts.append(call._replace(outputs=tuple(results)))
+        return cuts
 
     def left_torch(self, root: torch.Tensor) -> list[FunctionCall]:
         """Calls that turned a tensor which came from parameters into plain numbers, the likeliest one first.

@@ -62,7 +62,34 @@ def where_frozen(frames: list[Frame], frozen: Iterable[torch.Tensor]) -> Locatio
             if owner is not None:
                 location = node_location("cause", file, node, "parameters are frozen here")
                 found.append((_relevance(owner, frames, wanted), location))
+        for call, owner in _told_to_freeze(tree, list(dict.fromkeys(files))):
+            location = node_location("cause", file, call, "told to freeze parameters here")
+            found.append((_relevance(owner, frames, wanted), location))
     return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _told_to_freeze(tree: ast.Module, files: list[str]) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Calls with False of a function that sets `requires_grad` to what it is given, and what they are given besides."""
+    flags = {
+        function.name: [argument.arg for argument in function.args.args].index(node.value.id)
+        for file in files
+        for function in ast.walk(syntax_tree(file) or ast.Module([], []))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Attribute)
+        and node.targets[0].attr == "requires_grad"
+        and isinstance(node.value, ast.Name)
+        and node.value.id in [argument.arg for argument in function.args.args]
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        values = [*node.args, *(word.value for word in node.keywords)]
+        if name in flags and any(isinstance(value, ast.Constant) and value.value is False for value in values):
+            others = [value for value in values if not isinstance(value, ast.Constant)]
+            yield node, others[0] if others else node.func
 
 
 def _frozen_by(node: ast.AST, tree: ast.Module) -> ast.expr | None:

@@ -96,7 +96,8 @@ class NumbersEvidence:
 
     def _look(self, step: Step) -> bool:
         """One replay under the microscope; whether it came to its end."""
-        scope = Microscope(deadline=self._deadline, watch=step.runner.parameters)
+        trained = {id(tensor): tensor for tensor in [*step.runner.parameters, *step.runner.loose_leaves]}
+        scope = Microscope(deadline=self._deadline, watch=list(trained.values()))
         played = step.runner.play(scope)
         if played.error is not None and not self._is_expected(played.error):
             self.why_not = f"the replay stopped: {type(played.error).__name__}: {played.error}"[:300]
@@ -269,7 +270,8 @@ class NumbersEvidence:
                 for name, buffer in module.named_buffers():
                     if _storage(buffer) == storage:
                         return "buffer", name
-            if any(_storage(value) == storage for value in self.step.runner.parameters):
+            trained = [*self.step.runner.parameters, *self.step.runner.loose_leaves]
+            if any(_storage(value) == storage for value in trained):
                 return "parameter", self._variable(storage)
         for value in self.agent.batches.tensors():
             if _storage(value) == storage:

@@ -6,7 +6,7 @@ import ast
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,9 @@ from torchmedic.replay.microscope import Spot
 from torchmedic.replay.spots import spot_of_frame
 
 _CONTAINERS = (list, tuple, dict, deque)
+_PLAIN = (str, bytes, int, float, bool, type(None))
+_OF_MODULES = frozenset({"_buffers", "_modules", "_parameters"})
+_MOST_OBJECTS = 400
 _ADDING = frozenset("append extend appendleft insert add put setdefault update".split())
 
 
@@ -32,6 +35,7 @@ class Holder(NamedTuple):
     spot: Spot  # where its frame was at that moment
     is_local: bool  # seen from a function that was running, not from the step's own frame
     is_passing: bool  # a variable of that function's own: it was given its value in this step
+    key: Any = None  # of an item of a dict
 
 
 class Import(NamedTuple):
@@ -40,9 +44,14 @@ class Import(NamedTuple):
     tensor: torch.Tensor
     holders: tuple[Holder, ...]  # innermost frame first
 
-    @property
-    def is_freed(self) -> bool:
-        return any(is_freed(node) for node in walk([self.tensor.grad_fn]))
+    def is_spent(self, failed: int) -> bool:
+        """Whether an earlier backward has freed its graph, or a replay has put it there in place of such a one.
+
+        Args:
+            failed: The sequence number at the failure. What the step leaves behind, its replays leave behind anew.
+        """
+        node: Any = self.tensor.grad_fn
+        return node._sequence_nr() >= failed or any(is_freed(part) for part in walk([node]))
 
 
 class Imports(Provenance):
@@ -99,28 +108,46 @@ def named(tensor: torch.Tensor, frame: FrameType, spot: Spot, *, is_local: bool)
     own = frozenset(code.co_varnames) | frozenset(code.co_cellvars) if is_local else frozenset()
     for is_item in (False, True):
         for name, value in variables.items():
-            if _contains(value, tensor) if is_item and isinstance(value, _CONTAINERS) else value is tensor:
-                yield Holder(name, None, is_item, spot, is_local, name in own)
+            if not is_item and value is tensor:
+                yield Holder(name, None, False, spot, is_local, name in own)
+            elif is_item and isinstance(value, _CONTAINERS) and _contains(value, tensor):
+                yield Holder(name, None, True, spot, is_local, name in own, _key(value, tensor))
+    seen: set[int] = set()
     for name, value in variables.items():
-        yield from _attributes(tensor, name, value, spot, is_local)
+        yield from _attributes(tensor, name, value, spot, is_local, seen, 3)
 
 
-def _attributes(tensor: torch.Tensor, name: str, value: Any, spot: Spot, is_local: bool) -> Iterator[Holder]:
-    if isinstance(value, (torch.Tensor, type, *_CONTAINERS)):
+def _attributes(
+    tensor: torch.Tensor, name: str, owner: Any, spot: Spot, is_local: bool, seen: set[int], depth: int
+) -> Iterator[Holder]:
+    """The attributes of an object of the user's, and of the objects that it holds, that are or hold a tensor."""
+    if isinstance(owner, (torch.Tensor, type, ModuleType, *_CONTAINERS)) or id(owner) in seen or len(seen) > _MOST_OBJECTS:
         return
-    owners = [(name, value)]
-    if isinstance(value, torch.nn.Module):
-        owners += [(f"{name}.{path}", child) for path, child in value.named_modules() if path]
-    for path, owner in owners:
-        try:
-            attributes = list(vars(owner).items())[:200]
-        except TypeError:
-            continue
-        for attribute, held in attributes:
-            if held is tensor:
-                yield Holder(f"{path}.{attribute}", owner, False, spot, is_local, False)
-            elif isinstance(held, _CONTAINERS) and not attribute.startswith("_") and _contains(held, tensor):
-                yield Holder(f"{path}.{attribute}", owner, True, spot, is_local, False)
+    seen.add(id(owner))
+    try:
+        attributes = dict(list(vars(owner).items())[:200])
+    except TypeError:
+        return
+    if isinstance(owner, torch.nn.Module):
+        attributes |= {**owner._buffers, **owner._modules}
+    inner = []
+    for attribute, held in attributes.items():
+        path = f"{name}.{attribute}"
+        if held is tensor:
+            yield Holder(path, owner, False, spot, is_local, False)
+        elif isinstance(held, _CONTAINERS):
+            if attribute not in _OF_MODULES and _contains(held, tensor):
+                yield Holder(path, owner, True, spot, is_local, False, _key(held, tensor))
+        elif not isinstance(held, _PLAIN):
+            inner.append((path, held))
+    for path, held in inner if depth else ():
+        yield from _attributes(tensor, path, held, spot, is_local, seen, depth - 1)
+
+
+def _key(value: Any, tensor: torch.Tensor) -> Any:
+    if not isinstance(value, dict):
+        return None
+    return next((key for key, item in value.items() if _contains(item, tensor)), None)
 
 
 def _contains(value: Any, tensor: torch.Tensor, depth: int = 3) -> bool:
@@ -145,13 +172,17 @@ def bindings_of(holder: Holder, body: ast.AST, *, resets: bool = False) -> list[
     return found
 
 
-def _binds(statement: ast.Assign | ast.AugAssign | ast.AnnAssign, name: str, *, is_attribute: bool) -> bool:
+def _binds(statement: ast.Assign | ast.AugAssign | ast.AnnAssign, name: str, holder: Holder) -> bool:
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    for node in (part for target in targets for part in ast.walk(target)):
-        if is_attribute and isinstance(node, ast.Attribute) and node.attr == name:
-            return True
-        if not is_attribute and isinstance(node, ast.Name) and node.id == name:
-            return True
+    for target in targets:
+        match target:
+            case ast.Subscript(slice=ast.Constant(value=key)) if holder.key is not None and key != holder.key:
+                continue  # another item
+        for node in ast.walk(target):
+            if holder.owner is not None and isinstance(node, ast.Attribute) and node.attr == name:
+                return True
+            if holder.owner is None and isinstance(node, ast.Name) and node.id == name:
+                return True
     return False
 
 

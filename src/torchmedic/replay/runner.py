@@ -15,6 +15,7 @@ import torch.autograd.graph
 from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from torchmedic.observe.batches import tensors_in
 from torchmedic.observe.notes import StepNotes, released
 from torchmedic.replay.arguments import lost_arguments
 from torchmedic.replay.bounds import Bounds, ReplayTooBig, check_memory, time_limit
@@ -70,6 +71,16 @@ class Runner:
         ]
 
     @property
+    def loose_leaves(self) -> list[torch.Tensor]:
+        """Tensors that are trained but belong to no optimizer: variables of a loop that updates them by hand."""
+        return [
+            tensor
+            for value in [*self._locals.values(), *self._frame.f_globals.values()]
+            for tensor in tensors_in(value, 2)
+            if tensor.requires_grad and tensor.is_leaf
+        ]
+
+    @property
     def modules(self) -> list[torch.nn.Module]:
         """The modules in reach of the frame: in its variables, and in the objects whose methods run."""
         found: dict[int, torch.nn.Module] = {}
@@ -112,7 +123,7 @@ class Runner:
             return played
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
-            stack.enter_context(preserved(self.modules, self.parameters))
+            stack.enter_context(preserved(self.modules, [*self.parameters, *self.loose_leaves]))
             stack.enter_context(
                 no_side_effects(played, self._optimizers, self._batch, backward=backward, keep_graphs=keep_graphs)
             )

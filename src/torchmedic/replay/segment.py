@@ -264,6 +264,10 @@ def _truncate(block: Block, point: tuple[int, int], include_failing: bool) -> Bl
         elif isinstance(statement, (*_LOOPS, *_FUNCTIONS, ast.ClassDef)):
             kept.append(statement)  # the forward pass is outside, so all of the loop belongs to the step
         else:
+            if isinstance(statement, ast.If) and any(
+                isinstance(part, ast.NamedExpr) for part in ast.walk(statement.test)
+            ):
+                kept.append(ast.copy_location(ast.Expr(statement.test), statement))  # the test binds a name
             kept.extend(_truncate(inner, point, include_failing))
         break
     return kept

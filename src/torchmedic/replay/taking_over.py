@@ -1,7 +1,8 @@
 """Statements whose result a replay takes over instead of computing it again.
 
-`observation, reward = env.step(action)` changes the world, and `batch = buffer.sample(32)` would draw another batch. Where
-no gradient runs through what such a call gave, the variables still hold it, and the statement need not be run again.
+`observation, reward = env.step(action)` changes the world, and `batch = buffer.sample(32)` would draw another batch.
+Where no gradient runs through what such a call gave, the variables still hold it, and the statement need not be run
+again.
 """
 
 from __future__ import annotations

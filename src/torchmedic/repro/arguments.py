@@ -14,7 +14,9 @@ import torch
 from torchmedic.repro.recipe import Argument, Input, Layout, Leafhood, Many, Plain, Ref, Slice, Special
 
 _GENERIC = "x y z a b c d e".split()
-_TAKEN = frozenset({"torch", "sys", "result", "load_file", "tensors", "error", *keyword.kwlist, *dir(builtins)})
+_TAKEN = frozenset(
+    {"torch", "result", "output", "layer", "load_file", "tensors", "error", *keyword.kwlist, *dir(builtins)}
+)
 _MOST = 1 << 28  # bytes of a single tensor that is copied at all
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -46,6 +48,8 @@ class Inputs:
             value = tuple(value)
         if type(value) in _PLAIN:
             return Plain(value)
+        if isinstance(value, torch.Generator):
+            return Plain(None)  # whether the call fails without it is seen when it is tried
         if value is Ellipsis:
             return Special("...")
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):

@@ -11,9 +11,12 @@ import torch
 from torchmedic.replay.microscope import Captured, Op
 from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.repro.arguments import Inputs, NotRecordable
-from torchmedic.repro.aten import Spelling, hints, spellings
+from torchmedic.repro.aten import Spelling, spellings
+from torchmedic.repro.building import called, made, named
 from torchmedic.repro.program import Program, badness
 from torchmedic.repro.recipe import Bad, Line, Plain, Recipe, Ref
+
+_LOOKED_AT = 3  # operations of a derivative: each may take another replay
 
 
 def program(evidence: NumbersEvidence, header: Recipe) -> Program:
@@ -42,27 +45,6 @@ def program(evidence: NumbersEvidence, header: Recipe) -> Program:
     if found is None:
         raise NotRecordable(f"`{op.name}` alone does not give it")
     return found
-
-
-def called(spelling: Spelling, names: list[str], inputs: Inputs, *, result: str = "result") -> Line:
-    """A spelling as a line of a recipe; its tensors become inputs."""
-    padded = [*names, *[""] * len(spelling.args)]
-    return Line(
-        target=spelling.target,
-        args=tuple(inputs.argument(value, hint) for value, hint in zip(spelling.args, padded, strict=False)),
-        kwargs={key: inputs.argument(value, key) for key, value in spelling.kwargs.items()},
-        result=result,
-    )
-
-
-def named(captured: Captured, spelling: Spelling) -> list[str]:
-    """Names for the arguments of a spelling, which may come in another order than the operation's."""
-    known = {
-        id(value): hint
-        for value, hint in zip(captured.args, hints(captured.func, captured.args), strict=False)
-        if isinstance(value, torch.Tensor)
-    }
-    return [known.get(id(value), "") for value in spelling.args]
 
 
 def _forward(captured: Captured, header: Recipe) -> Program | None:
@@ -149,11 +131,15 @@ def _incoming(evidence: NumbersEvidence, op: Op, forward: Op, output: torch.Tens
     scope = evidence.scope
     mine = [other for other in scope.ops if other.forward == forward.index and other.node == op.node]
     indices = {other.index for other in mine}
+    looked_at = 0
     for other in mine:
         sources = [scope.source(value) for value in other.inputs]
         # What the forward pass saved is older; what the derivative itself has computed is its own.
         arrived = [isinstance(at, int) and at > forward.index and at not in indices for at in sources]
-        captured = evidence.values_of(other) if any(arrived) else None
+        if not any(arrived) or looked_at >= _LOOKED_AT:
+            continue
+        looked_at += 1
+        captured = evidence.values_of(other)
         if captured is None or len(captured.tensors) != len(arrived):
             continue
         for tensor, is_incoming in zip(captured.tensors, arrived, strict=True):
@@ -172,12 +158,12 @@ def _differentiated(
         inputs.specs = [
             _trainable(spec) if inputs.tensors[spec.name].is_floating_point() else spec for spec in inputs.specs
         ]
-        inputs.add(gradient, "gradient", "no")
+        incoming_name = inputs.add(gradient, "incoming", "no")
     except NotRecordable:
         return None
     if len(captured.outputs) > 1 and not spelling.first:
         lines.append(Line(target="operator.getitem", args=(Ref("result"), Plain(position)), result="output"))
-    lines.append(Line(target="Tensor.backward", args=(Ref(lines[-1].result), Ref("gradient"))))
+    lines.append(Line(target="Tensor.backward", args=(Ref(lines[-1].result), Ref(incoming_name))))
     given_inf = any(badness(tensor) == "inf" for tensor in inputs.tensors.values())
     for found in made(header, inputs, lines, None).variants():
         for spec in inputs.specs:
@@ -192,13 +178,3 @@ def _differentiated(
 
 def _trainable(spec: Any) -> Any:
     return msgspec.structs.replace(spec, grad="leaf")
-
-
-def made(header: Recipe, inputs: Inputs, lines: list[Line], outcome: Any) -> Program:
-    recipe = msgspec.structs.replace(
-        header,
-        inputs=tuple(inputs.specs),
-        lines=tuple(lines),
-        outcome=outcome,
-    )
-    return Program(recipe, inputs.tensors)

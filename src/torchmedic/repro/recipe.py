@@ -25,7 +25,10 @@ _TARGET = re.compile(
 )
 _FORBIDDEN = re.compile(r"file|load|save|import|compile|hub")
 _DEVICE = re.compile(r"[a-z]+(?::\d+)?")
-_ATTRIBUTE = re.compile(r"torch\.[a-z]\w*")
+_ATTRIBUTE = re.compile(
+    r"torch\.(?:b?float\w*|half|double|u?int\d*|long|short|bool|bits\w*|q\w+|c(?:omplex|half|float|double)\w*|strided|jagged"
+    r"|sparse\w*|_mkldnn|\w+_format|channels_last\w*)"
+)
 
 Leafhood = Literal["no", "leaf", "computed", "view"]
 Layout = Literal["", "permuted", "expanded", "narrowed", "gapped"]
@@ -174,6 +177,10 @@ def check(recipe: Recipe) -> None:
     for line in recipe.lines:
         if not _TARGET.fullmatch(line.target) or _FORBIDDEN.search(line.target):
             raise ValueError(f"call of {line.target!r}")
+        if line.target == "call" and line.args[:1] != (Ref("layer"),):
+            raise ValueError("call of what is no layer")
+        if line.result == "layer" and not line.target.startswith("torch.nn."):
+            raise ValueError(f"layer from {line.target!r}")
         for name in (line.result or "_", *line.kwargs):
             _check_name(name)
         for argument in (*line.args, *line.kwargs.values()):

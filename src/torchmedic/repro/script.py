@@ -53,13 +53,13 @@ def text(program: Program, values: Path, *, inline: bool | None = None) -> tuple
 
 def _header(program: Program) -> list[str]:
     recipe = program.recipe
-    head = [f"{recipe.code} {recipe.name}: {recipe.message}"]
+    head = [recipe.message]
     if recipe.place:
         head.append(f"{recipe.place}: {recipe.source}" if recipe.source else recipe.place)
     head.append(f"Recorded with torch {recipe.torch}, Python {recipe.python}; made by `torchmedic repro`.")
     words = [_escaped(line) for line in head]
     wrapped = [part for line in words for part in textwrap.wrap(line, _WIDTH, break_long_words=False)[:3]]
-    return [f'"""{wrapped[0]}', *([""] if len(wrapped) > 1 else []), *wrapped[1:], '"""']
+    return [f'"""{_escaped(recipe.code)} {_escaped(recipe.name)}', "", *wrapped, '"""']
 
 
 def _escaped(line: str) -> str:

@@ -17,9 +17,10 @@ from torchmedic.replay.microscope import Captured, Microscope, Op, storage_of
 from torchmedic.replay.step import Step
 from torchmedic.repro.arguments import Inputs, NotRecordable
 from torchmedic.repro.aten import Spelling, spellings
-from torchmedic.repro.nonfinite import called, made, named
+from torchmedic.repro.building import called, made, named
+from torchmedic.repro.functions import function_lines
 from torchmedic.repro.program import Program
-from torchmedic.repro.raised import function_lines, outcome_of
+from torchmedic.repro.raised import outcome_of
 from torchmedic.repro.recipe import Input, Leafhood, Line, Plain, Recipe, Ref
 
 _TIME_LIMIT = 60.0

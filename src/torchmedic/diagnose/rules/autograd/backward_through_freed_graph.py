@@ -63,7 +63,8 @@ def _replayed(failure: BackwardFailure) -> Draft | None:
     calls = played.backward_calls
     if not calls:
         return None
-    old = [found for found in imports.behind_roots(calls[-1].roots, step.frame) if found.is_freed]
+    found = imports.behind_roots(calls[-1].roots, step.frame)
+    old = [one for one in found if one.is_spent(failure.sequence_number)]
     return _same_step(failure, imports, played) if not old else _carried(failure, imports, old)
 
 

@@ -73,7 +73,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 def _find(failure: BackwardFailure, provenance: Provenance, root: torch.Tensor) -> Finding | None:
     cuts = [call for call in provenance.cuts_behind(root) if call.spot is not None]
     if cuts:
-        return _cut(failure, provenance, cuts)
+        return _frozen_beside(failure, provenance, root, cuts) or _cut(failure, provenance, cuts)
     off = [call for call in provenance.behind(root) if not call.grad_enabled or call.inference]
     if off and off[-1].spot is not None and _has_trainable(failure):
         return _switched_off(failure, provenance, off[-1])
@@ -81,6 +81,21 @@ def _find(failure: BackwardFailure, provenance: Provenance, root: torch.Tensor) 
     if left:
         return _left_torch(failure, left[0], provenance, root)
     return _all_frozen(failure, provenance, root) or _other_tensors(failure, provenance, root)
+
+
+def _frozen_beside(
+    failure: BackwardFailure, provenance: Provenance, root: torch.Tensor, cuts: list[FunctionCall]
+) -> Finding | None:
+    """What was cut off belongs to one optimizer, and the loss goes through frozen weights of another one (a GAN)."""
+    beyond = {id(tensor) for call in cuts for given in call.inputs for tensor in provenance.sources_behind(given)}
+    beyond |= {id(leaf) for call in cuts for leaf in leaves_behind(call.inputs)}
+    direct = {id(tensor) for tensor in provenance.sources_behind(root)} - beyond
+    for optimizer in list(failure.evidence.incident.agent.clock.optimizers):
+        weights = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        used = [tensor for tensor in weights if id(tensor) in direct]
+        if used and not any(tensor.requires_grad for tensor in used) and not any(id(one) in beyond for one in weights):
+            return _frozen(failure, used)
+    return None
 
 
 # Cut by a call
@@ -195,6 +210,10 @@ def _all_frozen(failure: BackwardFailure, provenance: Provenance, root: torch.Te
     used = [tensor for tensor in parameters if id(tensor) in behind]
     if not used or any(tensor.requires_grad for tensor in used):
         return None
+    return _frozen(failure, used)
+
+
+def _frozen(failure: BackwardFailure, used: list[torch.Tensor]) -> Finding | None:
     location = where_frozen(failure.evidence.frames, used)
     if location is None:
         return None

@@ -39,7 +39,9 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if scaling:
         draft.because("the loss itself is finite; the product of loss and scale is not")
     draft.because(f"a replay of this step found no origin: {evidence.why_not}" if evidence.why_not else "")
-    draft.help("let `scaler.update()` choose the scale" if scaling else "run this step without GradScaler, or in bfloat16")
+    draft.help(
+        "let `scaler.update()` choose the scale" if scaling else "run this step without GradScaler, or in bfloat16"
+    )
     draft.because(noticed(evidence))
     return draft.done(step=incident.step, rank=incident.rank)
 

@@ -23,9 +23,10 @@ from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.construction import built_at
 from torchmedic.replay.frames import node_location, syntax_tree
 from torchmedic.replay.makers import Maker, maker_of
-from torchmedic.replay.microscope import Leaf
+from torchmedic.replay.microscope import Leaf, storage_of
 from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.replay.origins import attribute_assignments
+from torchmedic.replay.trial import source_of
 from torchmedic.replay.values import number
 
 CODE, NAME = "TM221", "damaged-weights"
@@ -77,6 +78,9 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
 def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Location | None, bool]:
     """The statement that is to blame, and whether that is certain."""
     attr = name.rsplit(".", maxsplit=1)[-1] if name else ""
+    written = _written_in_step(evidence, leaf)
+    if written is not None:
+        return written, False
     writers = _writers(evidence, attr)
     if len(writers) == 1:
         return writers[0], False
@@ -93,6 +97,16 @@ def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Locat
         if built is not None and not writers:
             return _as_cause(built), False
     return None, False
+
+
+def _written_in_step(evidence: NumbersEvidence, leaf: Leaf) -> Location | None:
+    """A write of the user's own to the weights inside the step, which the step before has made as well."""
+    scope = evidence.scope
+    storage = storage_of(leaf.tensor)
+    for op in scope.ops if scope is not None and evidence.incident.step > 0 else ():
+        if storage in op.written and op.spot is not None and ".step(" not in source_of(op.spot):
+            return op.spot.location("cause", "written to here")
+    return None
 
 
 def _as_cause(location: Location) -> Location:

@@ -88,7 +88,7 @@ def _reason(optimizer: Any, group: dict[str, Any], damaged: torch.Tensor) -> Rea
             text = "eps is 0" if eps == 0 else f"eps is {eps:g}, which is 0 in {dtype}"
             return Reason(
                 f"`{kind}` with an eps of zero",
-                f"{text}, and the second moment of {int(zero.sum().item())} weights is exactly 0: the update divides by 0",
+                f"{text}, and the second moment of {int(zero.sum().item())} weights is exactly 0: it divides by 0",
                 text,
                 "use an eps above zero"
                 if eps == 0

@@ -1,0 +1,77 @@
+"""Failures of the autograd graph, in many shapes of training script, are diagnosed at the line to change.
+
+The scripts are in autograd_cases/*.txt. `=== name CODE` begins one; `cured` behind the code says that a treatment must
+have been proven on the step; `--- file.py` begins another file of the same script. The line to blame ends in
+`# <- cause`, other lines that must be named in `# <- also`. The code `none` stands for a healthy script.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from running import run_script
+
+FOLDER = Path(__file__).parent / "autograd_cases"
+
+
+class Case(NamedTuple):
+    name: str
+    code: str
+    cured: bool
+    files: dict[str, str]
+
+    def marked(self, mark: str) -> set[tuple[str, int]]:
+        return {
+            (file, number)
+            for file, text in self.files.items()
+            for number, line in enumerate(text.splitlines(), 1)
+            if line.endswith(f"# <- {mark}")
+        }
+
+
+def cases(*, healthy: bool) -> list[object]:
+    found = []
+    for path in sorted(FOLDER.glob("*.txt")):
+        _, *parts = re.split(r"^=== ", path.read_text(), flags=re.M)
+        for part in parts:
+            head, _, body = part.partition("\n")
+            name, code, *rest = head.split()
+            main, *others = re.split(r"^--- ", body, flags=re.M)
+            files = {"train.py": main} | {text.split("\n", 1)[0]: text.split("\n", 1)[1] for text in others}
+            if (code == "none") == healthy:
+                found.append(pytest.param(Case(name, code, rest == ["cured"], files), id=f"{path.stem}-{name}"))
+    return found
+
+
+def write(folder: Path, case: Case) -> str:
+    for name, text in case.files.items():
+        (folder / name).write_text(text)
+    return case.files["train.py"]
+
+
+@pytest.mark.parametrize("case", cases(healthy=False))
+def test_the_cause_is_named_at_its_line(tmp_path: Path, case: Case) -> None:
+    finished = run_script(tmp_path, write(tmp_path, case))
+
+    diagnosis = finished.only
+    assert diagnosis.code == case.code, finished.stderr
+    place = diagnosis.cause_location
+    assert place is not None
+    assert (place.file, place.line) in case.marked("cause"), finished.stderr
+    assert case.marked("also") <= {(other.file, other.line) for other in diagnosis.locations}, finished.stderr
+    proven = [treatment for treatment in diagnosis.treatments if treatment.proven]
+    assert bool(proven) == case.cured, finished.stderr
+    for treatment in proven:
+        assert "all gradients finite" in treatment.result
+    assert "a fault of its own in diagnose" not in finished.stderr
+
+
+@pytest.mark.parametrize("case", cases(healthy=True))
+def test_a_healthy_script_is_told_nothing(tmp_path: Path, case: Case) -> None:
+    finished = run_script(tmp_path, write(tmp_path, case))
+
+    assert finished.returncode == 0, finished.stderr
+    assert finished.report.diagnoses == ()
