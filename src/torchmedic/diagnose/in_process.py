@@ -66,8 +66,11 @@ def nonfinite(optimizer: Any, frame: FrameType, what: What, at: At, agent: Any) 
     agent.batches.settle(tensors_in_frames(frame))
     incident = turned_bad(optimizer, what, at, agent)
     evidence = NumbersEvidence(incident, frame, agent)
-    diagnosis = diagnose(evidence, registry.NUMBERS)
-    _waiting[:] = [(diagnosis, recorder.of_numbers(evidence, diagnosis, agent))]
+    try:
+        diagnosis = diagnose(evidence, registry.NUMBERS)
+        _waiting[:] = [(diagnosis, recorder.of_numbers(evidence, diagnosis, agent))]
+    finally:
+        evidence.restore()
     return diagnosis
 
 

@@ -40,7 +40,7 @@ def begin(
         spot: The line to blame where that is not the one of the origin.
         grade: Lowered where the replay was not bit for bit the same.
     """
-    if grade == "proven" and evidence.faithful is False:
+    if grade == "proven" and (evidence.faithful is False or evidence.stand_ins is not None):
         grade = "likely"
     draft = Draft(code, name, grade, f"{event} made {victim(evidence)}", why)
     where = rows(bad, evidence) if bad is not None else ""
@@ -83,8 +83,13 @@ def victim(evidence: NumbersEvidence) -> str:
 def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
     """The notes that every diagnosis on numbers ends with."""
     incident = evidence.incident
-    if not evidence.loss_is_bad and incident.loss is not None:
+    if not evidence.loss_is_bad and incident.loss is not None and math.isfinite(incident.loss):
         draft.because(f"the loss itself is finite: {number(incident.loss)}")
+    if evidence.stand_ins is not None:
+        draft.because(
+            f"{len(evidence.stand_ins)} weights were not finite any more when this was noticed; the step was replayed "
+            "with stand-ins for them, and failed by itself"
+        )
     if evidence.faithful is False and evidence.played is not None:
         roots = [root.detach() for root in evidence.played.roots if root.numel() == 1]
         draft.because(

@@ -34,6 +34,11 @@ class FunctionCall(NamedTuple):
         return self.stack[0] if self.stack else None
 
     @property
+    def lost(self) -> torch.Tensor | None:
+        """The first result without a graph."""
+        return next((tensor for tensor in self.outputs if not tensor.requires_grad), None)
+
+    @property
     def is_cut(self) -> bool:
         return self.had_grad and not self.keeps_grad and not self.sets_data
 
@@ -119,10 +124,9 @@ class Provenance(TorchFunctionMode):
         cuts = []
         for number, results in sorted(self._ways(root).items(), reverse=True):
             call = self.calls[number]
-            if call.is_cut:
+            lost = call.had_grad and not call.sets_data and not any(tensor.requires_grad for tensor in results)
+            if call.is_cut or lost:
                 cuts.append(call)
-            elif call.had_grad and not call.sets_data and not any(tensor.requires_grad for tensor in results):
-                cuts.append(call._replace(outputs=tuple(results)))
         return cuts
 
     def left_torch(self, root: torch.Tensor) -> list[FunctionCall]:

@@ -19,6 +19,7 @@ from torchmedic.replay.frames import Frame
 from torchmedic.replay.microscope import Captured, Leaf, Microscope, Op, Spot, Value
 from torchmedic.replay.played import Played
 from torchmedic.replay.segment import CannotCut
+from torchmedic.replay.stand_ins import StandIns
 from torchmedic.replay.step import Step, from_stack
 from torchmedic.replay.trial import Edit, attempt, treatment
 
@@ -47,6 +48,7 @@ class NumbersEvidence:
             self.why_not = str(reason)
             return
         self._replay(self.step)
+        self._try_stand_ins(self.step)
 
     def _begin(self, incident: TurnedBad, agent: Any, frames: list[Frame], noticed: Frame | None) -> None:
         self.incident = incident
@@ -59,6 +61,7 @@ class NumbersEvidence:
         self.played: Played | None = None
         self.faithful: bool | None = None  # None: cannot be told
         self._deadline = time.monotonic() + _TIME_LIMIT
+        self.stand_ins: StandIns | None = None
         self._captured: dict[int, Captured | None] = {}
         self._targets: list[tuple[Victim, list[Value]]] = []
 
@@ -93,6 +96,32 @@ class NumbersEvidence:
                 return
         if not self.births:
             self.why_not = "the replayed step was finite"
+
+    def _try_stand_ins(self, step: Step) -> None:
+        """The weights were spoiled before this was noticed: see whether the step spoils them again."""
+        spoiled = [birth.leaf for birth in self.births if birth.leaf is not None]
+        if (
+            not spoiled
+            or self.name_of(spoiled[0])[0] != "parameter"
+            or not any(map(math.isfinite, self.incident.losses))
+        ):
+            return
+        before = (self.scope, self.played, self._targets, self.faithful)
+        buffers = [buffer for module in step.runner.modules for buffer in module.buffers()]
+        self.stand_ins = StandIns([*step.runner.parameters, *step.runner.loose_leaves, *buffers])
+        if self._look(step) and self.births and self.births[0].op is not None:
+            self.faithful = None
+            return
+        self.restore()
+        self.scope, self.played, self._targets, self.faithful = before
+        self.why_not = ""
+        self.__dict__.pop("_found", None)
+
+    def restore(self) -> None:
+        """Put everything back that the evidence has changed."""
+        if self.stand_ins is not None:
+            self.stand_ins.put_back()
+            self.stand_ins = None
 
     def _look(self, step: Step) -> bool:
         """One replay under the microscope; whether it came to its end."""
@@ -180,7 +209,7 @@ class NumbersEvidence:
     @property
     def loss_is_bad(self) -> bool:
         """Whether the loss itself was not finite, not only its gradients."""
-        if self.incident.loss is not None:
+        if self.incident.loss is not None and self.stand_ins is None:
             return not math.isfinite(self.incident.loss)
         return self._found[0] == "loss" if self.births else self.incident.what == "loss"
 
@@ -248,7 +277,8 @@ class NumbersEvidence:
         step = self.trial_step
         if spot is None or step is None or time.monotonic() > self._deadline:
             return None
-        loss = self.incident.loss if not self.loss_is_bad and not self._is_scaled else None
+        known = not self.loss_is_bad and not self._is_scaled and self.stand_ins is None
+        loss = self.incident.loss if known else None
         verdict = attempt(step, Edit(spot, text), close_loss=loss, same_values=same_values)
         return treatment(title, verdict, safety=safety)
 

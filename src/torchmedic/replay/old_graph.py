@@ -121,7 +121,11 @@ def _attributes(
     tensor: torch.Tensor, name: str, owner: Any, spot: Spot, is_local: bool, seen: set[int], depth: int
 ) -> Iterator[Holder]:
     """The attributes of an object of the user's, and of the objects that it holds, that are or hold a tensor."""
-    if isinstance(owner, (torch.Tensor, type, ModuleType, *_CONTAINERS)) or id(owner) in seen or len(seen) > _MOST_OBJECTS:
+    if (
+        isinstance(owner, (torch.Tensor, type, ModuleType, *_CONTAINERS))
+        or id(owner) in seen
+        or len(seen) > _MOST_OBJECTS
+    ):
         return
     seen.add(id(owner))
     try:
@@ -165,7 +169,7 @@ def bindings_of(holder: Holder, body: ast.AST, *, resets: bool = False) -> list[
     found: list[ast.stmt] = []
     for statement in ast.walk(body):
         if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
-            if _binds(statement, last, is_attribute=holder.owner is not None) and (resets or not _is_reset(statement)):
+            if _binds(statement, last, holder) and (resets or not _is_reset(statement)):
                 found.append(statement)
         elif isinstance(statement, ast.Expr) and _adds(statement.value, last):
             found.append(statement)

@@ -81,9 +81,7 @@ def from_stack(frame: FrameType | None, agent: Any, *, include_failing: bool) ->
     return _step(stack, agent, include_failing)
 
 
-def from_traceback(
-    tb: TracebackType | None, agent: Any, *, within: FrameType | None = None, outwards: int = 0
-) -> Step:
+def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | None = None, outwards: int = 0) -> Step:
     """The step that an exception ended.
 
     Args:

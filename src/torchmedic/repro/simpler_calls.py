@@ -44,6 +44,8 @@ def drop_arguments(shrinker: Shrinker) -> None:
         line = shrinker.best.recipe.lines[at]
         rest = {name: value for name, value in line.kwargs.items() if name != key}
         shrinker.offer(_with_line(shrinker.best, at, msgspec.structs.replace(line, kwargs=rest)))
+    if shrinker.best.recipe.lines[at].target.startswith("Tensor."):
+        return  # the sizes of `view` are no defaults
     while len(args := shrinker.best.recipe.lines[at].args) > 1:
         line = msgspec.structs.replace(shrinker.best.recipe.lines[at], args=args[:-1])
         if line.target.startswith("operator.") or not shrinker.offer(_with_line(shrinker.best, at, line)):

@@ -51,7 +51,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         assert size is not None
         what = f"a gradient of another {size[2]}"
         if isinstance(given, tuple) and isinstance(returned, tuple):
-            given, returned = next(((a, b) for a, b in zip(given, returned, strict=False) if a is not None), (None, None))
+            given, returned = next(
+                ((a, b) for a, b in zip(given, returned, strict=False) if a is not None), (None, None)
+            )
         if isinstance(given, torch.Tensor) and isinstance(returned, torch.Tensor) and size[2] == "size":
             what = f"{list(returned.shape)} where it was given {list(given.shape)}"
     draft = Draft(

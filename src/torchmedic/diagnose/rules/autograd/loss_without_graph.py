@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import torch
 
+from torchmedic.diagnose.describe import dtype, shape
 from torchmedic.diagnose.grad_mode import gradients_always_on, where_switched_off
 from torchmedic.diagnose.graph_edits import call_at, not_reentrant, uncut, with_gradients
 from torchmedic.diagnose.graph_trials import GraphTrials
@@ -125,20 +126,20 @@ def _cut(failure: BackwardFailure, provenance: Provenance, cuts: list[FunctionCa
 
 def _explain(failure: BackwardFailure, call: FunctionCall) -> Finding:
     assert call.spot is not None
+    lost = call.lost
     advice = "keep the way from the parameters to the loss inside torch"
     if call.name in ("detach", "detach_", "data"):
         why = f"`{call.name}` gives a tensor without its history"
         advice = f"leave `{call.name}` out on the way to the loss"
     elif call.name in ("tensor", "as_tensor", "new_tensor"):
         why = f"`{call.name}` copies the values into a new tensor, which has no history"
-    elif call.outputs and not (call.outputs[0].is_floating_point() or call.outputs[0].is_complex()):
-        kind = str(call.outputs[0].dtype).removeprefix("torch.")
-        why = f"`{call.name}` gives {kind} values, which have no gradient"
+    elif lost is not None and not (lost.is_floating_point() or lost.is_complex()):
+        why = f"`{call.name}` gives {dtype(lost)} values, which have no gradient"
         advice = f"compute the loss from what is given to `{call.name}`, not from its result"
     else:
         why = f"`{call.name}` has no derivative"
     fact = f"replayed: `{call.name}` was given a tensor with a graph"
-    fact += f" and gave one of shape {list(call.outputs[0].shape)} without" if call.outputs else ""
+    fact += f" and gave one of shape {shape(lost)} without" if lost is not None else ""
     finding = Finding(why, call.spot.location("cause", "the graph is cut here"), [fact], advice)
     finding.treatment = lambda: GraphTrials(failure).first(uncut(call.spot, call.name)) if call.spot else None
     return finding
