@@ -49,7 +49,10 @@ def hook_names() -> frozenset[str]:
 
 
 def report_fault(where: str, error: BaseException) -> None:
-    if where in _broken:
+    """Tell of a fault, once. What only happened to interrupt our code is no fault of it and is raised again."""
+    if _is_of_signal_handler(error):
+        raise error
+    if where in _broken or isinstance(error, RecursionError | MemoryError):
         return
     _broken.add(where)
     if _report is None:
@@ -83,8 +86,6 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
             except (RecursionError, MemoryError):
                 return None  # what the user's code has used up, ours may be the first to miss
             except Exception as error:
-                if _is_of_signal_handler(error):
-                    raise  # the user's own, or torch's of a dead worker: it only happened to interrupt us
                 report_fault(where, error)
                 return None
             finally:
@@ -97,7 +98,10 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
 
 
 def _is_of_signal_handler(error: BaseException) -> bool:
-    """Whether a Python signal handler raised this, which it does wherever the main thread is."""
+    """Whether a Python signal handler raised this, the user's own or torch's for a dead worker.
+
+    It does so wherever the main thread is.
+    """
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
     tb = error.__traceback__
     while tb is not None:

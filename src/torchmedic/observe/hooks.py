@@ -25,7 +25,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-from torchmedic.contained import contained
+from torchmedic.contained import contained, report_fault
 from torchmedic.observe import endings
 from torchmedic.observe.batches import Batches
 from torchmedic.observe.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, Clock
@@ -53,6 +53,7 @@ class Hooks:
         self._finite = finite
         self.paused = False  # while a replay runs, which is not training
         self._backward_depth = 0
+        self._noting = False
         self._forward_expected = False
         self._compiled_watched = False
         self._handles: list[Any] = []
@@ -68,6 +69,28 @@ class Hooks:
             self._watch_scaler,
         ):
             contained("observe.install")(place)()
+        self._noting = False
+        self._trust_notes()
+        self._finite.on = False
+        self._trust_numbers()
+
+    # Two parts of many hooks, each with a switch of its own: to contain them call by call would cost more than they do.
+
+    @contained("observe.notes")
+    def _trust_notes(self) -> None:
+        self._noting = True
+
+    @contained("observe.finite")
+    def _trust_numbers(self) -> None:
+        self._finite.on = True
+
+    def _notes_failed(self, error: Exception) -> None:
+        self._noting = False
+        report_fault("observe.notes", error)
+
+    def _numbers_failed(self, error: Exception) -> None:
+        self._finite.on = False
+        report_fault("observe.finite", error)
 
     def remove(self) -> None:
         """Leave torch as it was; `install` puts everything back."""
@@ -133,12 +156,15 @@ class Hooks:
         self._batches.taken(iterator)
         self._batches.arrived(batch, direct=_asked_by_user(sys._getframe(1)))
         self._clock.leave()
-        self._step_begins()
+        self._step_begins(sys._getframe(1))
         self.expect_forward()
 
-    @contained("observe.notes")
-    def _step_begins(self) -> None:
-        self._notes.step_begins(user_frame(sys._getframe(1)))
+    def _step_begins(self, frame: FrameType) -> None:
+        if self._noting:
+            try:
+                self._notes.step_begins(user_frame(frame))
+            except Exception as error:
+                self._notes_failed(error)
 
     # Forward
 
@@ -233,13 +259,12 @@ class Hooks:
         if self._backward_depth == 1:
             endings.training_goes_on()
             self._clock.enter(BACKWARD, sys._getframe(1))
-            self._look_at_loss(roots)
-
-    @contained("observe.finite")
-    def _look_at_loss(self, roots: Any) -> None:
-        # Inside of `torch.func` and of a dispatch mode the values are not there to be looked at.
-        if self._finite.on and peek_interpreter_stack() is None and not torch._C._len_torch_dispatch_stack():
-            self._finite.backward_begins(roots, (self._clock.file, self._clock.line))
+            # Inside of `torch.func` and of a dispatch mode the values are not there to be looked at.
+            if self._finite.on and peek_interpreter_stack() is None and not torch._C._len_torch_dispatch_stack():
+                try:
+                    self._finite.backward_begins(roots, (self._clock.file, self._clock.line))
+                except Exception as error:
+                    self._numbers_failed(error)
 
     @contained("observe.backward")
     def _backward_ends(self) -> None:
@@ -251,12 +276,11 @@ class Hooks:
             self._clock.backward_done()
             self._clock.leave()
             self.expect_forward()
-            self._look_at_backward(sys._getframe(1))
-
-    @contained("observe.finite")
-    def _look_at_backward(self, frame: FrameType) -> None:
-        if self._finite.on:
-            self._finite.backward_ended(frame, list(self._clock.optimizers), self._stepping)
+            if self._finite.on:
+                try:
+                    self._finite.backward_ended(sys._getframe(1), list(self._clock.optimizers), self._stepping)
+                except Exception as error:
+                    self._numbers_failed(error)
 
     # Optimizer
 
@@ -267,17 +291,19 @@ class Hooks:
         _wrap(Optimizer, "zero_grad", self._around_zero_grad)
 
     def _around_build(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        note = contained("observe.optimizer")(self._clock.optimizer_built)
-
         @functools.wraps(original)
         def _patch_step_function(optimizer: Any) -> Any:
             result = original(optimizer)
-            self._forward_comes()
-            note(optimizer)
-            self._step_begins()  # the first step of a loop that has no loader begins about here
+            self._optimizer_built(optimizer)
             return result
 
         return _patch_step_function
+
+    @contained("observe.optimizer")
+    def _optimizer_built(self, optimizer: Any) -> None:
+        self.expect_forward()
+        self._clock.optimizer_built(optimizer)
+        self._step_begins(sys._getframe(1))  # the first step of a loop that has no loader begins about here
 
     def _around_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -296,52 +322,46 @@ class Hooks:
             return
         self._finite.cleared()
         if self._clock.micro_step == 0 and self._notes.is_fresh():
-            self._step_begins()  # many loops open with it, and some have no loader
-        self.expect_forward()
-
-    @contained("observe.forward")
-    def _forward_comes(self) -> None:
+            self._step_begins(sys._getframe(1))  # many loops open with it, and some have no loader
         self.expect_forward()
 
     def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        self._note_optimizer_begins()
-        self._look_at_gradients(optimizer)
-        self._stepping = optimizer
+        self._note_optimizer_begins(optimizer)
 
     def _optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        self._stepping = None
-        self._look_at_weights(optimizer)
-        self._note_optimizer_ends(optimizer)
+        self._note_optimizer_ends(optimizer, stepped=True)
 
     @contained("observe.optimizer")
-    def _note_optimizer_begins(self) -> None:
+    def _note_optimizer_begins(self, optimizer: Any) -> None:
         if self.paused:
             return
         self._backward_depth = 0
         self._step_skipped = False
-        self._clock.enter(OPTIMIZER, sys._getframe(2))
-
-    @contained("observe.finite")
-    def _look_at_gradients(self, optimizer: Any) -> None:
-        if self._finite.on and not self.paused:
-            self._finite.step_begins(optimizer, sys._getframe(1))
-
-    @contained("observe.finite")
-    def _look_at_weights(self, optimizer: Any) -> None:
-        if self._finite.on and not self.paused:
-            self._finite.step_ended(optimizer, sys._getframe(1))
+        self._clock.enter(OPTIMIZER, sys._getframe(1))
+        if self._finite.on:
+            try:
+                self._finite.step_begins(optimizer, sys._getframe(1))
+            except Exception as error:
+                self._numbers_failed(error)
+        self._stepping = optimizer
 
     @contained("observe.optimizer")
-    def _note_optimizer_ends(self, optimizer: Any) -> None:
+    def _note_optimizer_ends(self, optimizer: Any, *, stepped: bool) -> None:
         if self.paused:
             return
+        self._stepping = None
+        if stepped and self._finite.on:
+            try:
+                self._finite.step_ended(optimizer, sys._getframe(1))
+            except Exception as error:
+                self._numbers_failed(error)
         self._clock.optimizer_stepped(optimizer)
-        self._clock.enter(OTHER, sys._getframe(2))
-        self._step_begins()
+        self._clock.enter(OTHER, sys._getframe(1))
+        self._step_begins(sys._getframe(1))
         self.expect_forward()
 
     # GradScaler
@@ -384,7 +404,7 @@ class Hooks:
             self._step_skipped = False
             if self._finite.on and not self.paused:
                 self._finite.step_skipped(scaler, optimizer, sys._getframe(1))
-            self._note_optimizer_ends(optimizer)
+            self._note_optimizer_ends(optimizer, stepped=False)
 
 
 def _asked_by_user(frame: FrameType | None) -> bool:

@@ -73,7 +73,7 @@ class Provenance(TorchFunctionMode):
         self.calls.append(
             FunctionCall(name, inputs, outputs, had_grad, keeps_grad, grad_enabled, inference, stack, plain, sets_data)
         )
-        written = name.endswith("_") or name.startswith("__i")
+        written = (name.endswith("_") or name.startswith("__i")) and name != "requires_grad_"
         for tensor in outputs:
             if written or not any(tensor is given for given in inputs):
                 self._made_by[id(tensor)] = number

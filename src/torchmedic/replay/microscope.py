@@ -28,7 +28,7 @@ from torchmedic.replay.operations import Captured, Leaf, Op, Spot, Value
 from torchmedic.replay.storages import dense, geometry_of, overlap, storage_of
 
 # What a reader of a replay needs comes from here, wherever it is defined.
-__all__ = ["Captured", "Leaf", "Microscope", "Op", "Spot", "Value", "storage_of"]
+__all__ = ["Captured", "Leaf", "Microscope", "Op", "Spot", "Value", "storage_of", "written_by"]
 
 _ENGINE = "_engine_run_backward"
 
@@ -160,7 +160,7 @@ class Microscope(TorchDispatchMode):
         op.writes = func._schema.is_mutable
         if op.writes:
             op.module = _layer(sys._getframe(1))
-            written = _written(func, args, kwargs)
+            written = written_by(func, args, kwargs)
             op.written = tuple(key for tensor in written if (key := storage_of(tensor)) is not None)
             outputs = [*(tensor for tensor in outputs if all(tensor is not other for other in written)), *written]
         given = {value.storage for value in op.inputs}
@@ -270,7 +270,7 @@ def _layer(frame: FrameType | None) -> torch.nn.Module | None:
     return None
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The arguments that an operation's schema says it writes to."""
     written = []
     for position, argument in enumerate(func._schema.arguments):

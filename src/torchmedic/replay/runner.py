@@ -21,6 +21,7 @@ from torchmedic.replay.arguments import lost_arguments
 from torchmedic.replay.bounds import Bounds, ReplayTooBig, check_memory, time_limit
 from torchmedic.replay.graph import leaves_behind
 from torchmedic.replay.iterators import draws_from_iterator
+from torchmedic.replay.keeping import KeptWeights
 from torchmedic.replay.played import Played
 from torchmedic.replay.segment import Segment, names_read, names_written, read_first
 from torchmedic.replay.side_effects import no_side_effects
@@ -77,7 +78,7 @@ class Runner:
             tensor
             for value in [*self._locals.values(), *self._frame.f_globals.values()]
             for tensor in tensors_in(value, 2)
-            if tensor.requires_grad and tensor.is_leaf
+            if _is_trained_leaf(tensor)
         ]
 
     @property
@@ -123,7 +124,9 @@ class Runner:
             return played
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
-            stack.enter_context(preserved(self.modules, [*self.parameters, *self.loose_leaves]))
+            trained = [*self.parameters, *self.loose_leaves]
+            stack.enter_context(preserved(self.modules, trained))
+            stack.enter_context(KeptWeights([*trained, *(each for root in self.modules for each in root.parameters())]))
             stack.enter_context(
                 no_side_effects(played, self._optimizers, self._batch, backward=backward, keep_graphs=keep_graphs)
             )
@@ -205,6 +208,13 @@ class Runner:
         namespace[END] = SegmentEnd
         namespace[AWAIT] = _run_to_end
         return namespace
+
+
+def _is_trained_leaf(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.requires_grad and tensor.is_leaf
+    except RuntimeError:
+        return False  # a view whose base was changed in place: torch does not even say whether it is a leaf
 
 
 def _all_finite(tensor: torch.Tensor) -> bool:

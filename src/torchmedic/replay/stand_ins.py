@@ -36,5 +36,5 @@ def _plausible(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor
     if tensor.dim() < 2:
         return torch.ones_like(tensor)
     fan_in = max(1, tensor.numel() // tensor.shape[0])
-    noise = torch.randn(tensor.shape, generator=generator) / fan_in**0.5
+    noise: torch.Tensor = torch.randn(tensor.shape, generator=generator) / fan_in**0.5
     return noise.to(device=tensor.device, dtype=tensor.dtype)
