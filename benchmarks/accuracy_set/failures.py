@@ -137,7 +137,8 @@ FAILURES = {
         "picked.square().mean()  # <- cause\n\n",
         "\ndef spoil(x, y):\n    y[:24:3] = -100\n\n"
         + _PLAIN_NET
-        + "\ndef criterion(out, y):\n    picked = out[y >= 0]\n    return picked.square().sum() / max(1, picked.numel())\n\n",
+        + "\ndef criterion(out, y):\n    picked = out[y >= 0]\n"
+        "    return picked.square().sum() / max(1, picked.numel())\n\n",
         not_in=("lbfgs-closure",),
     ),
     "nan-in-data": Failure(

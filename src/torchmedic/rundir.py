@@ -26,6 +26,7 @@ from typing import Literal
 
 import msgspec
 
+from torchmedic.confidential import confidential
 from torchmedic.errors import UnreadableRun, UsageError
 from torchmedic.records import Diagnosis, Fault, Report, StackFrame, encode
 
@@ -231,6 +232,8 @@ def release(folder: Path) -> None:
 
 def write_diagnosis(folder: Path, diagnosis: Diagnosis) -> int:
     """Put down what was found in one process; its number there."""
+    if is_confidential(folder.parent):
+        diagnosis = confidential(diagnosis)
     count = len(list(folder.glob("diagnosis-*.json")))
     path = folder / f"diagnosis-{count}.json"
     try:

@@ -96,7 +96,7 @@ def cut(
         statements = _go_on(statements, block, line)
     if not statements:
         raise CannotCut("no statement stands before the failing one")
-    needed = _needed(statements)
+    needed = _needed(statements, _tensor_names(frame))
     prepared: Block = []
     for statement in needed:
         result = Standalone(frame).visit(copy.deepcopy(statement))
@@ -292,23 +292,27 @@ def _calls_backward(statement: ast.stmt) -> bool:
     return any(isinstance(function, ast.Attribute) and function.attr in ("backward", "grad") for function in called)
 
 
-def _needed(statements: Block) -> Block:
+def _tensor_names(frame: FrameType) -> set[str]:
+    return {name for name, value in frame.f_locals.items() if hasattr(value, "grad_fn")}
+
+
+def _needed(statements: Block, tensors: set[str]) -> Block:
     """Leave out what only keeps books: an expression statement whose call is known to do no more than that."""
     last = len(statements) - 1
     return [
         statement
         for position, statement in enumerate(statements)
-        if position == last or not _is_bookkeeping(statement, statements[position + 1 :])
+        if position == last or not _is_bookkeeping(statement, statements[position + 1 :], tensors)
     ]
 
 
-def _is_bookkeeping(statement: ast.stmt, rest: Block) -> bool:
+def _is_bookkeeping(statement: ast.stmt, rest: Block, tensors: set[str]) -> bool:
     if isinstance(statement, ast.Assert | ast.Pass | ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal):
         return not isinstance(statement, ast.Import | ast.ImportFrom)
     if isinstance(statement, ast.AugAssign):
-        # `total += loss.item()` keeps books; `loss += aux` does not.
+        # `total += loss.item()` keeps books; `loss += aux` does not, nor does what writes to a tensor's memory.
         name = statement.target.id if isinstance(statement.target, ast.Name) else None
-        return name is not None and not any(name in names_read(later) for later in rest)
+        return name is not None and name not in tensors and not any(name in names_read(later) for later in rest)
     if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
         return False
     function = statement.value.func

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from torchmedic.records import Diagnosis, Location, Report, encode
+from torchmedic.records import Diagnosis, Report, encode
 from torchmedic.settings import Settings
 
 
@@ -35,21 +35,3 @@ class Emitter:
         if self._settings.format == "json":
             sys.stderr.write(encode(report).decode())
             sys.stderr.flush()
-
-
-def confidential(diagnosis: Diagnosis) -> Diagnosis:
-    """The same diagnosis without source text and without anything read from the user's data."""
-    import msgspec
-
-    return msgspec.structs.replace(
-        diagnosis,
-        locations=tuple(_bare(place) for place in diagnosis.locations),
-        evidence=(),
-        treatments=tuple(msgspec.structs.replace(each, patch="", result="") for each in diagnosis.treatments),
-    )
-
-
-def _bare(place: Location) -> Location:
-    import msgspec
-
-    return msgspec.structs.replace(place, code="", label="")

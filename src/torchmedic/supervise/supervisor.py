@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 from torchmedic import rundir
+from torchmedic.confidential import confidential
 from torchmedic.contained import contained, on_fault
 from torchmedic.detect.death import signal_name
 from torchmedic.errors import ExitStatus
 from torchmedic.records import Death, Diagnosis, Fault, Outcome, Report
-from torchmedic.report.emit import Emitter, confidential
+from torchmedic.report.emit import Emitter
 from torchmedic.settings import Settings
 from torchmedic.supervise import deaths, job
 from torchmedic.supervise.findings import Findings

@@ -91,7 +91,8 @@ def _made(failure: StepFailure, evidence: RaisedEvidence) -> Location | None:
         if spot is None or not any(tensor._is_view() for tensor in call.outputs):
             continue
         if not wanted or _fits(wanted, call.name, call.outputs) or not call.grad_enabled:
-            return spot.location("origin", "the view is made here")
+            made: Location = spot.location("origin", "the view is made here")
+            return made
     return None
 
 
