@@ -48,6 +48,12 @@ def hook_names() -> frozenset[str]:
     return frozenset(_names)
 
 
+def owning_up(fault: Fault, details: str = "") -> str:
+    """What the user is told of a bug of ours, in one line."""
+    more = fault.error + (f"; details in {details}" if details else "")
+    return f"torchmedic: a fault of its own in {fault.where} was contained, the run was not affected ({more})\n"
+
+
 def report_fault(where: str, error: BaseException) -> None:
     """Tell of a fault, once. What only happened to interrupt our code is no fault of it and is raised again."""
     if _is_of_signal_handler(error):

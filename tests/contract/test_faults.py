@@ -13,9 +13,11 @@ HOOKS = sorted(
     {name for path in SOURCE.rglob("*.py") for name in re.findall(r'contained\("([a-z_.]+)"\)', path.read_text())}
 )
 
-# Comes past every hook: data with a worker and a fork, a scaler, an optimizer, NaN, an exception in a worker.
+# Comes past every hook: data with a worker and a fork, a scaler, an optimizer, NaN, an exception in a worker, and
+# an exit that somebody catches.
 SCRIPT = """
 import multiprocessing
+import sys
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -43,6 +45,10 @@ child = multiprocessing.get_context("fork").Process(target=quiet)
 child.start()
 child.join()
 print(child.exitcode)
+try:
+    sys.exit(3)
+except SystemExit as end:
+    print(end)
 for step, x in enumerate(DataLoader(Data(), batch_size=4, num_workers=1)):
     optimizer.zero_grad()
     loss = model(x).square().mean()

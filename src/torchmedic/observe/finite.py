@@ -24,9 +24,9 @@ import torch
 _NODES = 2000  # of a graph that is walked to its leaves
 _SMALL_ROOT = 4096  # elements of a loss that is looked at whole
 _ALLOWANCE = 0.05  # seconds that may be spent on gradients in any case
-_SHARE = 0.01  # of the time since training began, beyond that
+_SHARE = 0.002  # of the time since training began, beyond that
 _REST = 16  # looks, of which one goes beyond the first tensor when the time is used up
-_SMALL_TENSOR = 1 << 16  # elements that cost about as much to look at as one
+_SMALL_TENSOR = 1 << 14  # elements that cost about as much to look at as one
 _EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether their gradients are used
 _LOSSES = 100  # of the last steps, kept for the trend
 _SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmedic import rundir
-from torchmedic.contained import contained
+from torchmedic.contained import contained, on_fault, owning_up
 from torchmedic.errors import UsageError
+from torchmedic.records import Fault
 from torchmedic.settings import Settings, rank
 from torchmedic.supervise import launch
 from torchmedic.supervise.job import identity
@@ -39,6 +40,8 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
         sys.stderr.write(f"torchmedic: not watching, no run folder can be made: {error.strerror or error}\n")
         folder = None
     environment = dict(os.environ) if folder is None else launch.environment(folder, hide=hide)
+    faults: list[Fault] = []
+    on_fault(faults.append)
     forwarder = Forwarder()
     try:
         try:
@@ -52,6 +55,7 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
     finally:
         forwarder.release()
     if supervisor is None:
+        sys.stderr.writelines(owning_up(fault) for fault in faults[:1])
         return shell_status(status)
     return supervisor.conclude(child.pid, status, killed=forwarder.killed, through_shell=not hide)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchmedic import rundir
 from torchmedic.confidential import confidential
-from torchmedic.contained import contained, on_fault
+from torchmedic.contained import contained, on_fault, owning_up
 from torchmedic.detect.death import signal_name
 from torchmedic.errors import ExitStatus
 from torchmedic.records import Death, Diagnosis, Fault, Outcome, Report
@@ -118,8 +118,4 @@ class Supervisor:
         if self._fault is not None:
             faults.append((self._fault, None))
         for fault, folder in faults[:1]:
-            details = "" if folder is None else f"; details in {folder / rundir.EVENTS}"
-            sys.stderr.write(
-                f"torchmedic: a fault of its own in {fault.where} was contained, the run was not affected "
-                f"({fault.error}{details})\n"
-            )
+            sys.stderr.write(owning_up(fault, "" if folder is None else str(folder / rundir.EVENTS)))

@@ -29,7 +29,10 @@ CODE, NAME = "TM120", "integer-requires-grad"
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    if "RuntimeError" not in evidence.kinds or not evidence.says("only tensors of floating point", "require grad"):
+    if "RuntimeError" not in evidence.kinds or not (
+        evidence.says("only tensors of floating point", "require grad")
+        or evidence.says("data set to a tensor that requires gradients must be floating point")
+    ):
         return None
     frame = evidence.user_frame
     node, tensor = _subject(frame) if frame is not None else (None, None)
@@ -65,6 +68,9 @@ def _subject(frame: Frame) -> tuple[ast.expr | None, torch.Tensor | None]:
         case ast.Assign(targets=[ast.Attribute(value=owner, attr="requires_grad")]):
             value = read(owner, frame)
             return (owner, value) if isinstance(value, torch.Tensor) else (None, None)
+        case ast.Assign(targets=[ast.Attribute(attr="data")], value=given):
+            value = read(given, frame)
+            return (given, value) if isinstance(value, torch.Tensor) else (None, None)
     call = raising_call(frame)
     for argument in call.tensors if call is not None else ():
         return argument.node, argument.tensor
