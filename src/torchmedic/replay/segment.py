@@ -96,8 +96,6 @@ def cut(
         statements = _go_on(statements, block, line)
     if not statements:
         raise CannotCut("no statement stands before the failing one")
-    if not _is_loop_body(body, block):
-        statements = _without_setting_up(statements, frame, forward_line)
     needed = _needed(statements, _tensor_names(frame))
     prepared: Block = []
     for statement in needed:
@@ -292,46 +290,6 @@ def _calls_backward(statement: ast.stmt) -> bool:
         return False
     called = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
     return any(isinstance(function, ast.Attribute) and function.attr in ("backward", "grad") for function in called)
-
-
-def _is_loop_body(body: Block, block: Block) -> bool:
-    return any(isinstance(node, _LOOPS) and node.body is block for statement in body for node in ast.walk(statement))
-
-
-def _without_setting_up(statements: Block, frame: FrameType, forward_line: int | None) -> Block:
-    """Leave out what a whole script or function does before its step: building, opening, launching, cleaning up.
-
-    Nobody wants that done twice. What it made is still there; only tensors are computed again.
-    """
-    last = len(statements) - 1
-    kept = []
-    for position, statement in enumerate(statements):
-        end = statement.end_lineno or statement.lineno
-        in_step = position == last or (forward_line is not None and end >= forward_line)
-        if in_step or isinstance(statement, ast.With | ast.AsyncWith) or _computes_tensors(statement, frame):
-            kept.append(statement)
-    return kept
-
-
-def _computes_tensors(statement: ast.stmt, frame: FrameType) -> bool:
-    if isinstance(statement, ast.Expr):
-        call = statement.value
-        owner = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
-        name = owner.id if isinstance(owner, ast.Name) else None
-        return name is not None and _holds_tensors(frame.f_locals.get(name), 0)
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return False
-    return any(_holds_tensors(frame.f_locals.get(name), 2) for name in names_written(statement))
-
-
-def _holds_tensors(value: Any, depth: int) -> bool:
-    if hasattr(type(value), "grad_fn"):
-        return True
-    if not depth:
-        return False
-    if isinstance(value, dict):
-        value = list(value.values())
-    return isinstance(value, list | tuple) and any(_holds_tensors(item, depth - 1) for item in value[:64])
 
 
 def _tensor_names(frame: FrameType) -> set[str]:

@@ -15,7 +15,13 @@ from torchmedic.replay.played import Played
 from torchmedic.replay.runner import Runner
 from torchmedic.replay.segment import CannotCut, Segment, cut
 
-_ENGINE = "_engine_run_backward"
+# Files of those that start processes and look after them: to run such a call again would start them again.
+_LAUNCHERS = (
+    "torch/distributed/elastic",
+    "torch/distributed/run.py",
+    "torch/multiprocessing/spawn.py",
+    "/subprocess.py",
+)
 
 # Frames with the line and column that each is at, innermost first.
 Stack = list[tuple[FrameType, int, int | None]]
@@ -117,15 +123,12 @@ def _step(stack: Stack, agent: Any, include_failing: bool, outwards: int = 0) ->
         noted = notes.forward.get(id(frame))
         if noted is not None and noted[0] is frame.f_code:
             return _cut(frame, (line, column), noted[1], agent, include_failing, outwards=outwards)
-    clock = agent.clock
-    trained = getattr(clock, "step", 0) or getattr(clock, "micro_step", 0) or notes.forward
-    if not trained and not any(frame.f_code.co_name == _ENGINE for frame, _, _ in stack):
-        # A launcher, a download, a preparation: code of which nobody knows what it would do a second time.
-        raise CannotCut("no training step was seen in this process")
     # No module was called: a functional model. The user's innermost frame does both.
     for frame, line, column in stack:
         if is_user_file(frame.f_code.co_filename):
-            return _cut(frame, (line, column), None, agent, include_failing, outwards=outwards)
+            return _cut(frame, (line, column), None, agent, include_failing)
+        if any(part in frame.f_code.co_filename for part in _LAUNCHERS):
+            raise CannotCut("it happened while processes were started or looked after, not in a training step")
     raise CannotCut("no frame of the step is left")
 
 
