@@ -118,6 +118,8 @@ def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | 
 
 def _step(stack: Stack, agent: Any, include_failing: bool, outwards: int = 0) -> Step:
     """`stack` is innermost first."""
+    if any(part in frame.f_code.co_filename for frame, _, _ in stack for part in _LAUNCHERS):
+        raise CannotCut("it happened while processes were started or looked after, not in a training step")
     notes = agent.notes
     for frame, line, column in stack:
         noted = notes.forward.get(id(frame))
@@ -127,8 +129,6 @@ def _step(stack: Stack, agent: Any, include_failing: bool, outwards: int = 0) ->
     for frame, line, column in stack:
         if is_user_file(frame.f_code.co_filename):
             return _cut(frame, (line, column), None, agent, include_failing)
-        if any(part in frame.f_code.co_filename for part in _LAUNCHERS):
-            raise CannotCut("it happened while processes were started or looked after, not in a training step")
     raise CannotCut("no frame of the step is left")
 
 
