@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterator
+from types import GeneratorType
 from typing import NamedTuple
 
+import torch
+
+from torchmedic.observe.frames import is_user_file
 from torchmedic.replay.backward import BackwardFailure
 from torchmedic.replay.construction import class_node
 from torchmedic.replay.cuts import Provenance
 from torchmedic.replay.frames import Frame, syntax_tree
+from torchmedic.replay.graph import nodes_behind
 from torchmedic.replay.microscope import Spot
 from torchmedic.replay.old_graph import Holder, Import, bindings_of, named
-from torchmedic.replay.spots import spot_of_traced
+from torchmedic.replay.spots import spot_of_frame, spot_of_traced
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -38,6 +44,36 @@ def carrier_of(failure: BackwardFailure, imports: Provenance, found: Import, *, 
         if places:
             return max(places, key=lambda place: (place.in_step, place.binding.lineno))
     return None
+
+
+def carrier_in_generator(failure: BackwardFailure, roots: list[torch.Tensor]) -> Carrier | None:
+    """A variable of a suspended generator of the user's that the graph behind some tensors goes through.
+
+    The generator yields a loss and keeps the state that it comes from; no frame on the stack knows of it.
+    """
+    nodes = nodes_behind(roots)
+    for generator in (value for value in gc.get_objects() if type(value) is GeneratorType):
+        frame = generator.gi_frame
+        if frame is None or not is_user_file(frame.f_code.co_filename):
+            continue
+        spot = spot_of_frame(frame)
+        tree = syntax_tree(spot.file)
+        function = enclosing(tree, spot.line, _FUNCTIONS) if tree is not None else None
+        for name, value in frame.f_locals.items():
+            if not isinstance(value, torch.Tensor) or value.grad_fn not in nodes or function is None:
+                continue
+            holder = Holder(name, None, False, spot, is_local=True, is_passing=False)
+            for binding in bindings_of(holder, function):
+                if _reads(binding, name):
+                    return Carrier(holder, spot.file, binding, in_step=True)
+    return None
+
+
+def _reads(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement makes a variable's new value of its old one."""
+    value = getattr(statement, "value", None)
+    names = (node.id for node in ast.walk(value) if isinstance(node, ast.Name)) if value is not None else ()
+    return isinstance(statement, ast.AugAssign) or name in names
 
 
 def _is_passing(failure: BackwardFailure, holder: Holder, frame: Frame | None) -> bool:
@@ -115,7 +151,9 @@ def _runs_in_step(failure: BackwardFailure, imports: Provenance, file: str, bind
                 if loop.lineno <= binding.lineno <= (loop.end_lineno or loop.lineno):
                     return True
                 loop = _around(function or tree, loop)
-            return failure.step is not None and frame.live is step_frame(failure) and function is not None
+            # A function that is called once per step.
+            alone = enclosing(function or tree, frame.line, (ast.For, ast.AsyncFor, ast.While)) is None
+            return alone and function is not None and frame.live is step_frame(failure)
     if function is None:
         return False
     spots: set[Spot] = {spot for call in imports.calls for spot in call.stack}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from torchmedic.replay.backward import BackwardFailure
 from torchmedic.replay.construction import class_node
 from torchmedic.replay.frames import node_location, place
 from torchmedic.replay.graph import walk
+from torchmedic.replay.returns import with_return_line
 
 
 class Returned(NamedTuple):
@@ -136,20 +136,9 @@ def _watched(kind: type, name: str, seen: list[Returned]) -> Iterator[None]:
     lock = threading.Lock()  # a device has a thread of its own for backward
 
     def watched(ctx: Any, *args: Any) -> Any:
-        lines: list[int] = []
-
-        def note(frame: FrameType, event: str, value: Any) -> None:
-            if event == "return" and frame.f_code is code:
-                lines.append(frame.f_lineno)
-
-        profile = sys.getprofile()
-        sys.setprofile(note)
-        try:
-            value = original(ctx, *args)
-        finally:
-            sys.setprofile(profile)
+        value, line = with_return_line(code, original, ctx, *args)
         with lock:
-            seen.append(Returned(kind, lines[-1] if lines else 0, value, tuple(ctx.needs_input_grad)))
+            seen.append(Returned(kind, line, value, tuple(ctx.needs_input_grad)))
         return value
 
     setattr(kind, name, staticmethod(watched))

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.replay.returns import code_of, with_return_line
+
 
 class Hooked(NamedTuple):
     """One call of a hook on a tensor or a module."""
@@ -15,6 +17,7 @@ class Hooked(NamedTuple):
     hook: Callable[..., Any]
     given: Any  # the gradient, or the gradients of a module's inputs
     returned: Any
+    line: int = 0  # that it returned from
 
     @property
     def is_bad(self) -> bool:
@@ -41,8 +44,8 @@ def watch_hooks(
 
     def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            returned = hook(*args)
-            seen.append(Hooked(hook, args[1] if len(args) > 1 else args[0], returned))
+            returned, line = with_return_line(code_of(hook), hook, *args)
+            seen.append(Hooked(hook, args[1] if len(args) > 1 else args[0], returned, line))
             return returned
 
         return call

@@ -14,6 +14,7 @@ too.
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ from torchmedic.diagnose.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.backward import BackwardFailure
-from torchmedic.replay.carrying import Carrier, carrier_of
+from torchmedic.replay.carrying import Carrier, carrier_in_generator, carrier_of, enclosing
 from torchmedic.replay.cuts import FunctionCall
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.frames import node_location
@@ -31,6 +32,7 @@ from torchmedic.replay.graph import is_freed, leaves_behind, nodes_behind
 from torchmedic.replay.microscope import Spot
 from torchmedic.replay.old_graph import Holder, Import, Imports
 from torchmedic.replay.played import BackwardCall, Played
+from torchmedic.replay.scopes import function_body
 from torchmedic.replay.spots import spot_of_node
 from torchmedic.replay.trial import Edit
 
@@ -55,17 +57,52 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _replayed(failure: BackwardFailure) -> Draft | None:
+    found = _looked_at(failure)
+    if found is None:
+        return None
+    imports, played, old = found
+    if not old:
+        return _same_step(failure, imports, played)
+    carriers = [carrier for one in old if (carrier := carrier_of(failure, imports, one)) is not None]
+    if _only_goes_back(failure, carriers):
+        narrow = failure.step
+        for _ in itertools.islice(failure.widen(), 1, None):
+            wider = _looked_at(failure)
+            draft = _same_step(failure, wider[0], wider[1]) if wider is not None and not wider[2] else None
+            if draft is not None:
+                return draft
+        failure.step = narrow
+    return _carried(failure, imports, old)
+
+
+def _looked_at(failure: BackwardFailure) -> tuple[Imports, Played, list[Import]] | None:
+    """A replay of the step up to its last backward, and what that backward goes into that is older and spent."""
     step = failure.step
     if step is None:
         return None
     imports = Imports(step.segment.file)
     played = step.runner.play(imports, backward=False)
-    calls = played.backward_calls
-    if not calls:
+    if not played.backward_calls:
         return None
-    found = imports.behind_roots(calls[-1].roots, step.frame)
-    old = [one for one in found if one.is_spent(failure.sequence_number)]
-    return _same_step(failure, imports, played) if not old else _carried(failure, imports, old)
+    found = imports.behind_roots(played.backward_calls[-1].roots, step.frame)
+    return imports, played, [one for one in found if one.is_spent(failure.sequence_number)]
+
+
+def _only_goes_back(failure: BackwardFailure, carriers: list[Carrier]) -> bool:
+    """Whether the innermost loop around backward trains nothing, and goes back from what was computed before it."""
+    frame = failure.caller
+    body = function_body(frame) if frame is not None else None
+    loop = enclosing(body, frame.line, (ast.For, ast.AsyncFor, ast.While)) if frame is not None and body else None
+    if frame is None or loop is None or not carriers:
+        return False
+    inside = [
+        carrier
+        for carrier in carriers
+        if carrier.file != frame.file or loop.lineno <= carrier.binding.lineno <= (loop.end_lineno or loop.lineno)
+    ]
+    calls = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
+    steps = any(isinstance(function, ast.Attribute) and function.attr == "step" for function in calls)
+    return not inside and not steps
 
 
 # A graph from before the step
@@ -75,7 +112,10 @@ def _carried(failure: BackwardFailure, imports: Imports, old: list[Import], *, r
     """A variable brings the graph of an earlier step in; or of an earlier turn of a loop that repeats only backward."""
     carriers = [(found, carrier) for found in old if (carrier := carrier_of(failure, imports, found)) is not None]
     if not carriers:
-        return _nameless(old)
+        hidden = carrier_in_generator(failure, [one.tensor for one in old])
+        if hidden is None:
+            return _nameless(old)
+        carriers = [(old[0], hidden)]
     found, carrier = max(carriers, key=lambda pair: pair[1].in_step)
     name = carrier.holder.name
     freed = sum(is_freed(node) for node in nodes_behind([found.tensor]))

@@ -22,10 +22,14 @@ from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.backward import BackwardFailure
+from torchmedic.replay.custom_functions import head_location
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.frames import node_location, syntax_tree
 from torchmedic.replay.graph import leaves_behind
 from torchmedic.replay.hooks import Hooked, watch_hooks
+from torchmedic.replay.returns import code_of
+
+Blamed = tuple[Callable[..., Any] | None, Any, Any, int]
 
 CODE, NAME = "TM117", "bad-hook"
 
@@ -41,7 +45,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if size is None and kind is None and count is None:
         return None
     failure = BackwardFailure(evidence)
-    hook, given, returned = _hook(evidence, failure, size[1] if size else "")
+    hook, given, returned, line = _hook(evidence, failure, size[1] if size else "")
     name = f"the hook `{getattr(hook, '__name__', type(hook).__name__)}`" if hook is not None else "a hook"
     if count is not None:
         what = f"{count[1]} gradients where the module has {count[2]} input{'s' if count[2] != '1' else ''}"
@@ -63,7 +67,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         f"{name} returned {what}",
         "what a hook returns takes the place of the gradient, so it must be one of the same shape, or `None`",
     )
-    place = _returned(hook) if hook is not None else None
+    place = _returned(hook, line) if hook is not None else None
     draft.at(place)
     if failure.caller is not None:
         draft.at(failure.caller.location("surfaced" if place is not None else "cause", "the hook is called from here"))
@@ -71,26 +75,26 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
-def _hook(evidence: RaisedEvidence, failure: BackwardFailure, name: str) -> tuple[Callable[..., Any] | None, Any, Any]:
-    """The hook to blame, what it was given and what it returned."""
+def _hook(evidence: RaisedEvidence, failure: BackwardFailure, name: str) -> Blamed:
+    """The hook to blame, what it was given, what it returned, and from which line."""
     for frame in reversed(evidence.frames):
         hook = frame.variables.get("hook")
         if not frame.is_user and callable(hook) and frame.function in ("_apply_on_tensors", "fn", "hook", "grad_hook"):
-            return hook, None, None
+            return hook, None, None, 0
     seen: list[Hooked] = []
     if failure.step is not None:
         leaves = leaves_behind(failure.roots)
         failure.step.runner.play(watch_hooks(leaves, failure.step.runner.modules, seen))
     for last in reversed([hooked for hooked in seen if hooked.is_bad] or seen):
-        return last.hook, last.given, last.returned
+        return last.hook, last.given, last.returned, last.line
     named = [hook for leaf in leaves_behind(failure.roots) for hook in (leaf._backward_hooks or {}).values()]
     fitting = [hook for hook in named if getattr(hook, "__name__", "") == name]
-    return (fitting[0], None, None) if len(fitting) == 1 else (None, None, None)
+    return (fitting[0] if len(fitting) == 1 else None), None, None, 0
 
 
-def _returned(hook: Callable[..., Any]) -> Location | None:
-    """The `return` of a hook, or its head where there are several; a lambda is its own."""
-    code = getattr(hook, "__code__", None) or getattr(getattr(hook, "__call__", None), "__code__", None)  # noqa: B004
+def _returned(hook: Callable[..., Any], line: int) -> Location | None:
+    """The `return` of a hook that was taken, or its only one, else its head; a lambda is its own."""
+    code = code_of(hook)
     if code is None or not is_user_file(code.co_filename):
         return None
     tree = syntax_tree(code.co_filename) or ast.Module([], [])
@@ -98,9 +102,11 @@ def _returned(hook: Callable[..., Any]) -> Location | None:
         if isinstance(node, ast.Lambda):
             return node_location("cause", code.co_filename, node.body, "a lambda returns what it computes")
         returns = [part for part in ast.walk(node) if isinstance(part, ast.Return) and part.value is not None]
-        if len(returns) == 1:
-            return node_location("cause", code.co_filename, returns[0], "this takes the place of the gradient")
-        return node_location("cause", code.co_filename, returns[-1] if returns else node, "returned from here")
+        taken = [part for part in returns if part.lineno <= line <= (part.end_lineno or part.lineno)]
+        chosen = taken or (returns if len(returns) == 1 else [])
+        if chosen:
+            return node_location("cause", code.co_filename, chosen[0], "this takes the place of the gradient")
+        return head_location("cause", code.co_filename, node, "returned from here")
     return None
 
 

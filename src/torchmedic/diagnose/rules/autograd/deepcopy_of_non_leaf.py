@@ -1,0 +1,84 @@
+"""`copy.deepcopy` came to a tensor that still carries its history.
+
+What: a tensor that was computed from others hangs on a graph, and a graph cannot be copied. So only leaves can be
+copied deeply.
+
+Why: a model keeps an activation or a loss as an attribute, or a list or dictionary holds one, and the whole is
+copied: for the best checkpoint, an averaged model, a worker.
+
+Cure: keep `x.detach()` in the attribute, or copy `model.state_dict()` instead.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch
+
+from torchmedic.diagnose.describe import shape
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.frames import node_location
+from torchmedic.replay.origins import attribute_assignments
+
+CODE, NAME = "TM124", "deepcopy-of-non-leaf"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if "RuntimeError" not in evidence.kinds or not evidence.says("graph leaves", "deepcopy protocol"):
+        return None
+    tensor = next(
+        (frame.variables.get("self") for frame in reversed(evidence.frames) if frame.function == "__deepcopy__"), None
+    )
+    owner, attribute = _attribute(evidence)
+    name = f"`{type(owner).__name__}.{attribute}`" if attribute else "a tensor"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if isinstance(tensor, torch.Tensor) and not tensor.is_leaf else "likely",
+        f"{name} still carries its history and cannot be copied",
+        "a tensor that was computed from others hangs on a graph, which cannot be copied",
+    )
+    place = _kept(owner, attribute)
+    draft.at(place, *evidence.at_user_line("surfaced" if place is not None else "cause", "copied here"))
+    if isinstance(tensor, torch.Tensor):
+        draft.because(f"it has shape {shape(tensor)} and was made by `{type(tensor.grad_fn).__name__}`")
+    if attribute:
+        draft.help(
+            f"keep it without its history: `self.{attribute} = ....detach()`, or copy the `state_dict()` instead"
+        )
+    else:
+        draft.help("copy `x.detach().clone()` instead")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _attribute(evidence: RaisedEvidence) -> tuple[Any, str]:
+    """The object of the user's and its attribute that `deepcopy` was at, from its own frames."""
+    owner: Any = None
+    for frame in evidence.frames:
+        if frame.function == "deepcopy":
+            value = frame.variables.get("x")
+            if not isinstance(value, dict | list | tuple | torch.Tensor):
+                owner = value
+    for frame in reversed(evidence.frames):
+        key = frame.variables.get("key")
+        if frame.function == "_deepcopy_dict" and isinstance(key, str) and owner is not None and key in vars(owner):
+            return owner, key
+    return None, ""
+
+
+def _kept(owner: Any, attribute: str) -> Location | None:
+    """The only statement that gives the attribute a value other than None."""
+    if not attribute:
+        return None
+    made = [
+        (file, node)
+        for file, node in attribute_assignments(type(owner), attribute)
+        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant))
+    ]
+    return node_location("cause", *made[0], "kept with its history here") if len(made) == 1 else None
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,45 @@
+"""A result was to be written into an `out=` tensor while gradients are recorded.
+
+What: `out=` writes a result into memory that is there already. Autograd cannot differentiate that, so a call with
+`out=` takes no tensor that requires a gradient.
+
+Why: a buffer is reused to save memory, inside the model or in the loss.
+
+Cure: assign the result instead: `y = torch.mul(x, 2)`. Keep `out=` for code under `torch.no_grad()`.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.inplace_call import elsewhere, raising_spot
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.forward import StepFailure
+
+CODE, NAME = "TM121", "out-argument-with-gradient"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if "RuntimeError" not in evidence.kinds or not evidence.says("out=", "don't support automatic differentiation"):
+        return None
+    call = evidence.call
+    tracked = [one.text for one in call.tensors if one.value.requires_grad and one.text] if call is not None else []
+    op = f"`{call.op}`" if call is not None and call.op else "an operation"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if tracked else "likely",
+        f"{op} was to write into an `out=` tensor while gradients are recorded",
+        "a write into memory that is there already cannot be differentiated",
+    )
+    draft.at(*evidence.at_user_line("cause", "`out=` with a tensor that requires a gradient"))
+    draft.because(f"`{tracked[0]}` requires a gradient" if tracked else "")
+    treated = GraphTrials(StepFailure(evidence), None).first(elsewhere(raising_spot(evidence)))
+    draft.treat(treated)
+    if treated is None:
+        draft.help("assign the result instead of passing `out=`, or compute it under `torch.no_grad()`")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

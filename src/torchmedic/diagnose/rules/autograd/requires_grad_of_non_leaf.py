@@ -1,0 +1,80 @@
+"""`requires_grad` was changed on a tensor that was computed from others.
+
+What: whether a computed tensor has a gradient follows from what it was computed from. Only leaves, tensors that no
+operation made, can be switched.
+
+Why: an activation was to be kept from passing gradients on, by setting `requires_grad` to False as one does with
+weights.
+
+Cure: `x = x.detach()` for the activation; freeze the weights themselves, or compute it under `torch.no_grad()`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import torch
+
+from torchmedic.diagnose.describe import made_here
+from torchmedic.diagnose.edits import Candidate, rewritten
+from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.calls import raising_call, read
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.forward import StepFailure
+from torchmedic.replay.frames import Frame
+from torchmedic.replay.spots import spot_of_node
+from torchmedic.replay.trial import Edit
+
+CODE, NAME = "TM122", "requires-grad-of-non-leaf"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if "RuntimeError" not in evidence.kinds or not evidence.says("only change requires_grad flags of leaf"):
+        return None
+    frame = evidence.user_frame
+    node, tensor = _subject(frame) if frame is not None else (None, None)
+    name = f"`{ast.unparse(node)}`" if node is not None else "a computed tensor"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if tensor is not None and not tensor.is_leaf else "likely",
+        f"`requires_grad` of {name} was changed, which was computed from other tensors",
+        "whether a computed tensor has a gradient follows from what it was computed from",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{name} is no leaf"))
+    if tensor is not None:
+        draft.at(made_here(evidence, tensor, "is computed"))
+        draft.because(f"it was made by `{type(tensor.grad_fn).__name__}`" if tensor.grad_fn is not None else "")
+    treated = None
+    if frame is not None and node is not None:
+        treated = GraphTrials(StepFailure(evidence)).first(_detached(frame, node), same_loss=False)
+    draft.treat(treated)
+    if treated is None:
+        draft.help(f"use `{ast.unparse(node)}.detach()` from here on" if node is not None else "use `x.detach()`")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _subject(frame: Frame) -> tuple[ast.expr | None, torch.Tensor | None]:
+    owner: ast.expr | None = None
+    match frame.statement:
+        case ast.Assign(targets=[ast.Attribute(value=value, attr="requires_grad")]):
+            owner = value
+    call = raising_call(frame) if owner is None else None
+    if call is not None and call.arguments:
+        owner = call.arguments[0].node
+    tensor = read(owner, frame) if owner is not None else None
+    return owner, tensor if isinstance(tensor, torch.Tensor) else None
+
+
+def _detached(frame: Frame, node: ast.expr) -> Iterator[Candidate]:
+    statement = frame.statement
+    if isinstance(node, ast.Name | ast.Attribute) and isinstance(statement, ast.Expr | ast.Assign):
+        name = rewritten(frame.file, node)
+        edit = Edit(spot_of_node(frame.file, statement, frame.function), f"{name} = {name}.detach()")
+        yield "go on without its history", edit
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,77 @@
+"""Backward was started with a gradient of another shape than the tensor that it starts from.
+
+What: `out.backward(gradient)` and `autograd.grad(out, ..., grad_outputs=gradient)` weigh every element of `out`. So
+the gradient must have its shape.
+
+Why: `torch.ones(batch)` for an output of shape `[batch, 1]`, or weights of another layout.
+
+Cure: `torch.ones_like(out)`, or reduce the output to one number and pass nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchmedic.diagnose.edits import Candidate, rewritten
+from torchmedic.diagnose.graph_edits import call_at
+from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.forward import StepFailure
+from torchmedic.replay.frames import Frame
+from torchmedic.replay.spots import spot_of_node, spot_of_traced
+from torchmedic.replay.trial import Edit
+
+CODE, NAME = "TM125", "wrong-initial-gradient"
+
+_MESSAGE = re.compile(
+    r"Mismatch in shape: grad_output\[(\d+)\] has a shape of torch\.Size\(\[([\d, ]*)\]\) "
+    r"and output\[(\d+)\] has a shape of torch\.Size\(\[([\d, ]*)\]\)"
+)
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    found = _MESSAGE.search(evidence.message)
+    if found is None or "RuntimeError" not in evidence.kinds:
+        return None
+    given, wanted = f"[{found[2]}]", f"[{found[4]}]"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"backward was started with a gradient of shape {given} for an output of shape {wanted}",
+        "every element of the output is weighed by one of the gradient",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{given} for {wanted}"))
+    frame = evidence.user_frame
+    treated = None
+    if frame is not None:
+        treated = GraphTrials(StepFailure(evidence)).first(_alike(frame), same_loss=False)
+    draft.treat(treated)
+    if treated is None:
+        draft.help("give the gradient the shape of the output, or reduce the output to one number and pass nothing")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _alike(frame: Frame) -> Iterator[Candidate]:
+    """`torch.ones(...)` becomes `torch.ones_like(output)`."""
+    call = call_at(spot_of_traced(frame), "backward", "grad")
+    if call is None or not isinstance(call.func, ast.Attribute):
+        return
+    words = {word.arg: word.value for word in call.keywords}
+    if call.func.attr == "backward":
+        output: ast.expr | None = call.func.value
+        gradient = words.get("gradient") or (call.args[0] if call.args else None)
+    else:
+        output = words.get("outputs") or (call.args[0] if call.args else None)
+        gradient = words.get("grad_outputs") or (call.args[2] if len(call.args) > 2 else None)
+    if output is None or not isinstance(gradient, ast.Call) or ast.unparse(gradient.func) != "torch.ones":
+        return
+    text = f"torch.ones_like({rewritten(frame.file, output)})"
+    yield "weigh every element of the output alike", Edit(spot_of_node(frame.file, gradient, frame.function), text)
+
+
+RULE = Rule(CODE, NAME, check)
