@@ -1,15 +1,18 @@
-"""What the healthy path costs: the time of a step without torchmedic, with it, and under `detect_anomaly`.
+"""What the healthy path costs: the time of a step without torchmedic, with it, and under the tools that people use.
 
-All three are measured in one process, in short blocks that take turns, and compared block by block, so that a machine
+All are measured in one process, in short blocks that take turns, and compared block by block, so that a machine
 that speeds up or slows down meanwhile changes nothing. Start-up is measured by starting things, in turns too.
+`--ablate` switches off one part of torchmedic after the other, on the smallest model, and says what each costs.
 
-    python benchmarks/overhead.py [--device cuda] [--clock cpu] [--output NAME]
+    python benchmarks/overhead.py [--device cuda] [--clock cpu] [--output NAME] [--ablate]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -19,18 +22,27 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
+from gpt import VOCABULARY, GPTLoss
 from torch import nn
 
 from torchmedic.observe import agent as agents
 from torchmedic.observe.blackbox import BlackBox
 
 RESULTS = Path(__file__).parent / "results"
-TARGETS = {"mlp": 1.05, "cnn": 1.01, "transformer": 1.01}
-MODES = ("plain", "torchmedic", "anomaly")
+TARGETS = {
+    "cpu": {"mlp": 1.05, "cnn": 1.01, "transformer": 1.01},
+    "cuda": {"mlp": 1.03, "gpt2-124m": 1.01, "gpt2-350m": 1.01},
+}
+BLOCK_SECONDS = {"cpu": 0.03, "cuda": 0.25}
+SLOW_EVERY = 4  # rounds, of which one has the slow tools too
+
+Build = Callable[[str], tuple[nn.Module, torch.Tensor]]
 
 
 def mlp(device: str) -> tuple[nn.Module, torch.Tensor]:
@@ -53,12 +65,25 @@ def transformer(device: str) -> tuple[nn.Module, torch.Tensor]:
     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(batch, length, width)
 
 
+def gpt(size: str) -> Build:
+    def build(device: str) -> tuple[nn.Module, torch.Tensor]:
+        length = 1024
+        return GPTLoss(size, length, device), torch.randint(0, VOCABULARY, (8, length + 1))
+
+    build.__name__ = size
+    return build
+
+
+MODELS: dict[str, tuple[Build, ...]] = {
+    "cpu": (mlp, cnn, transformer),
+    "cuda": (mlp, gpt("gpt2-124m"), gpt("gpt2-350m")),
+}
+
+
 class Loop:
     """The loop that everybody writes."""
 
-    def __init__(
-        self, build: Callable[[str], tuple[nn.Module, torch.Tensor]], device: str, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, build: Build, device: str, clock: Callable[[], float]) -> None:
         torch.manual_seed(0)
         self.clock = clock
         model, batch = build(device)
@@ -71,7 +96,8 @@ class Loop:
         started = self.clock()
         for _ in range(steps):
             self.optimizer.zero_grad()
-            loss = self.model(self.batch).square().mean()
+            output = self.model(self.batch)
+            loss = output if output.dim() == 0 else output.square().mean()
             loss.backward()
             self.optimizer.step()
         self._wait()
@@ -82,40 +108,170 @@ class Loop:
             torch.cuda.synchronize()
 
 
-def compare(name: str, loop: Loop, agent: agents.Agent, seconds: float) -> dict[str, float | str]:
-    """Blocks of all modes in turns; the median of the ratios of neighbours."""
-    hooks = agent.hooks
-    hooks.remove()
-    removed = time.monotonic()
-    loop.block(20)
-    steps = max(2, int(0.03 / loop.block(20)))
-    times: dict[str, list[float]] = {mode: [] for mode in MODES}
+@contextlib.contextmanager
+def watching(agent: agents.Agent) -> Iterator[None]:
+    """Under torchmedic, as if it had never been away."""
+    agent.hooks.install()
+    # The time that may be spent on looking at numbers is a share of the time under watch.
+    agent.finite._started += time.monotonic() - _away[-1]
+    agent.clock._step_closed = None
+    try:
+        yield
+    finally:
+        agent.hooks.remove()
+        _away.append(time.monotonic())
+
+
+_away = [time.monotonic()]
+
+
+@contextlib.contextmanager
+def debug_mode() -> Iterator[None]:
+    from torch.utils._debug_mode import DebugMode
+
+    with DebugMode():
+        yield
+
+
+@contextlib.contextmanager
+def underflow_overflow(loop: Loop) -> Iterator[None]:
+    """Hugging Face's detector, taken off again after the block."""
+    from transformers.debug_utils import DebugUnderflowOverflow
+
+    before = [(module, module._forward_hooks.copy()) for module in loop.model.modules()]
+    DebugUnderflowOverflow(loop.model, max_frames_to_save=21)
+    try:
+        yield
+    finally:
+        for module, hooks in before:
+            module._forward_hooks.clear()
+            module._forward_hooks.update(hooks)
+
+
+Modes = dict[str, Callable[[], AbstractContextManager[Any]]]
+
+
+def tools(loop: Loop, agent: agents.Agent) -> Modes:
+    """Those that are there."""
+    modes: Modes = {
+        "plain": contextlib.nullcontext,
+        "torchmedic": lambda: watching(agent),
+        "anomaly": torch.autograd.detect_anomaly,
+    }
+    if loop.device == "cuda":
+        if importlib.util.find_spec("torch.utils._debug_mode"):
+            modes["debug_mode"] = debug_mode
+        if importlib.util.find_spec("transformers"):
+            modes["underflow_overflow"] = lambda: underflow_overflow(loop)
+    return modes
+
+
+def ratios(loop: Loop, modes: Modes, fast: Sequence[str], seconds: float) -> tuple[float, dict[str, float], int]:
+    """Blocks of all modes in turns: seconds of a plain step, and the median of the ratios of neighbours.
+
+    Args:
+        loop: What is measured.
+        modes: `plain` and others.
+        fast: Those that are measured in every round; the others, which take long, now and then.
+        seconds: How long to go on.
+    """
+    loop.block(20 if loop.device == "cpu" else 5)
+    steps = max(2, int(BLOCK_SECONDS[loop.device] / loop.block(10)))
+    found: dict[str, list[float]] = {mode: [] for mode in modes}
+    plain: list[float] = []
     end = time.monotonic() + seconds
-    while time.monotonic() < end or len(times["plain"]) < 10:
+    for number in itertools.count():
+        if time.monotonic() > end and number >= 10:
+            break
         # Whoever comes first in a round has the warmer or the colder machine: they take turns at that too.
-        for mode in MODES if len(times["plain"]) % 2 else (*reversed(MODES[:2]), MODES[2]):
-            if mode == "torchmedic":
-                hooks.install()
-                # The time that may be spent on looking at numbers is a share of the time under watch.
-                agent.finite._started += time.monotonic() - removed
-            with torch.autograd.detect_anomaly() if mode == "anomaly" else contextlib.nullcontext():
+        order = list(fast) if number % 2 else list(reversed(fast))
+        if number % SLOW_EVERY == 0:
+            order += [mode for mode in modes if mode not in fast]
+        taken = {}
+        for mode in order:
+            with modes[mode]():
                 loop.block(1)  # what has just been put in place is warm
-                times[mode].append(loop.block(steps if mode != "anomaly" else max(2, steps // 4)))
-            if mode == "torchmedic":
-                hooks.remove()
-                removed = time.monotonic()
-    pairs = {mode: [a / b for a, b in zip(times[mode], times["plain"], strict=True)] for mode in MODES}
-    plain = statistics.median(times["plain"])
-    ratio = statistics.median(pairs["torchmedic"])
+                taken[mode] = loop.block(steps if mode in fast else max(1, steps // 8))
+        plain.append(taken["plain"])
+        for mode, value in taken.items():
+            found[mode].append(value / taken["plain"])
+    return statistics.median(plain), {mode: statistics.median(values) for mode, values in found.items()}, len(plain)
+
+
+def compare(name: str, loop: Loop, agent: agents.Agent, seconds: float) -> dict[str, Any]:
+    modes = tools(loop, agent)
+    failed = []
+    for mode in [mode for mode in modes if mode not in ("plain", "torchmedic", "anomaly")]:
+        try:
+            with modes[mode]():
+                loop.block(1)
+        except Exception as error:  # another tool that cannot run this model is no reason to stop
+            del modes[mode]
+            failed.append(f"{mode}: {type(error).__name__}")
+    plain, found, rounds = ratios(loop, modes, ("plain", "torchmedic"), seconds)
     return {
         "model": name,
         "plain_ms": round(plain * 1e3, 3),
-        "torchmedic_ratio": round(ratio, 4),
-        "anomaly_ratio": round(statistics.median(pairs["anomaly"]), 2),
-        "own_us_per_step": round((ratio - 1) * plain * 1e6, 1),
-        "rounds": len(times["plain"]),
-        "target": TARGETS[name],
+        "torchmedic_ratio": round(found["torchmedic"], 4),
+        "anomaly_ratio": round(found["anomaly"], 2),
+        **{f"{mode}_ratio": round(found[mode], 2) for mode in modes if mode in ("debug_mode", "underflow_overflow")},
+        "own_us_per_step": round((found["torchmedic"] - 1) * plain * 1e6, 1),
+        "rounds": rounds,
+        "failed": failed,
+        "target": TARGETS[loop.device][name],
     }
+
+
+def ablate(loop: Loop, agent: agents.Agent, seconds: float) -> str:
+    """What each part costs on this model: the time with everything less the time without the part."""
+    parts = without_parts(agent)
+
+    def missing(part: str) -> Callable[[], AbstractContextManager[Any]]:
+        @contextlib.contextmanager
+        def mode() -> Iterator[None]:
+            with watching(agent), parts[part]():
+                yield
+
+        return mode
+
+    modes: Modes = {"plain": contextlib.nullcontext, "torchmedic": lambda: watching(agent)}
+    modes |= {part: missing(part) for part in parts}
+    with watching(agent):
+        loop.block(50)  # so that there is a copy of the weights, if there will be one
+    plain, found, rounds = ratios(loop, modes, list(modes), seconds)
+    everything = found["torchmedic"]
+    lines = [f"plain {plain * 1e6:.0f} us a step; with torchmedic {everything:.4f}x, {rounds} rounds", ""]
+    lines += ["| part | without it | costs, us a step |", "|---|---|---|"]
+    for part in parts:
+        lines.append(f"| {part} | {found[part]:.4f}x | {(everything - found[part]) * plain * 1e6:.1f} |")
+    return "\n".join(lines)
+
+
+def without_parts(agent: agents.Agent) -> Modes:
+    """How to switch off one part, and on again."""
+    hooks, clock, finite = agent.hooks, agent.clock, agent.finite
+    nothing = agent.pasts.record(sys._getframe(), 0)
+    agent.pasts.calls.clear()
+    return {
+        "numbers (all of it)": lambda: setting(finite, on=False),
+        "numbers: the last backward calls": lambda: setting(agent.pasts, record=lambda frame, update: nothing),
+        "numbers: the copy of the weights": lambda: setting(agent.rewind, offer=lambda *args: None),
+        "notes for a replay": lambda: setting(hooks, _noting=False),
+        "forward passes": lambda: setting(hooks, expect_forward=lambda: None),
+        "black box": lambda: setting(clock, _write=lambda: None),
+    }
+
+
+@contextlib.contextmanager
+def setting(owner: Any, **attributes: Any) -> Iterator[None]:
+    before = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
+    vars(owner).update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            del vars(owner)[name]
+        vars(owner).update(before)
 
 
 def write_microseconds(folder: Path) -> float:
@@ -149,29 +305,36 @@ def start_up_seconds(folder: Path, rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each model")
+    parser.add_argument("--seconds", type=float, help="for each model; 20, on cuda 45")
+    parser.add_argument("--ablate", action="store_true", help="only say what each part costs, on the smallest model")
     parser.add_argument(
         "--clock",
         choices=("wall", "cpu"),
         default="wall",
         help="cpu: the processor time of this process, for a machine that others work on too",
     )
-    parser.add_argument("--starts", type=int, default=7)
+    parser.add_argument("--starts", type=int, help="of Python; 7, on cuda 3")
     parser.add_argument("--output", metavar="NAME", help="write benchmarks/results/NAME.json and NAME.md")
     args = parser.parse_args()
+    on_card = args.device == "cuda"
+    seconds = args.seconds or (45.0 if on_card else 20.0)
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
     warnings.filterwarnings("ignore", message="Anomaly Detection")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "run").mkdir()
-        start_up = start_up_seconds(folder, args.starts)
+        start_up = start_up_seconds(folder, args.starts or (3 if on_card else 7)) if not args.ablate else {}
         agents.install(str(folder / "run"))
         agent = agents.current()
         assert agent is not None
+        agent.hooks.remove()
+        _away.append(time.monotonic())
+        if args.ablate:
+            print(ablate(Loop(mlp, args.device, clock), agent, seconds))
+            return
         # As a user's file would be seen: this one is, and the box is written.
         rows = [
-            compare(build.__name__, Loop(build, args.device, clock), agent, args.seconds)
-            for build in (mlp, cnn, transformer)
+            compare(build.__name__, Loop(build, args.device, clock), agent, seconds) for build in MODELS[args.device]
         ]
         write = write_microseconds(folder)
     result = {
@@ -193,16 +356,20 @@ def main() -> None:
 
 
 def table(result: dict[str, object]) -> str:
-    lines = [
-        "| model | plain, ms | torchmedic | target | detect_anomaly | torchmedic's own, us a step |",
-        "|---|---|---|---|---|---|",
-    ]
     rows = result["steps"]
     assert isinstance(rows, list)
+    others = {"debug_mode_ratio": "DebugMode", "underflow_overflow_ratio": "DebugUnderflowOverflow"}
+    others = {key: title for key, title in others.items() if any(key in row for row in rows)}
+    titles = ["model", "plain, ms", "torchmedic", "target", "detect_anomaly", *others.values()]
+    lines = [
+        "| " + " | ".join([*titles, "torchmedic's own, us a step"]) + " |",
+        "|" + "---|" * (len(titles) + 1),
+    ]
     for row in rows:
+        cells = [f"{row[key]:.2f}x" if key in row else "-" for key in others]
         lines.append(
             f"| {row['model']} | {row['plain_ms']:.2f} | {row['torchmedic_ratio']:.3f}x | {row['target']:.2f}x "
-            f"| {row['anomaly_ratio']:.2f}x | {row['own_us_per_step']:.0f} |"
+            f"| {row['anomaly_ratio']:.2f}x | {''.join(cell + ' | ' for cell in cells)}{row['own_us_per_step']:.0f} |"
         )
     start_up = result["start_up_s"]
     assert isinstance(start_up, dict)

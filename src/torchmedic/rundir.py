@@ -10,6 +10,8 @@ rank<N>[.<pid>]/            one folder per watched process
     .spare                  room that is given up when something has failed, there only during the run
     repro-<n>.json          the operation that failed, with its values in repro-<n>.safetensors
 .confidential               there if no value may be kept
+.no-checkup                 there if nobody shall look for mistakes that raise nothing
+kernel.txt, gpu.json        what the parent knows of the GPU: see gpu_files.py
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ _PARTS = ".parts"
 _SPARE = ".spare"
 _SPARE_SIZE = 64 * 1024
 _CONFIDENTIAL = ".confidential"
+_NO_CHECKUP = ".no-checkup"
 
 
 def create(requested: str | None, script: str, cwd: Path, job: str | None = None) -> Path:
@@ -147,6 +150,15 @@ def mark_confidential(run: Path) -> None:
 
 def is_confidential(run: Path) -> bool:
     return (run / _CONFIDENTIAL).exists()
+
+
+def mark_no_checkup(run: Path) -> None:
+    """Tell every process of the run that it shall not look for mistakes that raise nothing."""
+    (run / _NO_CHECKUP).touch(mode=0o600)
+
+
+def wants_checkup(run: Path) -> bool:
+    return not (run / _NO_CHECKUP).exists()
 
 
 def claim_process_folder(run: Path, rank: int) -> Path:

@@ -25,12 +25,17 @@ CGROUP_VARIABLE = "TORCHMEDIC_CGROUP_ROOT"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of `torchmedic run`. Each has a flag, a key in [tool.torchmedic] and a TORCHMEDIC_* variable."""
+    """Settings of `torchmedic run`. Each has a key in [tool.torchmedic], a TORCHMEDIC_* variable and mostly a flag.
+
+    `checkup` is whether to look for mistakes that raise nothing (TM6xx), `ignore` the codes of those not to be told of.
+    """
 
     output: str | None = None
     format: Format = "full"
     fail_on: FailOn = "never"
     confidential: bool = False
+    checkup: bool = True
+    ignore: tuple[str, ...] = ()
 
 
 def load(flags: Mapping[str, Any], *, folder: Path, environ: Mapping[str, str] | None = None) -> Settings:
@@ -85,8 +90,11 @@ def _from_pyproject(folder: Path) -> dict[str, Any]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    return {
+    given: dict[str, Any] = {
         name: environ[f"TORCHMEDIC_{name.upper()}"]
         for name in Settings.__struct_fields__
         if environ.get(f"TORCHMEDIC_{name.upper()}")
     }
+    if "ignore" in given:
+        given["ignore"] = given["ignore"].replace(",", " ").split()
+    return given

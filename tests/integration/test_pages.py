@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from pathlib import Path
 
 import pytest
 from memory_limit import MARK, run_limited
-from running import Finished, marked_line, run_script
+from pages import PAGES, check_failure, check_health, kinds, scripts
+from running import Finished, run_script
 
 from torchmedic.diagnose import catalogue
-
-PAGES = Path(__file__).parents[2] / "docs" / "diagnoses"
-FENCE = re.compile(r"^```python (fails|passes)[^\n]*\n(.*?)^```$", re.M | re.S)
-
-
-def scripts(kind: str) -> list[object]:
-    found = []
-    for page in sorted(PAGES.glob("TM*.md")):
-        code = page.name.split("-")[0]
-        blocks = [body for kind_found, body in FENCE.findall(page.read_text()) if kind_found == kind]
-        found += [pytest.param(code, body, id=f"{code}-{number}") for number, body in enumerate(blocks)]
-    return found
 
 
 def run_page(folder: Path, source: str) -> Finished:
@@ -31,29 +19,19 @@ def run_page(folder: Path, source: str) -> Finished:
 
 @pytest.mark.parametrize(("code", "source"), scripts("fails"))
 def test_the_failing_script_is_diagnosed_at_its_line(tmp_path: Path, code: str, source: str) -> None:
-    finished = run_page(tmp_path, source)
-
-    diagnosis = finished.only
-    assert diagnosis.code == code, finished.stderr
-    assert diagnosis.cause_location is not None, finished.stderr
-    where = (diagnosis.cause_location.file, diagnosis.cause_location.line)
-    assert where == ("train.py", marked_line(source)), finished.stderr
-    assert f"[{code}]" in finished.stderr
+    check_failure(code, source, run_page(tmp_path, source))
 
 
 @pytest.mark.parametrize(("code", "source"), scripts("passes"))
 def test_the_cured_twin_is_healthy(tmp_path: Path, code: str, source: str) -> None:
-    finished = run_page(tmp_path, source)
-
-    assert finished.returncode == 0, finished.stderr
-    assert finished.report.diagnoses == ()
+    check_health(run_page(tmp_path, source))
 
 
 def test_every_rule_has_its_page_with_both_scripts() -> None:
     for entry in catalogue.entries():
         page = PAGES / f"{entry.code}-{entry.name}.md"
         assert page.is_file(), page
-        assert {kind for kind, _ in FENCE.findall(page.read_text())} == {"fails", "passes"}, page
+        assert kinds(page) == {"fails", "passes"}, page
 
 
 def test_every_page_has_its_rule() -> None:

@@ -19,6 +19,7 @@ NAME = "report"
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, or its report.json")
     parser.add_argument("-f", "--format", choices=("full", "concise", "json"), default="full")
+    parser.add_argument("--notes", action="store_true", help="show notes too: advice about what does no harm")
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -33,13 +34,14 @@ def execute(args: argparse.Namespace) -> int:
         sys.stdout.write(encode(report).decode())
         return ExitStatus.OK
     console = stdout_console()
-    for number, diagnosis in enumerate(report.diagnoses):
+    shown = [diagnosis for diagnosis in report.diagnoses if args.notes or diagnosis.severity != "note"]
+    for number, diagnosis in enumerate(shown):
         if args.format == "concise":
             terminal.print_concise(console, diagnosis)
             continue
         if number:
             console.print()
         terminal.print_full(console, diagnosis, folder)
-    if not report.diagnoses:
+    if not shown:
         console.print(f"nothing was found: {report.outcome.steps} steps, exit status {report.outcome.exit_status}")
     return ExitStatus.OK

@@ -35,6 +35,14 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--confidential", action="store_true", default=None, help="no source and no values in what is written"
     )
+    parser.add_argument(
+        "--no-checkup",
+        "--no_checkup",
+        dest="checkup",
+        action="store_false",
+        default=None,
+        help="do not look for mistakes that raise nothing (TM6xx)",
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as with python -m")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="script.py ...", help="the script and its arguments"
@@ -51,7 +59,7 @@ def execute(args: argparse.Namespace) -> int:
         command = command[1:]
     if not command:
         raise UsageError("nothing to run (torchmedic run script.py, run -m module, or run -- command)")
-    flags = {name: getattr(args, name) for name in ("output", "format", "fail_on", "confidential")}
+    flags = {name: getattr(args, name) for name in ("output", "format", "fail_on", "confidential", "checkup")}
     settings = load(flags, folder=Path.cwd())
     if is_command:
         return run(command, settings, name=command[-1] if len(command) == 1 else _script_of(command), hide=False)

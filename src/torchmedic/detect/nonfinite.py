@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import msgspec
 import torch
+
+from torchmedic.observe.batches import items_of
+from torchmedic.observe.past import Past
 
 What = Literal["loss", "gradient", "rate", "update", "scale"]
 At = Literal["backward", "step", "update"]
@@ -42,10 +46,27 @@ def turned_bad(optimizer: Any, what: What, at: At, agent: Any) -> TurnedBad:
         stepping=optimizer,
         bad=tuple(tensor for tensor in parameters if tensor.grad is not None and not is_finite(tensor.grad)),
         damaged=tuple(tensor for tensor in parameters if not is_finite(tensor)),
-        batch_indices=tuple(indices) if isinstance(indices, list | tuple) else () if indices is None else (indices,),
+        batch_indices=as_tuple(indices),
         loss=watch.last_losses[-1] if watch.last_losses else None,
         losses=tuple(watch.losses.get(watch.last_key, ())),
     )
+
+
+def of_call(incident: TurnedBad, call: Past) -> TurnedBad:
+    """The same incident, dated back to the call of backward that is taken for its cause."""
+    items = items_of(call.origin)
+    is_known = call.loss is not None and math.isfinite(call.loss)
+    return msgspec.structs.replace(
+        incident,
+        what="gradient" if is_known else incident.what,
+        step=call.step,
+        loss=call.loss,
+        batch_indices=as_tuple(items),
+    )
+
+
+def as_tuple(items: Any) -> tuple[Any, ...]:
+    return tuple(items) if isinstance(items, list | tuple) else () if items is None else (items,)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

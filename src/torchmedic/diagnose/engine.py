@@ -14,7 +14,12 @@ _GRADES = ("proven", "likely", "possible")
 
 
 def diagnose(evidence: Any, rules: Iterable[str]) -> Diagnosis:
-    """The diagnosis of one incident; TM900 where no rule can bear a claim out.
+    """The diagnosis of one incident; TM900 where no rule can bear a claim out."""
+    return ask(evidence, rules) or not_explained(evidence)
+
+
+def ask(evidence: Any, rules: Iterable[str]) -> Diagnosis | None:
+    """The best-graded answer of some rules, if one of them has any.
 
     The order of the registry breaks ties. A rule that crashes is contained and counts as silent.
     """
@@ -29,6 +34,4 @@ def diagnose(evidence: Any, rules: Iterable[str]) -> Diagnosis:
             found.append(diagnosis)
             if diagnosis.grade == "proven":
                 break
-    if not found:
-        return not_explained(evidence)
-    return min(found, key=lambda diagnosis: _GRADES.index(diagnosis.grade))
+    return min(found, key=lambda diagnosis: _GRADES.index(diagnosis.grade), default=None)

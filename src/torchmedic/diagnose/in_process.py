@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from torchmedic.detect.device_errors import DeviceFault, device_fault_of
 from torchmedic.detect.echoes import is_echo
 from torchmedic.detect.exceptions import raised
+from torchmedic.detect.incident import LoopIncident
 from torchmedic.detect.nonfinite import At, What, turned_bad
 from torchmedic.diagnose import registry
-from torchmedic.diagnose.engine import diagnose
+from torchmedic.diagnose.engine import ask, diagnose
+from torchmedic.diagnose.lost_device import explain
+from torchmedic.diagnose.suppression import is_suppressed
 from torchmedic.observe.batches import tensors_in_frames
 from torchmedic.observe.frames import user_frame
+from torchmedic.observe.loss_graph import LossGraph
+from torchmedic.observe.unreached import Unreached
 from torchmedic.records import Diagnosis
+from torchmedic.replay.check_up import CheckUp
 from torchmedic.replay.echo import EchoEvidence, asks_about_number, complains_of_number
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.frames import Frame
+from torchmedic.replay.loop import LoopEvidence
+from torchmedic.replay.lost_device import LostDevice, lost_context
 from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.repro import recorder
 from torchmedic.rundir import release, write_diagnosis
@@ -23,11 +33,20 @@ from torchmedic.rundir import release, write_diagnosis
 # The operation behind a diagnosis that is not published yet.
 _waiting: list[tuple[Diagnosis, recorder.Recording | None]] = []
 
+# What has been said of mistakes that raise nothing: code and line.
+_said: set[tuple[str, str, int]] = set()
+
 
 def exception(error: BaseException, agent: Any) -> None:
     """Called by the agent while the frames of `error` are alive."""
     release(agent.folder)
     if is_echo(error, agent):
+        return
+    fault = device_fault_of(error)
+    if fault is not None and fault.may_be_echo:
+        fault = device_fault_of(lost_context()) or fault  # a library that only noticed
+    if fault is not None and fault.sticky:
+        _lost(error, fault, agent)
         return
     incident = raised(error, agent)
     evidence = RaisedEvidence(incident)
@@ -42,6 +61,29 @@ def exception(error: BaseException, agent: Any) -> None:
     recording = recorder.of_exception(evidence, diagnosis, agent)
     if recording is not None:
         recording.write(agent.folder, number)
+
+
+def device_died(error: BaseException, frame: FrameType, agent: Any) -> None:
+    """Called by the agent when a device is found dead before the user's own code has come to notice it."""
+    fault = device_fault_of(error)
+    if fault is not None and fault.sticky:
+        release(agent.folder)
+        _lost(error, fault, agent, frame)
+
+
+def _lost(error: BaseException, fault: DeviceFault, agent: Any, frame: FrameType | None = None) -> None:
+    batches = agent.batches.recent()
+    incident = raised(error, agent)
+    agent.events.write("exception", symptom=incident.symptom, step=incident.step, phase=incident.phase)
+    if agent.device_lost:
+        return  # it has been explained: what comes now is its echo
+    agent.device_lost = True
+    with LostDevice(incident, fault, batches, frame) as lost:
+        diagnosis, evidence = explain(lost)
+        number = write_diagnosis(agent.folder, diagnosis)
+        recording = recorder.of_exception(evidence, diagnosis, agent) if evidence is not None else None
+        if recording is not None:
+            recording.write(agent.folder, number)
 
 
 def _older(evidence: EchoEvidence) -> Diagnosis | None:
@@ -82,3 +124,35 @@ def publish(diagnosis: Diagnosis, agent: Any) -> None:
         if known is diagnosis and recording is not None:
             recording.write(agent.folder, number)
     _waiting.clear()
+
+
+def silent(incidents: list[LoopIncident], agent: Any) -> None:
+    """Called by the agent when the loop is seen to do what cannot be meant. The run goes on."""
+    for incident in incidents:
+        diagnosis = ask(LoopEvidence(incident, agent), registry.SILENT)
+        if diagnosis is not None:
+            publish_silent(diagnosis, agent)
+
+
+def check_up(graphs: Sequence[LossGraph], unreached: Unreached | None, frame: FrameType | None, agent: Any) -> None:
+    """Called by the agent when the first steps have been looked at. The run goes on."""
+    optimized = [
+        tensor for optimizer in agent.clock.optimizers for group in optimizer.param_groups for tensor in group["params"]
+    ]
+    evidence = CheckUp(graphs, frame, optimized=optimized, unreached=unreached, rank=agent.rank)
+    for rule in registry.CHECKUP:
+        diagnosis = ask(evidence, (rule,))
+        if diagnosis is not None:
+            publish_silent(diagnosis, agent)
+
+
+def publish_silent(diagnosis: Diagnosis, agent: Any) -> None:
+    """Say of a mistake that raises nothing, once per code and line, unless the user has said not to."""
+    cause = diagnosis.cause_location
+    key = (diagnosis.code, cause.file, cause.line) if cause is not None else (diagnosis.code, "", 0)
+    if key in _said or is_suppressed(diagnosis):
+        return
+    _said.add(key)
+    agent.open()
+    agent.events.write("silent", code=diagnosis.code, step=diagnosis.step)
+    write_diagnosis(agent.folder, diagnosis)

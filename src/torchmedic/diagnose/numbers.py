@@ -85,11 +85,7 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
     incident = evidence.incident
     if not evidence.loss_is_bad and incident.loss is not None and math.isfinite(incident.loss):
         draft.because(f"the loss itself is finite: {number(incident.loss)}")
-    if evidence.stand_ins is not None:
-        draft.because(
-            f"{len(evidence.stand_ins)} weights were not finite any more when this was noticed; the step was replayed "
-            "with stand-ins for them, and failed by itself"
-        )
+    draft.because(evidence.history)
     if evidence.faithful is False and evidence.played is not None:
         roots = [root.detach() for root in evidence.played.roots if root.numel() == 1]
         draft.because(

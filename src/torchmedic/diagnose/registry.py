@@ -18,6 +18,12 @@ RAISED: tuple[str, ...] = (
     "process.disk_full",
     "memory.host_memory_exhausted",
     "process.worker_killed",
+    "devices.cuda_in_forked_process",
+    "devices.cuda_not_available",
+    "devices.invalid_device_ordinal",
+    "devices.driver_mismatch",
+    "devices.no_kernel_for_gpu",
+    "devices.cuda_library_error",
     "process.unequal_samples",
     "process.dataset_exception",
     "autograd.inplace_on_saved_tensor",
@@ -78,6 +84,20 @@ RAISED: tuple[str, ...] = (
     "graph.broadcast_mismatch",
 )
 
+# Asked of the exception that a step raised on the CPU, when it was run again because its device had died.
+SHADOWED: tuple[str, ...] = (
+    "devices.label_out_of_range",
+    "devices.index_out_of_range",
+    "devices.value_out_of_domain",
+)
+
+# Asked of a device that died, where running the step on the CPU did not show why.
+LOST: tuple[str, ...] = (
+    "devices.device_side_assert",
+    "devices.illegal_memory_access",
+    "devices.gpu_hardware_fault",
+)
+
 # Asked in the process in which NaN or infinity is about to reach the weights.
 NUMBERS: tuple[str, ...] = (
     "numbers.nonfinite_optimizer_update",
@@ -101,6 +121,35 @@ NUMBERS: tuple[str, ...] = (
     "numbers.nonfinite_operation",
 )
 
+# Asked of a loop that does what cannot be meant, while it goes on.
+SILENT: tuple[str, ...] = (
+    "loop.gradients_never_cleared",
+    "loop.gradients_cleared_inside_accumulation",
+    "loop.gradients_cleared_before_step",
+    "loop.step_without_backward",
+    "loop.clip_before_unscale",
+    "loop.unregistered_layers",
+    "loop.optimizer_of_replaced_parameters",
+    "loop.frozen_optimizer",
+    "loop.zero_learning_rate",
+    "loop.schedule_before_update",
+    "loop.training_in_eval_mode",
+    "loop.validation_in_train_mode",
+    "loop.same_batch_every_step",
+    "loop.classes_in_order",
+)
+
+# Asked of the first steps, each rule for itself: what their graphs show.
+CHECKUP: tuple[str, ...] = (
+    "silent.loss_without_way_back",
+    "silent.broadcast_in_loss",
+    "silent.activation_applied_twice",
+    "silent.target_out_of_reach",
+    "silent.all_gradients_zero",
+    "silent.dead_relu_layer",
+    "silent.parameters_cut_off",
+)
+
 # Asked in the parent, of a process that is gone.
 DEATHS: tuple[str, ...] = (
     "process.segmentation_fault",
@@ -115,7 +164,7 @@ DEATHS: tuple[str, ...] = (
 # Asked by nobody: what remains when all others are silent.
 LAST: tuple[str, ...] = ("unknown",)
 
-ALL: tuple[str, ...] = (*RAISED, *NUMBERS, *DEATHS, *LAST)
+ALL: tuple[str, ...] = (*RAISED, *LOST, *NUMBERS, *SILENT, *CHECKUP, *DEATHS, *LAST)
 
 
 def module_name(rule: str) -> str:

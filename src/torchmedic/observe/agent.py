@@ -22,16 +22,22 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 
 from torchmedic import contained as containment
 from torchmedic.contained import contained
-from torchmedic.observe import endings, workers
+from torchmedic.observe import cuda_start, endings, workers
 from torchmedic.observe.batches import Batches
 from torchmedic.observe.blackbox import BlackBox
+from torchmedic.observe.checkup import Checkup
 from torchmedic.observe.clock import Clock
+from torchmedic.observe.device_marks import DeviceMarks
 from torchmedic.observe.events import Events
 from torchmedic.observe.finite import FiniteWatch
+from torchmedic.observe.habit_hooks import HabitHooks
+from torchmedic.observe.habits import Habits
 from torchmedic.observe.hooks import Hooks
 from torchmedic.observe.notes import StepNotes
+from torchmedic.observe.past import Pasts
+from torchmedic.observe.rewind import Rewind
 from torchmedic.records import Fault
-from torchmedic.rundir import BLACK_BOX, STACKS, claim_process_folder, reserve
+from torchmedic.rundir import BLACK_BOX, STACKS, claim_process_folder, reserve, wants_checkup
 from torchmedic.settings import rank
 
 _agent: Agent | None = None
@@ -48,8 +54,15 @@ class Agent:
         self.folder: Path | None = None
         self.events: Events | None = None
         self.notes = StepNotes()
-        self.finite = FiniteWatch(self)
-        self.hooks = Hooks(self.clock, self.batches, self.notes, self.finite)
+        self.pasts = Pasts(self.notes, self.batches, self.clock)
+        self.rewind = Rewind()
+        self.finite = FiniteWatch(self, self.pasts, self.rewind)
+        self.habits = Habits(self._look_at_loop)
+        self.hooks = Hooks(self.clock, self.batches, self.notes, self.finite, self.rewind, self.habits)
+        self.checkup = self.hooks.checkup = Checkup(self)
+        self._suspected: set[Any] = set()  # of the loop, which the rules have been asked about
+        self.marks = DeviceMarks()
+        self.device_lost = False  # and that has been explained
         self._stacks: Any = None
         self._catches = False
 
@@ -108,10 +121,50 @@ class Agent:
             # Nothing can be written, perhaps on a full disk: then only the user can be told.
             sys.stderr.write(f"torchmedic: a fault of its own was contained, the run goes on ({fault.error})\n")
 
+    @contained("observe.silent")
+    def check_up(self, graphs: Any, frame: FrameType) -> None:
+        """The graphs of the first steps are known."""
+        self._ask_about_step(graphs, None, frame)
+
+    @contained("observe.silent")
+    def left_out(self, unreached: Any, frame: FrameType | None) -> None:
+        """Some parameters had no gradient in several steps."""
+        self._ask_about_step((), unreached, frame)
+
+    def _ask_about_step(self, graphs: Any, unreached: Any, frame: FrameType | None) -> None:
+        if not self.finite.on or self.device_lost:
+            return  # something else went wrong, and has been said
+        self.hooks.paused = True
+        try:
+            _later_stages().check_up(graphs, unreached, frame, self)
+        finally:
+            self.hooks.paused = False
+
+    @contained("observe.silent")
+    def _look_at_loop(self, habits: Habits) -> None:
+        """There is enough in the ledger to be judged."""
+        if not self.finite.on or self.device_lost:
+            return  # something else went wrong, and has been said
+        incidents = [
+            incident
+            for incident in importlib.import_module("torchmedic.detect.silent").incidents(habits)
+            if (incident.kind, incident.cause) not in self._suspected
+        ]
+        if not incidents:
+            return
+        self._suspected.update((incident.kind, incident.cause) for incident in incidents)
+        self.hooks.paused = True
+        try:
+            _later_stages().silent(incidents, self)
+        finally:
+            self.hooks.paused = False
+
     @contained("observe.exception")
     def raised(self, error: BaseException) -> None:
         """An exception has ended this process's work: find out why, while its frames are alive."""
         self.open()
+        self.habits.stop()
+        self.checkup.stop()
         self.hooks.paused = True
         try:
             with workers.undisturbed():
@@ -134,6 +187,24 @@ class Agent:
         """It has reached the weights, or is about to."""
         _later_stages().publish(finding, self)
 
+    @contained("observe.nonfinite")
+    def device_died(self, error: BaseException, frame: FrameType) -> None:
+        """The device has failed before the user's own code has come to notice it."""
+        self.open()
+        self.hooks.paused = True
+        try:
+            _later_stages().device_died(error, frame, self)
+        finally:
+            self.hooks.paused = False
+
+    def mark(self, what: str) -> None:
+        """Have the device say when it has come this far."""
+        self.marks.mark(what, self.clock.step, self.clock.file, self.clock.line)
+
+    def usual_step(self) -> tuple[int, float]:
+        """The number of the step under way, and how many seconds one takes."""
+        return self.clock.step, self.clock.usual_step
+
     @contained("observe.giving_up")
     def gives_up(self, frame: FrameType) -> None:
         """The script is about to leave by `sys.exit`, with no exception under way."""
@@ -149,6 +220,8 @@ class Agent:
     def exiting(self) -> None:
         if self.clock.box is not None:
             self.clock.box.mark_clean_exit()
+        self.habits.judge()
+        self.checkup.exiting()
 
     @contained("observe.fork")
     def forked(self) -> None:
@@ -156,6 +229,8 @@ class Agent:
         if self.events is not None:
             self.events.close()
         self.folder = self.events = None
+        self.habits.reset()
+        self.checkup.stop()
         if self._catches:
             faulthandler.disable()
             self._catches = False
@@ -187,7 +262,12 @@ def install(run_dir: str) -> None:
     contained("observe.signals")(agent.catch_fatal_signals)()
     contained("observe.signals")(agent.share_worker_signals)()
     agent.hooks.install()
+    if wants_checkup(agent.run):
+        contained("observe.install")(HabitHooks(agent.habits, agent.hooks).install)()
+        agent.habits.start()
+        contained("observe.checkup")(agent.checkup.start)()
     contained("observe.worker")(workers.install)()
+    contained("observe.cuda_start")(cuda_start.install)()
     contained("observe.endings")(endings.install)(_on_exception, _on_child_end, _on_giving_up)
     os.register_at_fork(after_in_child=_on_fork)
     atexit.register(_on_exit)

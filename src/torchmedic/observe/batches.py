@@ -35,6 +35,13 @@ class _Earlier(NamedTuple):
     batch: Any  # only where a library asked, which may be a batch ahead of the user and holds it too
 
 
+class HostBatch(NamedTuple):
+    """A batch in host memory, and which items of the dataset it was made of."""
+
+    whole: Any
+    items: Any
+
+
 class Batches:
     """References to the last batch that a DataLoader yielded, with its dataset indices.
 
@@ -51,6 +58,9 @@ class Batches:
         self._indices: Any = None
         self._source: weakref.ref[Any] | None = None
         self.number = -1
+        self.nbytes = 0  # of the last batch
+        self.on_host = True  # all of it
+        self.is_shared = False  # it lies in memory that workers and this process share, of which there may be little
 
     def index_drawn(self, iterator: Any, index: Any) -> None:
         """The sampler gave the indices of a coming batch; with workers, several are under way."""
@@ -84,8 +94,7 @@ class Batches:
     @property
     def indices(self) -> Any:
         """The items of the last batch, as indices of the user's own dataset."""
-        iterator = self._source() if self._source is not None else None
-        return through_subsets(getattr(iterator, "_dataset", None), self._indices)
+        return items_of(self.origin)
 
     def under_way(self, iterator: Any) -> dict[int, Any]:
         """The indices of the last batch that was taken and of all later ones, by their number in this pass."""
@@ -104,7 +113,10 @@ class Batches:
         self.number += 1
         self._direct = direct
         tensors = list(tensors_in(batch))
-        if sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided) <= _STRONG_LIMIT:
+        self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
+        self.on_host = all(tensor.is_cpu for tensor in tensors)
+        self.is_shared = self.on_host and bool(tensors) and tensors[0].is_shared()
+        if self.nbytes <= _STRONG_LIMIT:
             self._strong = batch
         else:
             self._weak = [weakref.ref(tensor) for tensor in tensors]
@@ -129,6 +141,20 @@ class Batches:
                 return True
         return False
 
+    def recent(self) -> list[HostBatch]:
+        """The batches that may be in use and are held here: the last one, and those before it that a library fetched.
+
+        To be asked before `settle`, which makes up its mind by what it can see.
+        """
+        known = [(self._strong, self.origin)]
+        known += [(earlier.batch, (earlier.indices, earlier.source)) for earlier in reversed(self._earlier)]
+        return [HostBatch(whole, items_of(origin)) for whole, origin in known if whole is not None]
+
+    @property
+    def origin(self) -> tuple[Any, weakref.ref[Any] | None]:
+        """The drawn indices of the last batch and the iterator that drew them, for `items_of`."""
+        return self._indices, self._source
+
     @property
     def whole(self) -> Any:
         """The last batch as it was yielded; None where it was too big to hold."""
@@ -139,6 +165,13 @@ class Batches:
         if self._strong is not None:
             return list(tensors_in(self._strong))
         return [tensor for reference in self._weak if (tensor := reference()) is not None]
+
+
+def items_of(origin: tuple[Any, weakref.ref[Any] | None]) -> Any:
+    """The items of a batch, as indices of the user's own dataset."""
+    indices, source = origin
+    iterator = source() if source is not None else None
+    return through_subsets(getattr(iterator, "_dataset", None), indices)
 
 
 def _storage(tensor: torch.Tensor) -> int | None:

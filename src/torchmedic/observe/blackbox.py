@@ -12,8 +12,8 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import time
 from pathlib import Path
+from time import time as now
 
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import PHASES, BoxContents, Moment
@@ -47,9 +47,10 @@ class BlackBox:
         finally:
             os.close(descriptor)
         self._sequence = 0
+        self._pack = _SLOT.pack_into
         self._files: dict[str, int] = {}
         self._table_end = _TABLE_AT
-        _HEADER.pack_into(self._map, 0, MAGIC, VERSION, SLOTS, os.getpid(), time.time(), 0)
+        _HEADER.pack_into(self._map, 0, MAGIC, VERSION, SLOTS, os.getpid(), now(), 0)
 
     def write(
         self,
@@ -67,11 +68,11 @@ class BlackBox:
         if name is None:
             name = self._enter(file)
         sequence = self._sequence = self._sequence + 1
-        _SLOT.pack_into(
+        self._pack(
             self._map,
             _RING_AT + (sequence % SLOTS) * 64,
             sequence,
-            time.time(),
+            now(),
             step & 0xFFFFFFFF,
             micro_step & 0xFFFFFFFF,
             phase,
@@ -97,17 +98,6 @@ class BlackBox:
 
     def mark_clean_exit(self) -> None:
         _CLEAN_EXIT.pack_into(self._map, _CLEAN_EXIT_AT, 1)
-
-
-def _allocate(descriptor: int) -> None:
-    """Make the file as long as it will be, with room on the disk for all of it.
-
-    Writing to a mapped file that has a hole where the disk is full ends the process with SIGBUS.
-    """
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, _SIZE)
-    else:
-        os.ftruncate(descriptor, _SIZE)
 
 
 def read(path: Path) -> BoxContents:

@@ -8,14 +8,14 @@ share a step, and an accumulation cycle is one step of several *micro-steps* (ba
 from __future__ import annotations
 
 import sys
-import time
 import weakref
 from collections.abc import Callable
-from types import FrameType
+from time import monotonic
+from types import CodeType, FrameType
 from typing import Any
 
 from torchmedic.observe.blackbox import BlackBox
-from torchmedic.observe.frames import user_frame
+from torchmedic.observe.frames import is_user_file, verdicts
 from torchmedic.observe.memory import MemoryGauge
 from torchmedic.records import PHASES, Phase
 
@@ -32,11 +32,13 @@ class Clock:
         self.step = 0
         self.micro_step = 0
         self.phase = OTHER
-        self.phase_started = time.monotonic()
+        self.phase_started = monotonic()
         self.file = ""
         self.line = 0
-        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._stepped: set[int] = set()  # identities; a WeakSet is asked too slowly for every event
+        self.optimizer_count = 0  # of those that live
+        self._optimizers: dict[int, weakref.ref[Any]] = {}  # a WeakSet is asked too slowly for every event
+        self._stepped: set[int] = set()  # identities
+        self._lines: dict[tuple[int, int], tuple[CodeType, int]] = {}
         self._gauge = MemoryGauge()
         self.usual_step = 0.0  # seconds, a running average
         self._step_closed: float | None = None
@@ -45,33 +47,62 @@ class Clock:
     def phase_name(self) -> Phase:
         return PHASES[self.phase]
 
-    def enter(self, phase: int, frame: FrameType | None = None) -> None:
-        """Begin a phase at the user's current line."""
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers that live, in the order in which they were built."""
+        return [optimizer for reference in self._optimizers.values() if (optimizer := reference()) is not None]
+
+    def enter(self, phase: int, frame: FrameType | None = None) -> FrameType | None:
+        """Begin a phase at the user's current line; returns the user's frame.
+
+        Called several times a step, so it does by itself what `user_frame` does.
+        """
         self.phase = phase
-        self.phase_started = time.monotonic()
-        user = user_frame(frame if frame is not None else sys._getframe(1))
-        if user is not None:
-            self.file = user.f_code.co_filename
-            self.line = user.f_lineno
+        self.phase_started = monotonic()
+        if frame is None:
+            frame = sys._getframe(1)
+        known = verdicts.get
+        while frame is not None:
+            filename = frame.f_code.co_filename
+            verdict = known(filename)
+            if is_user_file(filename) if verdict is None else verdict:
+                self.file = filename
+                code = frame.f_code
+                key = (id(code), frame.f_lasti)
+                place = self._lines.get(key)
+                if place is None:
+                    place = self._remember(key, code, frame.f_lineno)
+                self.line = place[1]
+                break
+            frame = frame.f_back
         if self.box is None and phase == BACKWARD and self.open_box is not None:
             self.open_box()
         self._write()
+        return frame
+
+    def _remember(self, key: tuple[int, int], code: CodeType, line: int) -> tuple[CodeType, int]:
+        """Lines by place, as a frame takes long to say its own. The code is kept so that its identity stays its own."""
+        if len(self._lines) > 4096:
+            self._lines.clear()
+        place = self._lines[key] = (code, line)
+        return place
 
     def leave(self) -> None:
         """End a phase at the line at which it began."""
         self.phase = OTHER
-        self.phase_started = time.monotonic()
+        self.phase_started = monotonic()
         self._write()
 
     def _write(self) -> None:
-        if self.box is None:
+        box = self.box
+        if box is None:
             return
         gauge = self._gauge
         if self.phase_started >= gauge.due:
             gauge.read(self.phase_started)
-        self.box.write(
-            self.phase, self.step, self.micro_step, self.updates, self.file, self.line, gauge.rss, gauge.device
-        )
+        step = self.step
+        updates = step + 1 if self._stepped else step
+        box.write(self.phase, step, self.micro_step, updates, self.file, self.line, gauge.rss, gauge.device)
 
     def data_requested(self) -> None:
         self._close_step()
@@ -80,14 +111,25 @@ class Clock:
         self.micro_step += 1
 
     def optimizer_built(self, optimizer: Any) -> None:
-        self.optimizers.add(optimizer)
+        key = id(optimizer)
+        living = self._optimizers
+
+        def gone(reference: Any) -> None:
+            if living.get(key) is reference:
+                del living[key]
+                self.optimizer_count = len(living)
+
+        living[key] = weakref.ref(optimizer, gone)
+        self.optimizer_count = len(living)
 
     def optimizer_stepped(self, optimizer: Any) -> None:
-        if id(optimizer) in self._stepped:
+        key = id(optimizer)
+        if key in self._stepped:
             self._close_step()
-        self._stepped.add(id(optimizer))
-        self.optimizers.add(optimizer)
-        if len(self._stepped) >= len(self.optimizers):
+        self._stepped.add(key)
+        if key not in self._optimizers:
+            self.optimizer_built(optimizer)
+        if len(self._stepped) >= self.optimizer_count:
             self._close_step()
 
     @property
@@ -100,7 +142,7 @@ class Clock:
             self._stepped.clear()
             self.step += 1
             self.micro_step = 0
-            now = time.monotonic()
+            now = monotonic()
             if self._step_closed is not None:
                 took = now - self._step_closed
                 self.usual_step += 0.1 * (took - self.usual_step) if self.usual_step else took

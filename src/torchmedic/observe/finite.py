@@ -1,9 +1,10 @@
 """Whether the loss, the gradients and the weights are finite, asked so that nothing waits and next to nothing is spent.
 
-The loss is read when backward begins: at once on the CPU; on CUDA it is copied to pinned memory behind an event, and
-looked at when the optimizer is about to step. Gradients are looked at there too, on the CPU all of them as long as that
-stays within a small share of the run's time, else the first and now and then another; and so are the weights after
-the step.
+The loss is read when backward begins: at once on the CPU; on a device that is read late it is copied to pinned memory
+behind an event, and looked at when the optimizer is about to step. Gradients are looked at there too, but only on the
+CPU: all of them as long as that stays within a small share of the run's time, else the first and now and then another;
+and so are the weights after the step. What a bad gradient does on a late device shows in the next loss; for that the
+last calls of backward and a copy of the weights are kept (`past`, `rewind`).
 
 A bad loss on the CPU is examined at once, while its batch is there, but nothing is said before an update is about to
 use its gradients: a script may well drop them.
@@ -21,6 +22,10 @@ from typing import Any, Protocol
 
 import torch
 
+from torchmedic.observe import late
+from torchmedic.observe.past import Past, Pasts
+from torchmedic.observe.rewind import Rewind
+
 _NODES = 2000  # of a graph that is walked to its leaves
 _SMALL_ROOT = 4096  # elements of a loss that is looked at whole
 _ALLOWANCE = 0.05  # seconds that may be spent on gradients in any case
@@ -31,6 +36,7 @@ _EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether t
 _LOSSES = 100  # of the last steps, kept for the trend
 _SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
 _SKIPPED = 25  # steps in a row that GradScaler skips at all
+_PLACES = 16  # losses of a late device that are under way at a time
 
 
 class Examiner(Protocol):
@@ -42,13 +48,35 @@ class Examiner(Protocol):
     def publish(self, finding: Any) -> None:
         """It matters."""
 
+    def device_died(self, error: BaseException, frame: FrameType) -> None:
+        """A device has failed, which was seen when a loss was to be read."""
+
+    def usual_step(self) -> tuple[int, float]:
+        """The number of the step, and how many seconds one takes."""
+
+    def mark(self, what: str) -> None:
+        """Have the device say when it has come this far."""
+
+
+class Optimizers(Protocol):
+    """Whoever knows the optimizers."""
+
+    optimizer_count: int
+
+    @property
+    def optimizers(self) -> list[Any]: ...
+
 
 class FiniteWatch:
     """Notices the first step that is about to write NaN or infinity into the weights."""
 
-    def __init__(self, examiner: Examiner) -> None:
+    def __init__(self, examiner: Examiner, pasts: Pasts, rewind: Rewind) -> None:
         self._examiner = examiner
+        self._pasts = pasts
+        self._rewind = rewind
         self.on = True
+        self.bad_call: Past | None = None  # the first with a bad loss, of those that are read late
+        self.born_bad: set[int] = set()  # weights that were not finite when training began
         self.losses: dict[Any, deque[float]] = {}  # by the line that calls backward
         self.last_losses: list[float] = []  # of the last backward
         self.last_key: Any = None
@@ -56,6 +84,7 @@ class FiniteWatch:
         self.lowest_scale: float | None = None
         self._bad_losses = 0  # since the gradients were cleared
         self._last_is_bad = False
+        self._is_good = False  # the losses that were read last, on a late device, and no other is under way
         self._finding: Any = None
         self._witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None = None
         self._examined = 0
@@ -63,11 +92,11 @@ class FiniteWatch:
         self._steps = 0
         self._skipped_bad = 0
         self._roots: list[weakref.ref[torch.Tensor]] = []
-        self._pending: list[tuple[Any, torch.Tensor, Any]] = []
+        self._pending: list[tuple[Any, torch.Tensor, Any, Past]] = []
         self._places: dict[tuple[int, torch.dtype], tuple[torch.Tensor, Any]] = {}
         self._place = 0
         self._unscaled: tuple[weakref.ref[torch.Tensor], float] | None = None
-        self._born_bad: set[int] = set()
+        self._seen: set[int] = set()  # optimizers that have stepped
         self._started = time.monotonic()
         self._spent = 0.0
         self._turn = 0
@@ -90,27 +119,31 @@ class FiniteWatch:
         """Whether the last loss went through a GradScaler."""
         return self._unscaled is not None
 
-    def backward_begins(self, roots: Sequence[torch.Tensor], key: Any = None) -> None:
+    def backward_begins(self, roots: Sequence[torch.Tensor], key: Any, frame: FrameType) -> None:
         self._last_is_bad = False
         self._backwards += 1
         self.last_losses = []
         self.last_key = key
-        self._roots = [weakref.ref(root) for root in roots if isinstance(root, torch.Tensor)]
+        if self._steps == 0:  # as long as there may be nobody who steps
+            self._roots = [weakref.ref(root) for root in roots if isinstance(root, torch.Tensor)]
         for root in roots:
-            if not isinstance(root, torch.Tensor) or not root.is_floating_point() or root.numel() > _SMALL_ROOT:
+            if not isinstance(root, torch.Tensor) or not root.is_floating_point():
                 continue
-            if root.device.type == "cpu":
-                self._look(root, key)
-            elif root.device.type == "cuda" and root.numel() == 1:
-                self._copy_later(root, key)
+            size = root.numel()
+            kind = "cpu" if root.is_cpu else root.device.type
+            if kind in late.devices:
+                if size == 1:
+                    self._copy_later(root, kind, key, frame)
+            elif kind == "cpu" and size <= _SMALL_ROOT:
+                self._look(root, size, key)
 
-    def _look(self, root: torch.Tensor, key: Any) -> None:
-        if root.numel() != 1:
+    def _look(self, root: torch.Tensor, size: int, key: Any) -> None:
+        if size != 1:
             self._last_is_bad |= _is_bad(root)
         else:
             unscaled = self._unscaled
             is_scaled = unscaled is not None and unscaled[0]() is root
-            loss = unscaled[1] if unscaled is not None and is_scaled else float(root.detach().item())
+            loss = unscaled[1] if unscaled is not None and is_scaled else float(root.item())
             self._note_loss(loss, key)
             self._last_is_bad |= not math.isfinite(loss)
         self._bad_losses += self._last_is_bad
@@ -124,79 +157,111 @@ class FiniteWatch:
             known = self.losses[key] = deque(maxlen=_LOSSES)
         known.append(loss)
 
-    def _copy_later(self, root: torch.Tensor, key: Any) -> None:
-        # Pinned memory that is handed back and forth costs a hundred microseconds a step: two places are kept.
-        self._place ^= 1
-        host, event = self._places.get((self._place, root.dtype)) or self._new_place(root.dtype)
-        host.copy_(root.detach().reshape(()), non_blocking=True)
-        event.record()
-        self._pending = [(key, host, event)]
+    def _copy_later(self, root: torch.Tensor, kind: str, key: Any, frame: FrameType) -> None:
+        device = late.devices[kind]
+        self._is_good = False
+        if not device.may_work():
+            return
+        # Pinned memory that is handed back and forth costs a hundred microseconds a step: some places are kept.
+        self._place = (self._place + 1) % _PLACES
+        where = (self._place, root.dtype)
+        place = self._places.get(where)
+        if place is None:
+            place = self._places[where] = device.place(root.dtype)
+        host, event = place
+        device.arrange(host, event, root.detach())
+        self._examiner.mark("backward")
+        if len(self._pending) >= _PLACES:
+            del self._pending[0]  # nobody has stepped for long; its place is needed
+        self._pending.append((key, host, event, self._pasts.record(frame, self._steps)))
 
-    def _new_place(self, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
-        made = (torch.empty((), dtype=dtype, pin_memory=True), torch.cuda.Event())
-        self._places[self._place, dtype] = made
-        return made
-
-    def backward_ended(self, frame: FrameType, optimizers: Sequence[Any], stepping: Any) -> None:
+    def backward_ended(self, frame: FrameType, clock: Optimizers, stepping: Any) -> None:
         """Backward is over.
 
         Args:
             frame: Somewhere below the user's call.
-            optimizers: Those that there are.
+            clock: Knows the optimizers that there are.
             stepping: The optimizer whose step is under way: backward was called by a closure.
         """
+        has_optimizers = clock.optimizer_count > 0
+        if not self._last_is_bad and stepping is None and has_optimizers:
+            return  # nearly always; the gradients are looked at when they are used
         if self._last_is_bad:
-            self._witness = _witness(optimizers)
-        used = stepping is not None or (self._steps == 0 and (not optimizers or self._backwards > 2))
+            self._witness = _witness(clock.optimizers)
+        used = stepping is not None or (self._steps == 0 and (not has_optimizers or self._backwards > 2))
         if self._last_is_bad and self._unscaled is None:
             if self._finding is None and (used or self._examined < _EXAMINED_AHEAD):
                 self._examined += 1
                 self._finding = self._examiner.examine(stepping, frame, "loss", "backward")
             if used and self._finding is not None:
                 self._publish(self._finding)
-        elif stepping is not None and self._any_bad(_gradients(stepping)):
+        elif not has_optimizers and self._pending:
+            self._look_back(frame)
+        elif stepping is not None and _may_be_read(stepping) and self._any_bad(_gradients(stepping)):
             self._publish(self._examiner.examine(stepping, frame, "gradient", "backward"))
-        elif not optimizers and self._has_time and self._any_bad(_leaf_gradients(self._roots)):
+        elif not has_optimizers and self._has_time and self._any_bad(_leaf_gradients(self._roots)):
             # Nobody will step: the loop updates its weights by hand.
             self._publish(self._examiner.examine(None, frame, "gradient", "backward"))
+
+    def _look_back(self, frame: FrameType) -> None:
+        """Nobody will step, and the device is read late: look at the losses that have arrived by now."""
+        while self._pending and self._pending[0][2].query():
+            arrived, self._pending = self._pending[:1], self._pending[1:]
+            rest, self._pending = self._pending, arrived
+            self._settle_pending(frame)
+            self._pending = rest
+            if self._last_is_bad:
+                self._publish(self._examiner.examine(None, frame, "loss", "backward"))
+                return
 
     def cleared(self) -> None:
         """The gradients of what was suspected are gone."""
         self._bad_losses = 0
         self._finding = None
+        self._pending.clear()
 
     # The gradients
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         """The weights are about to be touched: the last moment at which the step can be replayed as it was."""
-        self._settle_pending()
-        if self._steps == 0:
-            self._born_bad = {id(tensor) for tensor in _with_gradient(optimizer) if _is_bad(tensor)}
+        kind = _kind_of_device(optimizer)
+        is_late = kind in late.devices
+        if is_late and not late.devices[kind].may_work():
+            return  # a graph is being captured: this is no step yet
+        self._settle_pending(frame)
+        if not self.on:
+            return
+        if id(optimizer) not in self._seen:
+            self._seen.add(id(optimizer))
+            self.born_bad |= _all_bad(_with_gradient(optimizer), at_once=is_late)
         self._steps += 1
         self.skipped = self._skipped_bad = 0
         suspect, finding = self._bad_losses > 0, self._finding
         kept = self._last_is_bad or _is_there(self._witness)
         self.cleared()
-        on_cpu = _is_on_cpu(optimizer)
         if not _finite_rates(optimizer):
             self._publish(self._examiner.examine(optimizer, frame, "rate", "step"))
         elif suspect:
             if kept or any(_is_bad(gradient) for gradient in _gradients(optimizer)):
                 self._publish(finding or self._examiner.examine(optimizer, frame, "loss", "step"))
-        elif on_cpu and (self._any_bad(_gradients(optimizer)) if self._is_due() else _first_is_bad(optimizer)):
+        elif is_late:
+            self._examiner.mark("update")
+            if self._is_good:
+                self._rewind.offer(optimizer, *self._examiner.usual_step())
+        elif kind == "cpu" and (self._any_bad(_gradients(optimizer)) if self._is_due() else _first_is_bad(optimizer)):
             self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
 
     def step_ended(self, optimizer: Any, frame: FrameType) -> None:
         """The weights have been touched, with gradients that were looked at."""
-        if not _is_on_cpu(optimizer) or (not self._has_time and self._steps % _REST):
+        if not _may_be_read(optimizer) or (not self._has_time and self._steps % _REST):
             return
-        weights = [tensor for tensor in _with_gradient(optimizer) if id(tensor) not in self._born_bad]
+        weights = [tensor for tensor in _with_gradient(optimizer) if id(tensor) not in self.born_bad]
         if self._any_bad(weights):
             self._publish(self._examiner.examine(optimizer, frame, "update", "update"))
 
     def step_skipped(self, scaler: Any, optimizer: Any, frame: FrameType) -> None:
         """GradScaler found infinities among the gradients and left the weights alone. Now and then that is normal."""
-        self._settle_pending()
+        self._settle_pending(frame)
         self.skipped += 1
         self._skipped_bad = self._skipped_bad + 1 if self._last_is_bad else 0
         self.cleared()
@@ -206,14 +271,36 @@ class FiniteWatch:
             self.lowest_scale = float(scaler.get_scale())
             self._publish(self._examiner.examine(optimizer, frame, "scale", "step"))
 
-    def _settle_pending(self) -> None:
-        for key, host, event in self._pending:
-            event.synchronize()  # recorded before backward: what is waited for is long done
-            loss = float(host)
+    def _settle_pending(self, frame: FrameType) -> None:
+        """Read the losses that were copied."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        try:
+            if not pending[-1][2].query():
+                pending[-1][2].synchronize()  # recorded before backward: what is waited for is long done
+            losses = [float(host.item()) for _, host, _, _ in pending]
+        except Exception as error:
+            if not late.is_device_error(error):
+                raise
+            self.device_failed(error, frame)
+            return
+        self._is_good = True
+        for loss, (key, _, _, call) in zip(losses, pending, strict=True):
             self._note_loss(loss, key)
+            call.loss = loss
             self._last_is_bad = not math.isfinite(loss)
-            self._bad_losses += self._last_is_bad
-        self._pending = []
+            if self._last_is_bad:
+                self._bad_losses += 1
+                self._is_good = False
+                self.bad_call = self.bad_call or call
+
+    def device_failed(self, error: BaseException, frame: FrameType) -> None:
+        """The device is lost: say so once, and ask it for nothing more."""
+        self.on = False
+        if not late.is_dead():
+            late.died(self._places, self._pending, self._rewind.originals())
+            self._examiner.device_died(error, frame)
 
     def _publish(self, finding: Any) -> None:
         self.on = False
@@ -256,9 +343,32 @@ def _is_there(witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor
     return tensor is not None and gradient is not None and tensor.grad is gradient
 
 
-def _is_on_cpu(optimizer: Any) -> bool:
-    """Whether the values can be looked at without waiting; told by the first parameter."""
-    return any(group["params"][0].device.type == "cpu" for group in optimizer.param_groups[:1] if group["params"])
+def _kind_of_device(optimizer: Any) -> str:
+    """Where the weights are; told by the first of them."""
+    for group in optimizer.param_groups:
+        for tensor in group["params"]:
+            return "cpu" if tensor.is_cpu else str(tensor.device.type)
+    return ""
+
+
+def _may_be_read(optimizer: Any) -> bool:
+    """Whether its values can be looked at without waiting."""
+    kind = _kind_of_device(optimizer)
+    return kind == "cpu" and kind not in late.devices
+
+
+def _all_bad(tensors: list[torch.Tensor], *, at_once: bool) -> set[int]:
+    """The identities of the tensors that are not finite.
+
+    Args:
+        tensors: With gradients, about to be updated for the first time.
+        at_once: Whether to wait for the device once and not for each of them.
+    """
+    if at_once and tensors:
+        where = tensors[0].device
+        sums = torch.stack([tensor.detach().abs().sum().to(where, torch.float64) for tensor in tensors]).tolist()
+        tensors = [tensor for tensor, total in zip(tensors, sums, strict=True) if not math.isfinite(total)]
+    return {id(tensor) for tensor in tensors if _is_bad(tensor)}
 
 
 def _first_is_bad(optimizer: Any) -> bool:
@@ -287,7 +397,7 @@ def _gradients(optimizer: Any) -> list[torch.Tensor]:
 
 def _leaf_gradients(roots: Sequence[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
     """The gradients of the leaves behind some roots on the CPU."""
-    pending = [root.grad_fn for reference in roots if (root := reference()) is not None and root.device.type == "cpu"]
+    pending = [root.grad_fn for reference in roots if (root := reference()) is not None and root.is_cpu]
     seen: set[Any] = set()
     found: list[torch.Tensor] = []
     while pending and len(seen) < _NODES:
@@ -311,7 +421,8 @@ def _finite_rates(optimizer: Any) -> bool:
 
 
 def _is_bad(tensor: torch.Tensor) -> bool:
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.numel() == 1:
         value = tensor.item()
         return not (math.isfinite(value) if isinstance(value, int | float) else math.isfinite(abs(value)))

@@ -7,6 +7,8 @@ import sys
 import sysconfig
 from types import FrameType
 
+import torch
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = tuple(
     {
@@ -18,6 +20,7 @@ _LIBRARIES = tuple(
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 _known: dict[str, bool] = {}
+verdicts = _known  # for those who ask so often that a call would cost too much
 
 
 def is_user_file(filename: str) -> bool:
@@ -48,6 +51,24 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
         filename = frame.f_code.co_filename
         verdict = _known.get(filename)
         if is_user_file(filename) if verdict is None else verdict:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_inner: dict[str, bool] = {}
+
+
+def outside_torch(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame at or above `frame` that is neither torch's nor ours: the user's, or another library's."""
+    known = _inner.get
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        verdict = known(filename)
+        if verdict is None:
+            verdict = _inner[filename] = filename.startswith((_TORCH, _PACKAGE))
+        if not verdict:
             return frame
         frame = frame.f_back
     return None

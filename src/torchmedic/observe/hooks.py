@@ -28,14 +28,19 @@ from torch.utils.data import dataloader
 from torchmedic.contained import contained, report_fault
 from torchmedic.observe import endings
 from torchmedic.observe.batches import Batches
-from torchmedic.observe.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, Clock
+from torchmedic.observe.checkup import Checkup
+from torchmedic.observe.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, Clock
 from torchmedic.observe.finite import FiniteWatch
 from torchmedic.observe.frames import is_user_file, user_frame
+from torchmedic.observe.habits import Habits
+from torchmedic.observe.late import is_device_error
 from torchmedic.observe.notes import StepNotes
+from torchmedic.observe.rewind import Rewind
 
 # Code of ours that torch.compile may come upon. Never compiled by itself; where it is inlined, `is_compiling` is true.
 _entries: list[CodeType] = []
 _patched: list[tuple[Any, str, Any]] = []
+_SURE = 8  # steps in a row that tell how a loop is built
 _OUR_HOOK = -7001  # keys of torch's own count up from 0
 
 
@@ -46,11 +51,22 @@ _LOADING = os.path.dirname(os.path.abspath(dataloader.__file__)) + os.sep
 class Hooks:
     """Feeds the clock, the batches, the notes for a replay and the watch over NaN from torch."""
 
-    def __init__(self, clock: Clock, batches: Batches, notes: StepNotes, finite: FiniteWatch) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        batches: Batches,
+        notes: StepNotes,
+        finite: FiniteWatch,
+        rewind: Rewind,
+        habits: Habits,
+    ) -> None:
         self._clock = clock
         self._batches = batches
         self._notes = notes
         self._finite = finite
+        self._rewind = rewind
+        self._habits = habits
+        self.checkup: Checkup | None = None
         self.paused = False  # while a replay runs, which is not training
         self._backward_depth = 0
         self._noting = False
@@ -58,6 +74,8 @@ class Hooks:
         self._compiled_watched = False
         self._handles: list[Any] = []
         self._step_skipped = False
+        self._is_opened = False  # since the last update something was seen to begin the step
+        self._opened_by_others = 0  # steps in a row that were
         self._stepping: Any = None  # the optimizer whose step is under way
 
     def install(self) -> None:
@@ -88,9 +106,20 @@ class Hooks:
         self._noting = False
         report_fault("observe.notes", error)
 
-    def _numbers_failed(self, error: Exception) -> None:
+    def _numbers_failed(self, error: Exception, frame: FrameType) -> None:
         self._finite.on = False
-        report_fault("observe.finite", error)
+        if is_device_error(error):
+            self._finite.device_failed(error, frame)
+        else:
+            report_fault("observe.finite", error)
+
+    def _check_up(self, event: str, *facts: Any) -> None:
+        try:
+            getattr(self.checkup, event)(*facts)
+        except Exception as error:
+            if self.checkup is not None:
+                self.checkup.stop()
+            report_fault("observe.checkup", error)
 
     def remove(self) -> None:
         """Leave torch as it was; `install` puts everything back."""
@@ -154,15 +183,25 @@ class Hooks:
         if self.paused:
             return
         self._batches.taken(iterator)
-        self._batches.arrived(batch, direct=_asked_by_user(sys._getframe(1)))
+        direct = _asked_by_user(sys._getframe(1))
+        self._batches.arrived(batch, direct=direct)
+        if self._habits.awake:
+            self._habits.fetched(iterator, self._batches.origin[0], sys._getframe(1), direct=direct)
         self._clock.leave()
-        self._step_begins(sys._getframe(1))
+        self._step_opens(user_frame(sys._getframe(1)))
         self.expect_forward()
 
-    def _step_begins(self, frame: FrameType) -> None:
+    def _step_opens(self, user: FrameType | None) -> None:
+        """Data has come or gradients were cleared: the step proper begins."""
+        if not self._is_opened:
+            self._is_opened = True
+            self._opened_by_others += 1
+        self._step_begins(user)
+
+    def _step_begins(self, user: FrameType | None) -> None:
         if self._noting:
             try:
-                self._notes.step_begins(user_frame(frame))
+                self._notes.step_begins(user)
             except Exception as error:
                 self._notes_failed(error)
 
@@ -176,6 +215,8 @@ class Hooks:
         """
         if not self._compiled_watched:
             self._watch_compiled()
+        if self._forward_expected:
+            return
         # What `register_module_forward_pre_hook` does, without the handle that it makes: this happens every step.
         nn_module._global_forward_pre_hooks[_OUR_HOOK] = self._forward_begins
         self._forward_expected = True
@@ -198,8 +239,11 @@ class Hooks:
         def around_entry(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def _callback_from_stance(callback: Any) -> Any:
-                if self._forward_expected and callable(callback):
-                    self._note_forward()
+                if callable(callback):
+                    if self.checkup is not None and self.checkup.is_armed:
+                        self._check_up("compiled")
+                    if self._forward_expected:
+                        self._note_forward()
                 return original(callback)
 
             return _callback_from_stance
@@ -222,15 +266,26 @@ class Hooks:
     def _forward_begins(self, module: torch.nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return  # traced through: constant, no graph break
-        self._note_forward()
+        self._note_forward(module)
 
     @contained("observe.forward")
-    def _note_forward(self) -> None:
+    def _note_forward(self, module: torch.nn.Module | None = None) -> None:
         if self.paused:
             return
         self._forget_forward()
+        if module is not None:
+            self._rewind.see(module)
         if self._backward_depth == 0:  # recomputation of a checkpoint is part of backward
-            self._clock.enter(FORWARD, sys._getframe(2))
+            user = self._clock.enter(FORWARD, sys._getframe(2))
+            habits = self._habits
+            if module is not None and (
+                habits.awake or (habits.listening and habits.mode != (module.training, torch.is_grad_enabled()))
+            ):
+                habits.forward(module, sys._getframe(2))
+            if not self._is_opened:
+                if self._opened_by_others >= _SURE:
+                    self._step_begins(user)  # after all, nobody has opened this step
+                self._opened_by_others = 0
             self._notes.forward_begins(sys._getframe(2))
 
     # Backward
@@ -259,12 +314,16 @@ class Hooks:
         if self._backward_depth == 1:
             endings.training_goes_on()
             self._clock.enter(BACKWARD, sys._getframe(1))
+            if self.checkup is not None and self.checkup.on:
+                self._check_up("backward_begins", roots, (self._clock.file, self._clock.line), sys._getframe(1))
+            if self._habits.awake:
+                self._habits.backward_begins(roots, sys._getframe(1))
             # Inside of `torch.func` and of a dispatch mode the values are not there to be looked at.
             if self._finite.on and peek_interpreter_stack() is None and not torch._C._len_torch_dispatch_stack():
                 try:
-                    self._finite.backward_begins(roots, (self._clock.file, self._clock.line))
+                    self._finite.backward_begins(roots, (self._clock.file, self._clock.line), sys._getframe(1))
                 except Exception as error:
-                    self._numbers_failed(error)
+                    self._numbers_failed(error, sys._getframe(1))
 
     @contained("observe.backward")
     def _backward_ends(self) -> None:
@@ -275,12 +334,16 @@ class Hooks:
         if self._backward_depth == 0:
             self._clock.backward_done()
             self._clock.leave()
+            if self._habits.awake:
+                self._habits.backward_ended()
             self.expect_forward()
             if self._finite.on:
                 try:
-                    self._finite.backward_ended(sys._getframe(1), list(self._clock.optimizers), self._stepping)
+                    self._finite.backward_ended(sys._getframe(1), self._clock, self._stepping)
                 except Exception as error:
-                    self._numbers_failed(error)
+                    self._numbers_failed(error, sys._getframe(1))
+            if self.checkup is not None and self.checkup.on:
+                self._check_up("backward_ended", sys._getframe(1), self._clock.optimizer_count > 0)
 
     # Optimizer
 
@@ -303,14 +366,20 @@ class Hooks:
     def _optimizer_built(self, optimizer: Any) -> None:
         self.expect_forward()
         self._clock.optimizer_built(optimizer)
-        self._step_begins(sys._getframe(1))  # the first step of a loop that has no loader begins about here
+        self._habits.optimizer_built(optimizer, sys._getframe(1))
+        self._step_begins(user_frame(sys._getframe(1)))  # the first step of a loop that has no loader begins about here
 
     def _around_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(optimizer, *args, **kwargs)
+            listening = self._habits.awake and not self.paused
+            if listening:
+                self._habits.zero_begins(optimizer, sys._getframe(1))
             result = original(optimizer, *args, **kwargs)
+            if listening:
+                self._habits.zero_ended(optimizer)
             self._gradients_cleared()
             return result
 
@@ -322,7 +391,7 @@ class Hooks:
             return
         self._finite.cleared()
         if self._clock.micro_step == 0 and self._notes.is_fresh():
-            self._step_begins(sys._getframe(1))  # many loops open with it, and some have no loader
+            self._step_opens(user_frame(sys._getframe(1)))  # many loops open with it, and some have no loader
         self.expect_forward()
 
     def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -342,11 +411,15 @@ class Hooks:
         self._backward_depth = 0
         self._step_skipped = False
         self._clock.enter(OPTIMIZER, sys._getframe(1))
+        if self.checkup is not None and self.checkup.on:
+            self._check_up("step_begins", optimizer)
+        if self._habits.awake:
+            self._habits.step_begins(optimizer, sys._getframe(1))
         if self._finite.on:
             try:
                 self._finite.step_begins(optimizer, sys._getframe(1))
             except Exception as error:
-                self._numbers_failed(error)
+                self._numbers_failed(error, sys._getframe(1))
         self._stepping = optimizer
 
     @contained("observe.optimizer")
@@ -358,10 +431,19 @@ class Hooks:
             try:
                 self._finite.step_ended(optimizer, sys._getframe(1))
             except Exception as error:
-                self._numbers_failed(error)
+                self._numbers_failed(error, sys._getframe(1))
         self._clock.optimizer_stepped(optimizer)
-        self._clock.enter(OTHER, sys._getframe(1))
-        self._step_begins(sys._getframe(1))
+        if self._habits.awake:
+            self._habits.step_ended(optimizer, stepped=stepped)
+        self._clock.leave()
+        if self.checkup is not None and self.checkup.on:
+            self._check_up("step_ended", sys._getframe(1))
+        # Where data or `zero_grad` are seen to open every step, what would be noted here is never used.
+        if self._opened_by_others < _SURE:
+            self._step_begins(user_frame(sys._getframe(1)))
+        else:
+            self._notes.step_is_over()
+        self._is_opened = False
         self.expect_forward()
 
     # GradScaler

@@ -31,6 +31,9 @@ class ReplayTooBig(Exception):
         super().__init__("there is not enough memory to run the step once more")
 
 
+SHADOW_LIMIT = 6.0  # seconds that one replay on the CPU may take, of a step that a device ran
+
+
 def time_limit(usual_step: float) -> float:
     """How many seconds a replay may take, given what a step usually takes."""
     return min(_LONGEST, max(_SHORTEST, _STEPS * usual_step))
@@ -46,7 +49,10 @@ def check_memory() -> None:
     if memory.available < _HOST_FLOOR * memory.total:
         raise ReplayTooBig
     if torch.cuda.is_initialized():
-        free, total = torch.cuda.mem_get_info()
+        try:
+            free, total = torch.cuda.mem_get_info()
+        except RuntimeError:
+            return  # the device is lost: what is run now is run on the host
         cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         if free + cached < _DEVICE_FLOOR * total:
             raise ReplayTooBig

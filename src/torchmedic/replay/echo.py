@@ -21,12 +21,12 @@ from torchmedic.replay.numbers import NumbersEvidence, Victim, stack_of
 from torchmedic.replay.played import Played
 from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.source import relative
-from torchmedic.replay.step import Step, from_stack, from_traceback, on_to_backward, through_backward
+from torchmedic.replay.step import Step, from_stack, on_to_backward
 
 # What messages about bad numbers have in common; whether there is one is then looked up among the live values.
 _WORDS = re.compile(
     r"\bnan\b|\binf\b|infinit|non-?finite|not finite|isfinite|real\(\)|constraint|probability tensor|converge"
-    r"|positive-definite|singular|diverge|explod|returned nan|greaterthan|simplex|stopping training",
+    r"|between 0 and 1|positive-definite|singular|diverge|explod|returned nan|greaterthan|simplex|stopping training",
     re.I,
 )
 _ASKING = re.compile(r"isnan|isfinite|isinf|\bnan\b|\binf\b|finite", re.I)
@@ -97,17 +97,16 @@ class EchoEvidence(NumbersEvidence):
         agent = raised.incident.agent
         evidence = cls(_incident(raised.incident, agent), agent, raised.frames, raised.user_frame)
         evidence._error = raised.error
-        traceback = raised.error.__traceback__
         try:
-            evidence.step = from_traceback(traceback, agent)
+            evidence.step = raised.failing_step()
         except CannotCut as reason:
             evidence.why_not = str(reason)
             return evidence
         try:
-            evidence._through = through_backward(traceback, agent)
+            evidence._through = raised.step_through_backward()
         except CannotCut:
             evidence._through = None
-        evidence._replay(evidence.step)
+        evidence.replay(evidence.step)
         return evidence
 
     @classmethod
@@ -124,7 +123,7 @@ class EchoEvidence(NumbersEvidence):
             evidence._through = on_to_backward(frame, agent)
         except CannotCut:
             evidence._through = None
-        evidence._replay(evidence.step)
+        evidence.replay(evidence.step)
         return evidence
 
     @property

@@ -11,6 +11,7 @@ from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Location, Role
 from torchmedic.replay.calls import Argument, Call, raising_call
 from torchmedic.replay.frames import Frame, frames_of, place
+from torchmedic.replay.step import Step, from_traceback, through_backward
 
 
 class RaisedEvidence:
@@ -21,6 +22,22 @@ class RaisedEvidence:
         self.error, self.frames = _root(incident.error)
         worker = incident.worker
         self.message = str(self.error) if worker is None or worker.stage != "other" else worker.message
+
+    def failing_step(self) -> Step:
+        """The step up to the statement that failed.
+
+        Raises:
+            CannotCut: With the reason.
+        """
+        return from_traceback(self.error.__traceback__, self.incident.agent)
+
+    def step_through_backward(self) -> Step:
+        """The step as far as it would have gone backward.
+
+        Raises:
+            CannotCut: With the reason.
+        """
+        return through_backward(self.error.__traceback__, self.incident.agent)
 
     @functools.cached_property
     def kinds(self) -> frozenset[str]:

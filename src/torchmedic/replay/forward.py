@@ -8,7 +8,7 @@ import torch
 
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.segment import CannotCut
-from torchmedic.replay.step import Step, through_backward
+from torchmedic.replay.step import Step
 
 
 class StepFailure:
@@ -21,7 +21,7 @@ class StepFailure:
     @functools.cached_property
     def step(self) -> Step | None:
         try:
-            return through_backward(self.evidence.error.__traceback__, self.evidence.incident.agent)
+            return self.evidence.step_through_backward()
         except CannotCut as reason:
             self.why_not = str(reason)
             return None

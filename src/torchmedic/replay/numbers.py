@@ -10,16 +10,20 @@ from typing import Any, Literal
 
 import torch
 
-from torchmedic.detect.nonfinite import TurnedBad
+from torchmedic.detect.nonfinite import TurnedBad, of_call
 from torchmedic.observe.batches import tensors_in
 from torchmedic.observe.frames import user_frame
+from torchmedic.observe.past import Past
+from torchmedic.observe.rewind import Original
 from torchmedic.records import Location, Safety, Treatment
 from torchmedic.replay.births import Birth, births
 from torchmedic.replay.frames import Frame
 from torchmedic.replay.microscope import Captured, Leaf, Microscope, Op, Spot, Value
+from torchmedic.replay.past import earlier_step
 from torchmedic.replay.played import Played
 from torchmedic.replay.segment import CannotCut
-from torchmedic.replay.stand_ins import StandIns
+from torchmedic.replay.spoiled import go_back
+from torchmedic.replay.stand_ins import Rewound, StandIns
 from torchmedic.replay.step import Step, from_stack
 from torchmedic.replay.trial import Edit, attempt, treatment
 
@@ -46,9 +50,9 @@ class NumbersEvidence:
             self.step = from_stack(frame, agent, include_failing=incident.at == "backward")
         except CannotCut as reason:
             self.why_not = str(reason)
-            return
-        self._replay(self.step)
-        self._try_stand_ins(self.step)
+        else:
+            self.replay(self.step)
+        go_back(self, frame)
 
     def _begin(self, incident: TurnedBad, agent: Any, frames: list[Frame], noticed: Frame | None) -> None:
         self.incident = incident
@@ -62,8 +66,11 @@ class NumbersEvidence:
         self.faithful: bool | None = None  # None: cannot be told
         self._deadline = time.monotonic() + _TIME_LIMIT
         self.stand_ins: StandIns | None = None
+        self.rewound: Rewound | None = None
+        self.is_unexplained = False  # the weights were spoiled by a step before, and no replay shows how
+        self.history = ""  # which step was replayed and with which weights, where those are not the present ones
         self._captured: dict[int, Captured | None] = {}
-        self._targets: list[tuple[Victim, list[Value]]] = []
+        self.targets: list[tuple[Victim, list[Value]]] = []
 
     @property
     def complaint(self) -> str:
@@ -77,53 +84,70 @@ class NumbersEvidence:
 
     # The replay
 
-    def _replay(self, step: Step) -> None:
+    def replay(self, step: Step) -> None:
         """Replay the step in the way that repeats it best, and keep to that way."""
         runner = step.runner
         runner.takes_over = True
-        if not self._look(step) or self._is_good():
+        if not self.look(step) or self._is_good():
             return
         assert self.played is not None
         if self.played.taken:
             # What was taken over is where the bad value is, or was changed since: run it all.
             runner.takes_over = False
-            if not self._look(step) or self._is_good():
+            if not self.look(step) or self._is_good():
                 return
         if self.played.drew_random:
             # It did not fail again, or not in the same way, and it drew random numbers: take over what the step drew.
             runner.frozen = self.played.drew_random
-            if not self._look(step) or self._is_good():
+            if not self.look(step) or self._is_good():
                 return
         if not self.births:
             self.why_not = "the replayed step was finite"
 
-    def _try_stand_ins(self, step: Step) -> None:
-        """The weights were spoiled before this was noticed: see whether the step spoils them again."""
-        spoiled = [birth.leaf for birth in self.births if birth.leaf is not None]
-        if (
-            not spoiled
-            or self.name_of(spoiled[0])[0] != "parameter"
-            or not any(map(math.isfinite, self.incident.losses))
-        ):
-            return
-        before = (self.scope, self.played, self._targets, self.faithful)
+    # Another step than the one under way
+
+    def turn_to(self, call: Past, frame: FrameType | None) -> Step | None:
+        """Make an earlier call of backward the one that is examined."""
+        if time.monotonic() > self._deadline:
+            return None
+        try:
+            self.step, self.agent = earlier_step(call, frame, self.agent)
+        except CannotCut as reason:
+            self.why_not = str(reason)
+            return None
+        self.incident = of_call(self.incident, call)
+        return self.step
+
+    def exchange_weights(self, step: Step, originals: list[Original]) -> None:
+        """Put weights of before in place of the present ones, and something finite where those are not."""
+        if originals:
+            self.rewound = Rewound(originals)
         buffers = [buffer for module in step.runner.modules for buffer in module.buffers()]
-        self.stand_ins = StandIns([*step.runner.parameters, *step.runner.loose_leaves, *buffers])
-        if self._look(step) and self.births and self.births[0].op is not None:
-            self.faithful = None
-            return
-        self.restore()
-        self.scope, self.played, self._targets, self.faithful = before
-        self.why_not = ""
-        self.__dict__.pop("_found", None)
+        stand_ins = StandIns([*step.runner.parameters, *step.runner.loose_leaves, *buffers])
+        self.stand_ins = stand_ins if len(stand_ins) or not originals else None
+        self.forget_findings()
+
+    @property
+    def has_own_weights(self) -> bool:
+        """Whether the step was replayed with the very weights that it had."""
+        if self.stand_ins is not None:
+            return False
+        return self.rewound is None or self.rewound.steps == {self.incident.step}
 
     def restore(self) -> None:
         """Put everything back that the evidence has changed."""
         if self.stand_ins is not None:
             self.stand_ins.put_back()
             self.stand_ins = None
+        if self.rewound is not None:
+            self.rewound.put_back()
+            self.rewound = None
 
-    def _look(self, step: Step) -> bool:
+    def forget_findings(self) -> None:
+        self.__dict__.pop("found", None)
+        self._captured.clear()
+
+    def look(self, step: Step) -> bool:
         """One replay under the microscope; whether it came to its end."""
         trained = {id(tensor): tensor for tensor in [*step.runner.parameters, *step.runner.loose_leaves]}
         scope = Microscope(deadline=self._deadline, watch=list(trained.values()))
@@ -132,10 +156,12 @@ class NumbersEvidence:
             self.why_not = f"the replay stopped: {type(played.error).__name__}: {played.error}"[:300]
             return False
         self.scope, self.played = scope, played
-        self._targets = self._find_targets(scope, played)
-        self.__dict__.pop("_found", None)
+        self.targets = self._find_targets(scope, played)
+        self.forget_findings()
         scope.read()
         self.faithful = self._is_faithful(played)
+        if self.stand_ins is not None or (self.rewound is not None and not self.faithful):
+            self.faithful = None  # with other weights the loss is another one
         return True
 
     def _is_good(self) -> bool:
@@ -170,8 +196,8 @@ class NumbersEvidence:
         return [("loss", roots), ("gradient", gradients), ("gradient", accumulated)]
 
     @functools.cached_property
-    def _found(self) -> tuple[Victim, list[Birth]]:
-        for victim, targets in self._targets:
+    def found(self) -> tuple[Victim, list[Birth]]:
+        for victim, targets in self.targets:
             found = births(self.scope, targets) if self.scope is not None else []
             if found:
                 return victim, found
@@ -180,7 +206,7 @@ class NumbersEvidence:
     @property
     def births(self) -> list[Birth]:
         """Where the bad values of the loss, else of the gradients, come from; earliest first."""
-        return self._found[1]
+        return self.found[1]
 
     # The origin
 
@@ -209,9 +235,9 @@ class NumbersEvidence:
     @property
     def loss_is_bad(self) -> bool:
         """Whether the loss itself was not finite, not only its gradients."""
-        if self.incident.loss is not None and self.stand_ins is None:
+        if self.incident.loss is not None and self.stand_ins is None and self.rewound is None:
             return not math.isfinite(self.incident.loss)
-        return self._found[0] == "loss" if self.births else self.incident.what == "loss"
+        return self.found[0] == "loss" if self.births else self.incident.what == "loss"
 
     def values_of(self, op: Op) -> Captured | None:
         """An operation with its values. None where a second pass did not go the same way."""
@@ -277,7 +303,7 @@ class NumbersEvidence:
         step = self.trial_step
         if spot is None or step is None or time.monotonic() > self._deadline:
             return None
-        known = not self.loss_is_bad and not self._is_scaled and self.stand_ins is None
+        known = not self.loss_is_bad and not self._is_scaled and self.has_own_weights
         loss = self.incident.loss if known else None
         verdict = attempt(step, Edit(spot, text), close_loss=loss, same_values=same_values)
         return treatment(title, verdict, safety=safety)

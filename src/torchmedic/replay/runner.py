@@ -18,12 +18,14 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torchmedic.observe.batches import tensors_in
 from torchmedic.observe.notes import StepNotes, released
 from torchmedic.replay.arguments import lost_arguments
-from torchmedic.replay.bounds import Bounds, ReplayTooBig, check_memory, time_limit
+from torchmedic.replay.bounds import SHADOW_LIMIT, Bounds, ReplayTooBig, ReplayTooLong, check_memory, time_limit
 from torchmedic.replay.graph import leaves_behind
 from torchmedic.replay.iterators import draws_from_iterator
 from torchmedic.replay.keeping import KeptWeights
 from torchmedic.replay.played import Played
 from torchmedic.replay.segment import Segment, names_read, names_written, read_first
+from torchmedic.replay.shadow import Shadow
+from torchmedic.replay.shadow_device import shaded
 from torchmedic.replay.side_effects import no_side_effects
 from torchmedic.replay.standalone import AWAIT, END
 from torchmedic.replay.state import muted, preserved, rewind_rng
@@ -64,6 +66,7 @@ class Runner:
         self._module_calls = 0
         self.frozen: set[int] = set()  # lines of statements that are not run again: their result is taken over
         self.takes_over = False  # whether calls that leave torch are not made again either, where that can be
+        self.shadow: Shadow | None = None  # runs the step on the CPU, where its device is lost
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -124,18 +127,21 @@ class Runner:
             return played
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
-            trained = [*self.parameters, *self.loose_leaves]
-            stack.enter_context(preserved(self.modules, trained))
-            stack.enter_context(KeptWeights([*trained, *(each for root in self.modules for each in root.parameters())]))
+            if self.shadow is None:
+                self._preserve(stack)
             stack.enter_context(
                 no_side_effects(played, self._optimizers, self._batch, backward=backward, keep_graphs=keep_graphs)
             )
             stack.callback(register_module_forward_pre_hook(self._count_call).remove)
             stack.enter_context(torch.set_grad_enabled(self._notes.grad_enabled))
+            if self.shadow is not None:
+                stack.enter_context(shaded(self.shadow, self._notes))
+            else:
+                rewind_rng(self._notes)
             for device, dtype in self._notes.autocast.items():
                 stack.enter_context(torch.autocast(device, dtype=dtype))
-            rewind_rng(self._notes)
-            stack.enter_context(Bounds(started + self._seconds))
+            seconds = self._seconds if self.shadow is None else SHADOW_LIMIT
+            stack.enter_context(Bounds(started + seconds))
             for context in contexts:
                 stack.enter_context(context)
             try:
@@ -145,10 +151,18 @@ class Runner:
             except Exception as error:
                 played.error = error
             if not contexts:
-                self._judge(played)
+                try:
+                    self._judge(played)
+                except (ReplayTooLong, ReplayTooBig) as error:
+                    played.error = played.error or error
         played.seconds = time.monotonic() - started
         played.namespace = namespace
         return played
+
+    def _preserve(self, stack: contextlib.ExitStack) -> None:
+        trained = [*self.parameters, *self.loose_leaves]
+        stack.enter_context(preserved(self.modules, trained))
+        stack.enter_context(KeptWeights([*trained, *(each for root in self.modules for each in root.parameters())]))
 
     def _count_call(self, module: Any, args: Any) -> None:
         self._module_calls += 1
@@ -156,7 +170,7 @@ class Runner:
     def _judge(self, played: Played) -> None:
         """Look at loss and gradients before they are put back."""
         values = [root.detach() for root in played.roots if root.is_floating_point() and root.numel()]
-        if values and values[-1].numel() == 1:
+        if values and values[-1].numel() == 1 and not values[-1].is_meta:
             played.loss = float(values[-1].item())
         played.loss_finite = bool(values) and all(_all_finite(value) for value in values)
         leaves = {id(tensor): tensor for tensor in [*self.parameters, *leaves_behind(played.roots)]}
@@ -169,7 +183,7 @@ class Runner:
             if statement.lineno in self.frozen or draws_from_iterator(statement, namespace):
                 continue
             taken = taken_over(statement, self.segment.statements, self._known) if self.takes_over else None
-            if taken is not None:
+            if taken is not None and not (self.shadow is not None and _is_lost(taken)):
                 namespace.update(taken)
                 played.taken.update(taken)
                 continue
@@ -205,6 +219,8 @@ class Runner:
                     namespace[name] = back
         if self._batch is not None and self._target is not None:
             _assign_batch(namespace, self._target, self._batch)
+        if self.shadow is not None:
+            namespace = {name: self.shadow.answer_variable(value) for name, value in namespace.items()}
         namespace[END] = SegmentEnd
         namespace[AWAIT] = _run_to_end
         return namespace
@@ -217,9 +233,15 @@ def _is_trained_leaf(tensor: torch.Tensor) -> bool:
         return False  # a view whose base was changed in place: torch does not even say whether it is a leaf
 
 
+def _is_lost(taken: dict[str, Any]) -> bool:
+    """Whether what could be taken over is on a device: in a shadow its values are gone, so it is made anew."""
+    with torch._C.DisableTorchFunction():  # the shadow would answer that it is on the CPU
+        return any(tensor.device.type != "cpu" for value in taken.values() for tensor in tensors_in(value))
+
+
 def _all_finite(tensor: torch.Tensor) -> bool:
     values = tensor.detach().coalesce().values() if tensor.is_sparse else tensor.detach()
-    return bool(torch.isfinite(values).all().item())
+    return tensor.is_meta or bool(torch.isfinite(values).all().item())
 
 
 def _run_to_end(awaitable: Any) -> Any:

@@ -58,6 +58,9 @@ def no_side_effects(
         stack.enter_context(_attribute(_BaseDataLoaderIter, "__next__", next_batch))
         stack.enter_context(_attribute(scheduler, "step", lambda *args, **kwargs: None))
         stack.enter_context(_attribute(torch, "save", lambda *args, **kwargs: None))
+        # Other ranks are not in this replay, and would be waited for.
+        for wrapper in (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel):
+            stack.enter_context(_attribute(wrapper, "forward", _unwrapped))
         stack.enter_context(_attribute(GradScaler, "step", lambda scaler, optimizer, *args, **kwargs: optimizer.step()))
         stack.enter_context(_attribute(GradScaler, "update", lambda *args, **kwargs: None))
         stack.enter_context(_attribute(GradScaler, "unscale_", lambda *args, **kwargs: None))
@@ -66,6 +69,10 @@ def no_side_effects(
         for optimizer in optimizers:
             stack.enter_context(_instance_attribute(optimizer, "step", _touch(optimizer, played)))
         yield
+
+
+def _unwrapped(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+    return wrapper.module(*args, **kwargs)
 
 
 def _touch(optimizer: Any, played: Played) -> Callable[..., Any]:

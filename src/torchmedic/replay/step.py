@@ -82,11 +82,25 @@ def from_stack(frame: FrameType | None, agent: Any, *, include_failing: bool) ->
     Raises:
         CannotCut: With the reason.
     """
+    return _step(stack_at(frame), agent, include_failing)
+
+
+def stack_at(frame: FrameType | None) -> Stack:
     stack: Stack = []
     while frame is not None:
         stack.append((frame, *_point(frame, frame.f_lasti, frame.f_lineno)))
         frame = frame.f_back
-    return _step(stack, agent, include_failing)
+    return stack
+
+
+def stack_of_traceback(tb: TracebackType | None, within: FrameType | None = None) -> Stack:
+    """The frames that an exception came through, and those above the one that caught it."""
+    entries: Stack = []
+    while tb is not None:
+        entries.append((tb.tb_frame, *_point(tb.tb_frame, tb.tb_lasti, tb.tb_lineno)))
+        tb = tb.tb_next if tb.tb_frame is not within else None
+    entries.reverse()
+    return entries + (stack_at(entries[-1][0].f_back) if entries else [])
 
 
 def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | None = None, outwards: int = 0) -> Step:
@@ -102,24 +116,45 @@ def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | 
     Raises:
         CannotCut: With the reason.
     """
-    entries: Stack = []
-    while tb is not None:
-        entries.append((tb.tb_frame, *_point(tb.tb_frame, tb.tb_lasti, tb.tb_lineno)))
-        tb = tb.tb_next if tb.tb_frame is not within else None
-    if not entries:
+    stack = stack_of_traceback(tb, within)
+    if not stack:
         raise CannotCut("the exception has no frames")
-    outer = entries[0][0].f_back
-    entries.reverse()
-    while outer is not None:
-        entries.append((outer, *_point(outer, outer.f_lasti, outer.f_lineno)))
-        outer = outer.f_back
-    return _step(entries, agent, True, outwards)
+    return _step(stack, agent, True, outwards)
+
+
+def whole_step(stack: Stack, agent: Any) -> Step:
+    """The step that was under way, from its beginning through its backward, wherever in it the stack is.
+
+    A device is behind its host: what it fails at may stand before or behind the line at which the host notices. Where
+    backward is not called from any of the frames, the step ends with the later of that line and the forward pass.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    _refuse_launchers(stack)
+    try:
+        return _through_backward(stack, agent)
+    except CannotCut:
+        pass
+    for frame, line, column in stack:
+        noted = agent.notes.forward.get(id(frame))
+        if noted is not None and noted[0] is frame.f_code:
+            to_forward = (noted[1], None)
+            step = _cut(frame, to_forward if noted[1] > line else (line, column), noted[1], agent, True)
+            if step.segment.lines[0] > noted[1]:  # an inner loop, which the forward pass stands before
+                step = _cut(frame, to_forward, noted[1], agent, True)
+            return step
+    return _step(stack, agent, True)
+
+
+def _refuse_launchers(stack: Stack) -> None:
+    if any(part in frame.f_code.co_filename for frame, _, _ in stack for part in _LAUNCHERS):
+        raise CannotCut("it happened while processes were started or looked after, not in a training step")
 
 
 def _step(stack: Stack, agent: Any, include_failing: bool, outwards: int = 0) -> Step:
     """`stack` is innermost first."""
-    if any(part in frame.f_code.co_filename for frame, _, _ in stack for part in _LAUNCHERS):
-        raise CannotCut("it happened while processes were started or looked after, not in a training step")
+    _refuse_launchers(stack)
     notes = agent.notes
     for frame, line, column in stack:
         noted = notes.forward.get(id(frame))
@@ -151,11 +186,7 @@ def on_to_backward(frame: FrameType | None, agent: Any) -> Step:
     Raises:
         CannotCut: With the reason.
     """
-    stack: Stack = []
-    while frame is not None:
-        stack.append((frame, *_point(frame, frame.f_lasti, frame.f_lineno)))
-        frame = frame.f_back
-    return _through_backward(stack, agent)
+    return _through_backward(stack_at(frame), agent)
 
 
 def _through_backward(stack: Stack, agent: Any) -> Step:
@@ -168,6 +199,22 @@ def _through_backward(stack: Stack, agent: Any) -> Step:
             except CannotCut as reason:
                 why = reason
     raise why
+
+
+def earlier(frame: FrameType, lasti: int, forward_line: int | None, agent: Any, kind: Callable[..., Runner]) -> Step:
+    """A step that is over, cut to the backward call that a frame was at.
+
+    Args:
+        frame: Of the same code as the one that ran it.
+        lasti: The instruction of the call.
+        forward_line: The line at the forward pass.
+        agent: What was noted of that step.
+        kind: Makes the runner.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    return _cut(frame, _point(frame, lasti, frame.f_lineno), forward_line, agent, True, kind=kind)
 
 
 def _point(frame: FrameType, lasti: int, line: int) -> tuple[int, int | None]:
@@ -187,6 +234,7 @@ def _cut(
     *,
     through: bool = False,
     outwards: int = 0,
+    kind: Callable[..., Runner] = Runner,
 ) -> Step:
     def recut(tree: ast.Module | None) -> Segment:
         column = point[1] if tree is None else _moved_column(frame, point, tree)
@@ -202,7 +250,7 @@ def _cut(
         )
 
     segment = recut(None)
-    runner = Runner(
+    runner = kind(
         segment,
         frame,
         agent.notes,

@@ -19,8 +19,8 @@ class Emitter:
         self._run = run if shown.startswith("..") else Path(shown)
 
     def say(self, diagnosis: Diagnosis) -> None:
-        if self._settings.format == "json":
-            return  # one whole report at the end
+        if self._settings.format == "json" or diagnosis.severity == "note":
+            return  # one whole report at the end; notes are for those who ask (`torchmedic report --notes`)
         from torchmedic.report import terminal
         from torchmedic.report.console import stderr_console
 

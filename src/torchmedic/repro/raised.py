@@ -17,7 +17,6 @@ from torchmedic.replay.calls import UNKNOWN, Call
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.reading import OPERATORS
 from torchmedic.replay.segment import CannotCut
-from torchmedic.replay.step import from_traceback
 from torchmedic.repro.arguments import Inputs, NotRecordable
 from torchmedic.repro.building import made
 from torchmedic.repro.functions import function_lines
@@ -159,7 +158,7 @@ class _Catcher(TorchFunctionMode):
 
 def _replayed(evidence: RaisedEvidence, header: Recipe) -> Program | None:
     try:
-        step = from_traceback(evidence.error.__traceback__, evidence.incident.agent)
+        step = evidence.failing_step()
     except CannotCut:
         return None
     catcher = _Catcher(time.monotonic() + _TIME_LIMIT)

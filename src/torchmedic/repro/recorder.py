@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from torchmedic.contained import report_fault
+from torchmedic.detect.device_errors import is_sticky
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.numbers import NumbersEvidence
@@ -73,6 +74,8 @@ def _recorded(diagnosis: Diagnosis, agent: Any, make: Callable[[Recipe], Program
             return Recording(msgspec.structs.replace(header, why_not=str(reason)))
         return Recording(program.recipe, program)
     except Exception as error:
+        if is_sticky(error):
+            return Recording(msgspec.structs.replace(_header(diagnosis), why_not="its inputs are lost with the device"))
         report_fault("repro.recorder", error)
         return None
 

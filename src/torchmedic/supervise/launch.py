@@ -71,9 +71,11 @@ def _flag_letters(word: str) -> tuple[str, bool]:
 
 
 def start(
-    command: Sequence[str], env: dict[str, str], signal_mask: Iterable[signal.Signals | int]
+    command: Sequence[str], env: dict[str, str], signal_mask: Iterable[signal.Signals | int], **streams: int
 ) -> subprocess.Popen[bytes]:
     """Start the child with our standard streams, our other open files and the signal mask that we were given.
+
+    `streams` are given to it in place of ours (`stdout`, `stderr`).
 
     Where we are in the foreground of a terminal, the child shares our process group: Ctrl-C, Ctrl-Z and reads of the
     terminal work as ever. Everywhere else it gets a group of its own, so that a signal sent to ours reaches it exactly
@@ -85,6 +87,8 @@ def start(
         close_fds=False,
         process_group=None if _in_foreground() else 0,
         preexec_fn=_in_child(set(signal_mask)) if os.name == "posix" else None,  # noqa: PLW1509 - no threads here
+        stdout=streams.get("stdout"),
+        stderr=streams.get("stderr"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -13,8 +14,9 @@ from torchmedic.contained import contained, on_fault, owning_up
 from torchmedic.errors import UsageError
 from torchmedic.records import Fault
 from torchmedic.settings import Settings, rank
-from torchmedic.supervise import launch
+from torchmedic.supervise import launch, tee
 from torchmedic.supervise.job import identity
+from torchmedic.supervise.overheard import Overheard
 from torchmedic.supervise.signals import Forwarder, shell_status
 
 if TYPE_CHECKING:
@@ -36,35 +38,56 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
         folder = rundir.create(settings.output, name, Path(os.getcwd()), job)
         if settings.confidential:
             rundir.mark_confidential(folder)
+        if not settings.checkup:
+            rundir.mark_no_checkup(folder)
     except OSError as error:
         sys.stderr.write(f"torchmedic: not watching, no run folder can be made: {error.strerror or error}\n")
         folder = None
     environment = dict(os.environ) if folder is None else launch.environment(folder, hide=hide)
     faults: list[Fault] = []
     on_fault(faults.append)
+    number = rank() if job else None
+    heard = Overheard(folder, number) if folder is not None else None
     forwarder = Forwarder()
+    stream = contained("supervise.tee")(tee.choose)(heard.feed) if heard is not None else None
+    stream = stream or tee.Stream()
+    forwarder.speaking = stream.speaking
     try:
         try:
-            child = launch.start(command, environment, forwarder.inherited)
+            child = launch.start(command, environment, forwarder.inherited, **stream.given)
         except OSError as error:
             raise UsageError(f"cannot start {command[0]}: {error.strerror}") from None
+        stream.start()
         supervisor = None
         if folder is not None:
-            supervisor = contained("supervise.start")(_supervisor)(folder, settings, rank() if job else None)
-        status = forwarder.wait(child, _nothing if supervisor is None else supervisor.watch)
+            supervisor = contained("supervise.start")(_supervisor)(folder, settings, number, stream)
+
+        def watch() -> None:
+            stream.look()
+            if heard is not None:
+                heard.look()
+            if supervisor is not None:
+                supervisor.watch()
+
+        status = forwarder.wait(child, watch)
     finally:
         forwarder.release()
-    if supervisor is None:
-        sys.stderr.writelines(owning_up(fault) for fault in faults[:1])
-        return shell_status(status)
-    return supervisor.conclude(child.pid, status, killed=forwarder.killed, through_shell=not hide)
+    try:
+        contained("supervise.tee_end")(stream.finish)()
+        if heard is not None:
+            heard.look()
+        if supervisor is None:
+            sys.stderr.writelines(owning_up(fault) for fault in faults[:1])
+            return shell_status(status)
+        for fault in faults:
+            supervisor.note_fault(fault)  # from before there was one to tell
+        return supervisor.conclude(child.pid, status, killed=forwarder.killed, through_shell=not hide)
+    finally:
+        with contextlib.suppress(Exception):
+            stream.let_go()
 
 
-def _supervisor(folder: Path, settings: Settings, rank: int | None) -> Supervisor:
+def _supervisor(folder: Path, settings: Settings, rank: int | None, stream: tee.Stream) -> Supervisor:
     from torchmedic.supervise.supervisor import Supervisor
 
-    return Supervisor(folder, settings, rank)
-
-
-def _nothing() -> None:
-    return
+    return Supervisor(folder, settings, rank, stream.speaking)

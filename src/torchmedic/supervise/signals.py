@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 # Left alone: faults of our own, the stops of a terminal, and what a process ignores unless it asks for it.
 _OURS = frozenset(
@@ -31,12 +32,14 @@ class Forwarder:
 
     def __init__(self, *, tick: float = 0.25) -> None:
         self._tick = tick
+        self.speaking: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # around words of our own
         self._interrupted = -_DOUBLE
         self._deadline: float | None = None
         self.killed = False  # by us: no riddle to solve
         self.blocked: set[signal.Signals | int] = set()
         if hasattr(signal, "sigtimedwait"):
-            self.blocked = {*FORWARDED, signal.SIGCHLD}
+            # The last for a look at the size of the terminal; the child gets it as we do.
+            self.blocked = {*FORWARDED, signal.SIGCHLD, signal.SIGWINCH}
         self.inherited = signal.pthread_sigmask(signal.SIG_BLOCK, self.blocked)
         # Whoever started us may have ignored the end of children, and the kernel would then keep no wait status.
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
@@ -91,7 +94,9 @@ class Forwarder:
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._deadline = None
             self.killed = True
-            sys.stderr.write("torchmedic: still running after the second Ctrl-C; killed\n")
+            with self.speaking():
+                sys.stderr.write("torchmedic: still running after the second Ctrl-C; killed\n")
+                sys.stderr.flush()
             with contextlib.suppress(ProcessLookupError):
                 if _group_of(child) == child.pid:
                     os.killpg(child.pid, signal.SIGKILL)

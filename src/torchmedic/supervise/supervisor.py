@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from torchmedic import rundir
@@ -19,21 +21,33 @@ from torchmedic.supervise.findings import Findings
 from torchmedic.supervise.signals import shell_status
 from torchmedic.supervise.vigil import Vigil
 
+_SILENT = "TM6"  # mistakes that raise nothing: the only ones that a user may know better about
+
 
 class Supervisor:
-    """The parent's side of one run."""
+    """The parent's side of one run.
 
-    def __init__(self, run: Path, settings: Settings, rank: int | None = None) -> None:
+    `speaking` is put around words of ours while the child runs, so that they come after what it has written.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        settings: Settings,
+        rank: int | None = None,
+        speaking: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         self._run = run
+        self._speaking = speaking
         self._emitter = Emitter(run, settings)
         self._settings = settings
         self._findings = Findings(run, rank)
         self._ledger = job.Ledger(run, rank)
         self._diagnoses: list[Diagnosis] = []
-        self._vigil = Vigil(run)
+        self._vigil = Vigil(run, rank)
         self._outcome = Outcome()
         self._fault: Fault | None = None
-        on_fault(self._note_fault)
+        on_fault(self.note_fault)
 
     @contained("supervise.watch")
     def watch(self) -> None:
@@ -43,12 +57,15 @@ class Supervisor:
             self._add(diagnosis)
 
     def _add(self, diagnosis: Diagnosis) -> None:
+        if diagnosis.code in self._settings.ignore and diagnosis.code.startswith(_SILENT):
+            return
         if self._settings.confidential:
             diagnosis = confidential(diagnosis)
         self._diagnoses.append(diagnosis)
         said = self._write() | {job.same_finding(each) for each in self._diagnoses[:-1] if each.rank != diagnosis.rank}
         if job.same_finding(diagnosis) not in said:
-            self._emitter.say(diagnosis)
+            with self._speaking():
+                self._emitter.say(diagnosis)
 
     def _write(self) -> frozenset[object]:
         # A full disk must not hide what is already on the screen.
@@ -107,7 +124,7 @@ class Supervisor:
             return ExitStatus.FINDINGS
         return status
 
-    def _note_fault(self, fault: Fault) -> None:
+    def note_fault(self, fault: Fault) -> None:
         self._fault = self._fault or fault
 
     def _say_faults(self) -> None:

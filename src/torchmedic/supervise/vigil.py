@@ -17,6 +17,7 @@ import msgspec
 
 from torchmedic import rundir
 from torchmedic.supervise import outside
+from torchmedic.supervise.gpu_health import GpuWatch
 
 _WINDOW = 10.0  # seconds before the end that belong to it: a DataLoader may take five to notice a dead worker
 _INTERVAL = 0.2
@@ -33,8 +34,9 @@ class Sight(msgspec.Struct, frozen=True):
 class Vigil:
     """Looks now and then, and remembers the last seconds."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, rank: int | None = None) -> None:
         self._run = run
+        self._gpus = GpuWatch(run, rank)
         self.started = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
         self._handles: dict[int, int] = {}
         self._ended: dict[int, int | None] = {}
@@ -52,6 +54,7 @@ class Vigil:
     def last_look(self) -> None:
         """The child has ended: see what it left."""
         self._sights.append(_look())
+        self._gpus.last_look()
         self._follow()
         for pid in list(self._handles):
             self._let_go(pid)
@@ -74,7 +77,9 @@ class Vigil:
         return min((sight.shm_free for sight in self._sights if sight.shm_free is not None), default=None)
 
     def _follow(self) -> None:
-        for pid in rundir.stack_files(self._run).keys() - self._handles.keys() - self._ended.keys():
+        known = rundir.stack_files(self._run).keys()
+        self._gpus.look(known)
+        for pid in known - self._handles.keys() - self._ended.keys():
             if len(self._handles) < _MOST and hasattr(os, "pidfd_open"):
                 with contextlib.suppress(OSError):
                     self._handles[pid] = os.pidfd_open(pid)

@@ -15,11 +15,18 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.describe import built_here, listed
+import torch
+
+from torchmedic.diagnose.describe import built_here, listed, made_here
+from torchmedic.diagnose.device_cures import explained
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
-from torchmedic.replay.devices import never_had_values, reason_of, split_of
+from torchmedic.replay.devices import never_had_values, split_of
 from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.forward import StepFailure
+from torchmedic.replay.frames import node_location
+from torchmedic.replay.optimizer_devices import Misplaced, load_of, misplaced_state
+from torchmedic.replay.strays import strays_of
 
 CODE, NAME = "TM310", "device-mismatch"
 
@@ -37,6 +44,11 @@ _WORDS = (
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not (evidence.kinds & {"RuntimeError", "ValueError"}) or not any(evidence.says(word) for word in _WORDS):
         return None
+    if evidence.says("device type for generator"):
+        return _generator(evidence)
+    misplaced = misplaced_state(evidence.frames)
+    if misplaced is not None:
+        return _optimizer_state(evidence, misplaced)
     split = split_of(evidence)
     if split is None or not split.strays:
         return _from_message(evidence)
@@ -49,18 +61,20 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         CODE,
         NAME,
         "proven",
-        f"{name} was given tensors on different devices: `{stray.text}` is on {stray.device}, "
-        f"`{others[0].text}` on {others[0].device}",
+        f"{name} was given tensors on different devices: {stray.shown} is on {stray.device}, "
+        f"{others[0].shown} on {others[0].device}",
         listed([each.words for each in (stray, *others)], 3),
     )
     draft.at(*evidence.at_user_line("cause", f"{stray.device} meets {others[0].device}"))
-    reason = reason_of(evidence, split)
+    failure = StepFailure(evidence)
+    reason, treated = explained(failure, split, strays_of(evidence, split, failure))
     if reason is not None:
         draft.at(reason.place)
         draft.because(reason.fact)
-        draft.help(reason.advice)
-    else:
-        draft.help(f"move `{stray.text}` to {others[0].device} before it is used")
+    draft.treat(treated)
+    if treated is None:
+        fallback = f"move {stray.shown} to {others[0].device} before it is used"
+        draft.help(reason.advice if reason is not None else fallback)
     draft.at(built_here(evidence, split.layer, f"the parameters of this layer are on {_layer_device(split.layer)}"))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
@@ -68,6 +82,59 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 def _layer_device(layer: object) -> str:
     held = next(iter(getattr(layer, "_parameters", {}).values()), None)
     return str(held.device) if held is not None else "no device"
+
+
+def _optimizer_state(evidence: RaisedEvidence, found: Misplaced) -> Diagnosis:
+    """What an optimizer keeps of earlier steps stays where the parameters were then."""
+    kind = type(found.optimizer).__name__
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"`{kind}` keeps its state on {found.state.device}, for parameters that are on {found.parameter.device}",
+        f"`{found.key}` {list(found.state.shape)} is on {found.state.device}, its parameter on "
+        f"{found.parameter.device}; so it is for {found.affected} of {found.total} parameters",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{found.state.device} meets {found.parameter.device}"))
+    loaded = load_of(evidence.frames, found.optimizer)
+    if loaded is not None:
+        label = f"loaded while the parameters were on {found.state.device}"
+        draft.at(node_location("origin", *loaded, label))
+        draft.help("move the model before the optimizer's state is loaded")
+    else:
+        draft.because(f"the parameters have moved to {found.parameter.device} since the state was made")
+        draft.help("move the model before the first step, or load the optimizer's state again after the move")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _generator(evidence: RaisedEvidence) -> Diagnosis | None:
+    """Random numbers are drawn on the device of their generator, and on no other."""
+    given = next((each for call in evidence.calls for each in call.arguments if _is_generator(each.value)), None)
+    generator = given.value if given is not None else None
+    named = re.findall(r"'(\w+)'", evidence.message)
+    if not isinstance(generator, torch.Generator) or not named or named[0] == generator.device.type:
+        return None
+    wanted, have = named[0], generator.device
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"random numbers for {wanted} were to be drawn by a generator of {have}",
+        f"a generator draws only on its own device, which is {have}",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{wanted} meets a generator of {have}"))
+    draft.at(made_here(evidence, generator, f"draws on {have}, made"))
+    default = torch.get_default_device()
+    if evidence.user_frame is not evidence.frames[-1] and default.type == wanted:
+        draft.because(f"`torch.set_default_device` has made {wanted} the device of all that is drawn, by a loader too")
+        draft.help(f'give the loader a generator of its own: `generator=torch.Generator(device="{wanted}")`')
+    else:
+        draft.help(f'make the generator for the device: `torch.Generator(device="{wanted}")`')
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _is_generator(value: object) -> bool:
+    return isinstance(value, torch.Generator)
 
 
 def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:

@@ -17,6 +17,7 @@ import re
 import torch
 
 from torchmedic.diagnose.describe import listed, made_here
+from torchmedic.diagnose.range_cures import RangeCures
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
@@ -75,25 +76,30 @@ def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, stray
         )
     if len(items) > 1:
         draft.because(f"the dataset items with such an index: {listed([str(each) for each in items], 8)}")
-    _advise(draft, lookup, index, strays)
+    _advise(draft, lookup, index, strays, RangeCures(evidence))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
-def _advise(draft: Draft, lookup: Lookup, index: torch.Tensor, strays: Strays) -> None:
+def _advise(draft: Draft, lookup: Lookup, index: torch.Tensor, strays: Strays, cures: RangeCures) -> None:
     """Only what the values of this very index bear out."""
     bound, bad = lookup.bound, strays.distinct
     length = index.shape[-1] if index.dim() else 0
+    treatment = None
     if lookup.layer is not None and length > bound and _are_positions(index, length):
         draft.because(f"the indices are the positions 0 to {length - 1}: the sequence is {length} long")
-        draft.help(f"cut the sequence to {bound}, or build the table for {length} positions")
+        title = f"cut the sequence to {bound}, or build the table for {length} positions"
+        treatment = cures.larger(title, lookup.layer, bound, length)
     elif bad == [-1]:
         draft.because("the only value out of range is -1, a usual marker for padding")
-        draft.help("replace -1 by an index that is in range before it is looked up")
+        title = "replace -1 by an index that is in range before it is looked up"
+        treatment = cures.argument(title, lookup.index, "{}.clamp(min=0)", safety="changes-training")
     elif lookup.op in ("embedding", "embedding_bag"):
         rows = max([*bad, bound]) + 1
-        draft.help(f"build the table for {rows} rows if {rows - 1} is a valid index, or correct the index")
+        title = f"build the table for {rows} rows if {rows - 1} is a valid index, or correct the index"
+        treatment = cures.larger(title, lookup.layer, bound, rows) if min(bad) >= 0 else None
     else:
-        draft.help("correct the index where it is made, or give the indexed tensor the size that was meant")
+        title = "correct the index where it is made, or give the indexed tensor the size that was meant"
+    draft.treat(treatment) if treatment is not None else draft.help(title)
 
 
 def _are_positions(index: torch.Tensor, length: int) -> bool:

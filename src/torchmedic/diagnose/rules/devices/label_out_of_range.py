@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.describe import listed, made_here
+from torchmedic.diagnose.range_cures import RangeCures
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.records import Diagnosis
+from torchmedic.records import Diagnosis, Treatment
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.layers import layer_built_at, maker_of
 from torchmedic.replay.origins import user_argument
@@ -94,6 +95,7 @@ def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, stray
     draft = Draft(CODE, NAME, "proven", message, f"`{first}`{item} is {strays.values[0]}; {known} means labels {valid}")
     draft.at(*evidence.at_user_line("cause", f"label {strays.values[0]} meets {known}"))
     draft.at(made_here(evidence, given.labels, "comes from"))
+    layer = None
     if given.scores is not None:
         layer = maker_of(given.scores, classes, evidence.frames)
         if layer is not None:
@@ -101,7 +103,7 @@ def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, stray
     draft.because(_counted(labels, strays))
     if len(items) > 1:
         draft.because(f"the dataset items with such a label: {listed([str(index) for index in items], 8)}")
-    _advise(draft, labels, strays, classes, item.strip(" ()"))
+    _advise(draft, labels, strays, classes, item.strip(" ()"), _Cures(RangeCures(evidence), given.labels, layer))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
@@ -117,24 +119,48 @@ def _counted(labels: torch.Tensor, strays: Strays) -> str:
     )
 
 
-def _advise(draft: Draft, labels: torch.Tensor, strays: Strays, classes: int, item: str) -> None:
+class _Cures:
+    """What is tried on the failing step before it is advised."""
+
+    def __init__(self, cures: RangeCures, labels: Any, layer: torch.nn.Module | None) -> None:
+        self._cures, self._labels, self._layer = cures, labels, layer
+
+    def subtract(self, title: str) -> Treatment | None:
+        return self._cures.argument(title, self._labels, "{} - 1")
+
+    def ignore(self, title: str, marker: int) -> Treatment | None:
+        return self._cures.keyword(title, "ignore_index", marker)
+
+    def larger(self, title: str, classes: int, wanted: int) -> Treatment | None:
+        return self._cures.larger(title, self._layer, classes, wanted)
+
+
+def _advise(draft: Draft, labels: torch.Tensor, strays: Strays, classes: int, item: str, cures: _Cures) -> None:
     """Only what the values of this very batch bear out."""
     bad = strays.distinct
     extent = span(labels)
     enough = labels.numel() >= 3 * classes  # by chance, class 0 would be missing in less than one batch of twenty
     if bad == [classes] and extent is not None and extent[0] == 1 and enough:
         draft.because(f"no label of this batch is 0 and the highest is {classes}: these labels count from 1")
-        draft.help("subtract 1 from the labels where they are read")
+        title = "subtract 1 from the labels where they are read"
+        _treat_or_help(draft, cures.subtract(title), title)
     elif len(bad) == 1 and bad[0] in _MARKERS and strays.count < strays.total:
         draft.because(f"every other label is in range, and {bad[0]} is a usual marker for `do not count this one`")
-        draft.help(f"pass `ignore_index={bad[0]}` to the loss if {bad[0]} marks what should not count")
+        title = f"pass `ignore_index={bad[0]}` to the loss if {bad[0]} marks what should not count"
+        _treat_or_help(draft, cures.ignore(title, int(bad[0])), title)
     elif bad == [classes]:
         whose = f"label of {item}" if item and strays.count == 1 else "labels"
-        draft.help(
-            f"correct the {whose}, or build the last layer for {classes + 1} classes if {classes} is one of them"
-        )
+        title = f"correct the {whose}, or build the last layer for {classes + 1} classes if {classes} is one of them"
+        _treat_or_help(draft, cures.larger(title, classes, classes + 1), title)
     else:
         draft.help("correct these labels, or build the last layer for as many classes as the data has")
+
+
+def _treat_or_help(draft: Draft, treatment: Treatment | None, title: str) -> None:
+    if treatment is not None:
+        draft.treat(treatment)
+    else:
+        draft.help(title)
 
 
 def _from_message(evidence: RaisedEvidence, given: _Given) -> Diagnosis | None:

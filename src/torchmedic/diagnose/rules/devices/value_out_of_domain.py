@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 
 from torchmedic.diagnose.describe import count, made_here
+from torchmedic.diagnose.range_cures import RangeCures
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.domains import Domain, domain_of
@@ -23,6 +24,7 @@ from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.samples import items_of
 from torchmedic.replay.values import number, readable, span
 
+_WITH_SCORES = "BCEWithLogitsLoss"
 CODE, NAME = "TM303", "value-out-of-domain"
 
 
@@ -66,18 +68,20 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     extent = span(tensor) if tensor is not None and strays.total > 1 else None
     if extent is not None:
         draft.because(f"the values run from {number(extent[0])} to {number(extent[1])}")
-    _advise(draft, domain)
+    _advise(draft, domain, RangeCures(evidence))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
-def _advise(draft: Draft, domain: Domain) -> None:
+def _advise(draft: Draft, domain: Domain, cures: RangeCures) -> None:
     made_by = domain.value.grad_fn.name() if domain.value is not None and domain.value.grad_fn is not None else ""
     squashed = any(word in made_by for word in ("Sigmoid", "Softmax", "Clamp", "Exp", "Softplus"))
     if made_by and not squashed:
         draft.because(
             f"it was made by `{made_by.removesuffix('0').removesuffix('Backward').lower()}`, which bounds nothing"
         )
-    draft.help(domain.advice)
+    scores = domain.op == "binary_cross_entropy" and domain.name == "input"
+    treatment = cures.function(domain.advice, domain.op, f"{domain.op}_with_logits", _WITH_SCORES) if scores else None
+    draft.treat(treatment) if treatment is not None else draft.help(domain.advice)
 
 
 RULE = Rule(CODE, NAME, check)

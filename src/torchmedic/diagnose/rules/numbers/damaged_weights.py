@@ -48,10 +48,11 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     called = f"the {kind} `{name}`" if name else f"a {kind}"
     bad = int((~torch.isfinite(leaf.tensor.detach())).sum().item())
     place, sure = _written_at(evidence, leaf, name)
+    late = evidence.is_unexplained and evidence.agent.finite.bad_call is not None
     draft = Draft(
         CODE,
         NAME,
-        "proven" if sure and evidence.faithful is not False else "likely",
+        "possible" if late else "proven" if sure and evidence.faithful is not False else "likely",
         f"{called}, damaged before step {incident.step}, made {victim(evidence)}",
         f"{bad} of {leaf.tensor.numel()} values of {called} were not finite when the step began",
     )
@@ -70,6 +71,11 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     draft.because(
         "" if sure or place is None else "the line is the only one found that writes to it; that is not proven"
     )
+    if late:
+        draft.because(
+            "on this device gradients are not looked at, so that an update may have done it; "
+            "the steps before, as far as they were kept, did not when they were replayed"
+        )
     draft.help("look at what writes to it before this step: initialisation, a checkpoint, code that changes `.data`")
     draft.because(noticed(evidence))
     return draft.done(step=incident.step, rank=incident.rank)

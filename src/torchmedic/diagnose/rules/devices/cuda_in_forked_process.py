@@ -1,0 +1,66 @@
+"""CUDA was used in a process that was forked from one that had used it already.
+
+What: a forked process has the memory of its parent, but the driver does not know it: what the parent has opened on the
+GPU is of no use there. So torch refuses to use CUDA in a child that was forked after CUDA was started.
+
+Why: a dataset, a transform or a collate function sends tensors to the GPU (`.cuda()`, `.to(device)`, `device="cuda"`)
+while the DataLoader has `num_workers`, whose processes are forked; or a `multiprocessing.Process` of the script's own
+does. On Linux `fork` is what `multiprocessing` does by default (before Python 3.14).
+
+Cure: return CPU tensors from the dataset and send the whole batch to the GPU in the training loop, with
+`pin_memory=True` where that should be fast; or start the processes with `spawn`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+
+from torchmedic.detect.device_errors import device_fault_of
+from torchmedic.diagnose.device_places import cuda_started_at, raised_at, raised_remotely, started_at, worker_of
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.evidence import RaisedEvidence
+
+CODE, NAME = "TM311", "cuda-in-forked-process"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if "RuntimeError" not in evidence.kinds:
+        return None
+    refused = evidence.says("re-initialize CUDA in forked")
+    fault = device_fault_of(evidence.error)
+    # What the driver itself says, where torch does not know that the parent has used it.
+    if not refused and (fault is None or fault.code != 3 or not _is_child(evidence)):
+        return None
+    remote = raised_remotely(evidence, "") is not None
+    if not (evidence.is_torchs or evidence.from_loader or remote):
+        return None
+    loading = worker_of(evidence)
+    where = "a DataLoader worker" if loading is not None else "a forked process"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if refused else "likely",
+        f"CUDA was used in {where}, whose parent had used CUDA before",
+        "what the parent has opened on the GPU is of no use to a process that was forked from it",
+    )
+    draft.at(*raised_at(evidence, f"uses CUDA in {where}"))
+    if loading is not None:
+        draft.at(loading.at_loader("origin", "its workers are forked from this process"))
+        draft.because(loading.process)
+        draft.help("return CPU tensors from the dataset, and send the batch to the GPU in the training loop")
+        draft.help('start the workers anew: `DataLoader(..., multiprocessing_context="spawn")`')
+    else:
+        draft.at(None if remote else started_at(evidence, "this process was forked here"))
+        draft.help('start the process anew: `multiprocessing.get_context("spawn").Process(...)`')
+        draft.help("use CUDA for the first time in the child, not before it is forked")
+    draft.at(cuda_started_at("CUDA was used for the first time here, before that"))
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _is_child(evidence: RaisedEvidence) -> bool:
+    """Whether it was a process that may have been forked by `multiprocessing`, a DataLoader's worker or another."""
+    return worker_of(evidence) is not None or multiprocessing.parent_process() is not None
+
+
+RULE = Rule(CODE, NAME, check)

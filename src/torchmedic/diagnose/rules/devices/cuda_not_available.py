@@ -1,0 +1,169 @@
+"""CUDA was asked for where there is none.
+
+What: a tensor or a model was sent to a GPU, or a checkpoint was loaded that was saved on one, and this process cannot
+use a GPU at all.
+
+Why: torch is a build for the CPU; the machine has no GPU or no driver; CUDA_VISIBLE_DEVICES hides all GPUs. A
+checkpoint remembers the device of its tensors, so one from a GPU asks for a GPU when it is loaded.
+
+Cure: install a build of torch for CUDA, correct CUDA_VISIBLE_DEVICES, or choose the device at run time with
+`torch.cuda.is_available()`. Load checkpoints with `map_location="cpu"`, or with the device that there is.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+
+import torch
+
+from torchmedic.detect.device_errors import device_fault_of
+from torchmedic.diagnose.describe import count, origin
+from torchmedic.diagnose.device_places import raised_at
+from torchmedic.diagnose.edits import rewritten
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis, Location, Treatment
+from torchmedic.replay.calls import Call, raising_call
+from torchmedic.replay.cuda_setup import CudaSetup, read_setup
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.frames import node_location
+from torchmedic.replay.spots import spot_of_node
+from torchmedic.replay.state import muted
+from torchmedic.replay.trial import Edit, edited
+
+CODE, NAME = "TM312", "cuda-not-available"
+
+
+# What a build without CUDA says wherever CUDA is asked for.
+_OF_CUDA = re.compile(r"\bCUDA\b|_cuda_|torch\.cuda|dummy base class|NCCL built in")
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if not evidence.kinds & {"RuntimeError", "AssertionError", "AttributeError"}:
+        return None
+    if not (evidence.is_torchs or evidence.from_loader):
+        return None
+    if "AttributeError" in evidence.kinds and not evidence.says("torch._C"):
+        return None  # of an object of the user's
+    fault = device_fault_of(evidence.error)
+    setup = read_setup()
+    if fault is not None and fault.kind != "not_available":
+        return None
+    if fault is None and (setup.build is not None or not _OF_CUDA.search(_said(evidence.message))):
+        return None
+    reason = _reason(setup)
+    saved = evidence.says("deserialize")
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if reason else "likely",
+        f"{'the checkpoint was saved on a GPU' if saved else 'CUDA was asked for'}, "
+        f"but {reason or 'this process cannot use a GPU'}",
+        reason or (fault.words if fault is not None else evidence.message.split("\n", 1)[0]),
+    )
+    draft.at(*raised_at(evidence, "a GPU is asked for here"))
+    draft.at(_chosen(evidence))
+    if setup.build is not None and setup.hidden:
+        draft.at(_hidden_here(evidence))
+    draft.because(*setup.words)
+    treated = _loaded_on_cpu(evidence) if saved else None
+    draft.treat(treated)
+    for advice in _advice(evidence, setup) if treated is None else ():
+        draft.help(advice)
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _said(message: str) -> str:
+    """The first line, without the list of all backends that an operation has code for."""
+    return message.split("\n", 1)[0].split("available for these backends", 1)[0]
+
+
+def _advice(evidence: RaisedEvidence, setup: CudaSetup) -> Iterator[str]:
+    if setup.build is None and setup.cards:
+        yield "install a build of torch for CUDA: this one is for the CPU only"
+    elif setup.build is not None and setup.hidden:
+        yield "let CUDA_VISIBLE_DEVICES name a GPU that exists, or unset it"
+    if evidence.says("deserialize"):
+        yield 'load it with `map_location="cpu"`, or with the device that there is'
+    elif evidence.says("NCCL"):
+        yield 'use the backend "gloo" where there is no GPU'
+    elif evidence.says("accelerator"):
+        yield "pin memory only where there is a GPU: `pin_memory=torch.cuda.is_available()`"
+    else:
+        yield 'choose the device at run time: `device = "cuda" if torch.cuda.is_available() else "cpu"`'
+
+
+def _reason(setup: CudaSetup) -> str:
+    """Which of the causes it is, by the facts; empty where they leave it open."""
+    if setup.build is None:
+        return "this torch is built for the CPU only"
+    if setup.build.startswith("ROCm"):
+        return ""
+    if setup.hidden:
+        return f"CUDA_VISIBLE_DEVICES={setup.visible!r} hides every GPU"
+    if setup.driver is None and not setup.cards:
+        return "no NVIDIA driver is loaded on this machine"
+    if not setup.cards:
+        return "this machine, or this container, shows no GPU"
+    return ""
+
+
+def _chosen(evidence: RaisedEvidence) -> Location | None:
+    """Where the device that the failing call was given was named."""
+    frame = evidence.user_frame
+    call = raising_call(frame) if frame is not None else None
+    for argument in call.arguments if call is not None else ():
+        if isinstance(argument.node, ast.Name | ast.Attribute) and isinstance(argument.value, str | torch.device):
+            found = origin(evidence, argument.value)
+            return found.location("origin", "the device is chosen here") if found is not None else None
+    return None
+
+
+def _hidden_here(evidence: RaisedEvidence) -> Location | None:
+    """The statement of the script's own that sets CUDA_VISIBLE_DEVICES."""
+    trees = {frame.file: frame.tree for frame in evidence.frames if frame.is_user and frame.tree is not None}
+    for file, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and "CUDA_VISIBLE_DEVICES" in ast.unparse(node.targets[0]):
+                return node_location("origin", file, node, "hides the GPUs")
+    return None
+
+
+def _load(evidence: RaisedEvidence) -> Call | None:
+    """The user's call of `torch.load`, if it names a file."""
+    for frame in reversed(evidence.frames):
+        call = raising_call(frame) if frame.is_user else None
+        if call is not None and call.op == "load":
+            return call if isinstance(call.get(0, "f"), str | os.PathLike) else None
+    return None
+
+
+def _loaded_on_cpu(evidence: RaisedEvidence) -> Treatment | None:
+    """The same file, mapped to the CPU and not copied into memory; only plain data is let in."""
+    call = _load(evidence)
+    node = call.frame.node if call is not None else None
+    if call is None or not isinstance(node, ast.Call):
+        return None
+    try:
+        with muted():
+            loaded = torch.load(call.get(0, "f"), map_location="cpu", mmap=True, weights_only=True)
+    except Exception:
+        return None  # of an older format, or with objects in it that are not let in
+    text = rewritten(call.frame.file, node)
+    given = next((word for word in node.keywords if word.arg == "map_location"), None)
+    if given is not None:
+        changed = rewritten(call.frame.file, node, [(given.value, '"cpu"')])
+    else:
+        changed = text.removesuffix(")").rstrip().removesuffix(",") + ', map_location="cpu")'
+    many = sum(isinstance(each, torch.Tensor) for each in torch.utils._pytree.tree_iter(loaded))
+    return Treatment(
+        title="load its tensors onto the CPU",
+        proven=True,
+        result=f"{count(many, 'tensor')} loaded",
+        patch=edited(Edit(spot_of_node(call.frame.file, node), changed))[1],
+    )
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,55 @@
+"""A kernel read or wrote memory that is not its own.
+
+What: a kernel used an address outside of the memory that it was given, one that is not aligned, or code that it cannot
+run. The device stops, the CUDA context is lost, and the host learns of it at some later line.
+
+Why: almost always a kernel that is not torch's own: a custom CUDA or Triton kernel whose index runs past the end of a
+tensor, that is launched with too many threads, given a tensor of another dtype or layout (not contiguous), or one that
+was freed while the kernel was still running on another stream. Now and then a bug in a library, or failing hardware.
+
+Cure: look at the kernels between the two places that are named. Check their bounds and strides; `compute-sanitizer
+python train.py` names the thread and the address.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.lost_device import LostDevice
+
+CODE, NAME = "TM321", "illegal-memory-access"
+
+_WHAT = {
+    "illegal_address": "a kernel on the GPU used memory that is not its own",
+    "misaligned_address": "a kernel on the GPU used an address that is not aligned",
+    "launch_failure": "a kernel on the GPU failed while it ran",
+    "launch_timeout": "a kernel on the GPU ran longer than the system allows, and was ended",
+}
+
+
+def check(lost: LostDevice) -> Diagnosis | None:
+    if lost.fault.kind not in _WHAT:
+        return None
+    trail = lost.trail
+    draft = Draft(
+        CODE,
+        NAME,
+        "likely" if trail is not None and trail.blamed else "possible",
+        f"{_WHAT[lost.fault.kind]}, and the CUDA context is lost",
+        trail.words if trail is not None else "how far the device had come is not known",
+    )
+    if trail is not None:
+        draft.at(*trail.places)
+    draft.at(lost.surfaced)
+    draft.because(f"{lost.fault.words}" if lost.fault.words else "")
+    draft.because(*lost.health)
+    if lost.step is not None and lost.played is not None and lost.played.error is None:
+        draft.because(f"{lost.how_it_was_run}, and did not fail: no index or label of the batch is out of range")
+    if lost.fault.kind == "launch_timeout":
+        draft.help("a GPU that drives a display ends long kernels: do less per kernel, or use one without a display")
+    else:
+        draft.help("run `compute-sanitizer python train.py`: it names the kernel, the thread and the address")
+    return draft.done(step=lost.incident.step, rank=lost.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

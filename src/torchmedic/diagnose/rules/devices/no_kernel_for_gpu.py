@@ -1,0 +1,83 @@
+"""The code that was to run has not been compiled for this GPU.
+
+What: a GPU runs code that was compiled for its compute capability, or an intermediate form (PTX) of an older one, which
+the driver compiles. A build of torch, or of an extension, holds code for a list of capabilities.
+
+Why: the GPU is older than the oldest, or newer than the newest one that the build was made for; or an extension was
+compiled on another machine with TORCH_CUDA_ARCH_LIST set for that machine's GPU.
+
+Cure: install a build of torch that lists this GPU, or compile the extension for its capability.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import torch
+
+from torchmedic.detect.device_errors import device_fault_of
+from torchmedic.diagnose.device_places import raised_at
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.cuda_setup import read_setup
+from torchmedic.replay.evidence import RaisedEvidence
+
+CODE, NAME = "TM315", "no-kernel-for-gpu"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    fault = device_fault_of(evidence.error)
+    if fault is None or fault.kind != "no_kernel_image" or not (evidence.is_torchs or evidence.from_loader):
+        return None
+    try:
+        capability = torch.cuda.get_device_capability()
+        archs, gpu = list(torch.cuda.get_arch_list()), torch.cuda.get_device_name()
+    except (RuntimeError, AssertionError):
+        return None  # nothing can be asked of the device
+    name = f"sm_{capability[0]}{capability[1]}"
+    op = evidence.call.op if evidence.call is not None and evidence.call.op else "the operation"
+    missing = bool(archs) and not covers(archs, capability)
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if missing else "likely",
+        f"this torch holds no code for the {gpu} ({name})"
+        if missing
+        else f"`{op}` holds no code for the {gpu} ({name}), though torch itself does",
+        f"the GPU is {name}; torch was compiled for {', '.join(archs)}",
+    )
+    draft.at(*raised_at(evidence, f"no code for {name}"))
+    draft.because(*read_setup().words)
+    if missing:
+        draft.help(f"install a build of torch that was compiled for {name}")
+    else:
+        draft.help(
+            f'compile the extension that `{op}` comes from for this GPU: TORCH_CUDA_ARCH_LIST="{_list(capability)}"'
+        )
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _list(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+def covers(archs: Iterable[str], capability: tuple[int, int]) -> bool:
+    """Whether code for some architectures runs on a GPU: that of its own generation, or older PTX."""
+    for arch in archs:
+        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
+        if found is None:
+            continue
+        major, minor = int(found[2]), int(found[3])
+        if found[4] == "a":
+            fits = (major, minor) == capability  # of this very chip, as PTX too
+        elif found[1] == "compute" and found[4] != "f":
+            fits = (major, minor) <= capability
+        else:
+            fits = major == capability[0] and minor <= capability[1]
+        if fits:
+            return True
+    return False
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,1 @@
+"""TM6xx: training runs, but not as it was written."""

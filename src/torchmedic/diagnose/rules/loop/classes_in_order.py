@@ -1,0 +1,44 @@
+"""The training data comes class by class: a batch holds one class only.
+
+What: the dataset is sorted by its labels and is read in order. For many steps in a row the model sees one class, forgets
+the others, and batch normalisation learns the statistics of one class at a time.
+
+Why: `shuffle=True` is missing on the DataLoader of the training set.
+
+Cure: `DataLoader(dataset, shuffle=True)`, or a sampler that mixes the classes.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.frames import node_location
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM616", "classes-in-order"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "sorted labels":
+        return None
+    incident, facts = evidence.incident, evidence.facts
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the training data comes class by class: {facts['classes']} classes, sorted, and not shuffled",
+        f"the first {facts['first']} of {facts['length']} items are all of one class, and batches of {facts['batch']} are "
+        "taken in the order of the dataset",
+    )
+    built = evidence.calls_in(incident.cause.file, "DataLoader")
+    if len(built) == 1:
+        draft.at(node_location("cause", incident.cause.file, built[0], "reads the items in their order"))
+        draft.at(evidence.at("surfaced", incident.cause, "and this is trained on"))
+    else:
+        draft.at(evidence.at("cause", incident.cause, "what is trained on comes in the order of the dataset"))
+    draft.because("the labels of the whole dataset were looked at: they never decrease")
+    draft.help("shuffle=True", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,47 @@
+"""Gradients are clipped while they are still multiplied by the scale of GradScaler.
+
+What: after `scaler.scale(loss).backward()` all gradients are larger by the scale, often 65536 times. Clipping them to a
+norm of, say, 1.0 then means clipping the real gradients to 1/65536: every update becomes tiny, and the more so the
+larger the scale grows.
+
+Why: `clip_grad_norm_` is called before `scaler.unscale_(optimizer)`; `scaler.step` divides only afterwards.
+
+Cure: call `scaler.unscale_(optimizer)` before clipping. `scaler.step` then does not divide again.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.loop_edits import line_added_before
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+from torchmedic.replay.values import number
+
+CODE, NAME = "TM606", "clip-before-unscale"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "clipped scaled":
+        return None
+    incident = evidence.incident
+    bound = evidence.facts["bound"]
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        "gradients are clipped before GradScaler has divided them by its scale",
+        f"the bound {number(bound)} is applied to gradients that are still multiplied by the loss scale",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, "the gradients are scaled here", "clip_grad_norm_", "clip_grad_value_"),
+        evidence.at("surfaced", incident.others["step"], "divides them, after they were clipped", "step"),
+    )
+    draft.because("so in every update that was seen; unscale_ was not called before clipping")
+    name = evidence.optimizer_name(incident.others["step"]) or "optimizer"
+    scaler = evidence.receiver(incident.others["step"], "step") or "scaler"
+    line = f"{scaler}.unscale_({name})"
+    draft.help(f"call {line} before", patch=line_added_before(incident.cause, line), safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank)
+
+
+RULE = Rule(CODE, NAME, check)

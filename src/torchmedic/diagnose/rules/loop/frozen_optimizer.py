@@ -1,0 +1,44 @@
+"""All parameters of the optimizer are frozen: the weights never change.
+
+What: `requires_grad` is off for everything that the optimizer holds. They get no gradient, and `step()` does nothing.
+
+Why: the parameters were frozen after, or before, they were given to the optimizer, and those that are left to train were
+not given to any.
+
+Cure: freeze what shall stay as it is, and give the optimizer the rest.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.describe import count
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM609", "frozen-optimizer"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "frozen":
+        return None
+    incident, facts = evidence.incident, evidence.facts
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the weights do not change: all {count(facts['held'], 'parameter')} of the optimizer are frozen",
+        "requires_grad is off for every parameter that an optimizer holds, so that no update has a gradient",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, "requires_grad is False for all of them"),
+        evidence.at("surfaced", incident.others["step"], "finds no gradient", "step"),
+    )
+    draft.because(
+        f"{count(facts['updates'], 'update')} had no gradient to apply",
+        f"the loss reaches {count(facts['reached'], 'parameter')} that no optimizer has ({count(facts['elements'], 'weight')})",
+    )
+    draft.help("give the optimizer the parameters that shall be trained", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank)
+
+
+RULE = Rule(CODE, NAME, check)

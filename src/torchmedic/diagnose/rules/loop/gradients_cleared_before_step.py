@@ -1,0 +1,43 @@
+"""The gradients are cleared between `backward()` and `step()`: the weights never change.
+
+What: `backward()` computes the gradients, `zero_grad()` clears them, and `step()` finds nothing to apply. Nothing raises,
+and the model stays as it was.
+
+Why: the calls stand in the wrong order.
+
+Cure: `zero_grad()` before `backward()` or after `step()`, never in between.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.describe import count
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM604", "gradients-cleared-before-step"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "cleared before step":
+        return None
+    incident = evidence.incident
+    updates = evidence.facts["updates"]
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the weights do not change: the gradients were cleared before each of {count(updates, 'update')}",
+        "between backward and step the gradients are cleared, so that step has nothing to apply",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, "clears what backward has just computed", "zero_grad"),
+        evidence.at("surfaced", incident.others["backward"], "the gradients come from here", "backward"),
+        evidence.at("surfaced", incident.others["step"], "finds no gradient", "step"),
+    )
+    draft.because("so in every update that was seen, without exception")
+    draft.help("move it before backward, or behind step", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank)
+
+
+RULE = Rule(CODE, NAME, check)

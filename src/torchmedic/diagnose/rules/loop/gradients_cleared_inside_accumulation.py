@@ -1,0 +1,48 @@
+"""The gradients are cleared inside of the accumulation cycle: only the last micro-batch counts.
+
+What: the loop calls `backward()` for several micro-batches and updates the weights after the last of them, but clears
+the gradients before each one. So what the earlier micro-batches gave is thrown away.
+
+Why: `zero_grad()` stands at the top of the loop, where it belongs when every batch is followed by an update.
+
+Cure: clear the gradients once per update, right after `optimizer.step()`.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM602", "gradients-cleared-inside-accumulation"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "cleared inside":
+        return None
+    incident = evidence.incident
+    lost, kept = evidence.facts["lost"], evidence.facts["kept"]
+    total = lost + kept
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"{lost} of {total} micro-batches are thrown away: the gradients are cleared inside of the accumulation cycle",
+        f"each update follows {total} calls of backward, and the gradients of {lost} of them were cleared before it",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, "clears what earlier micro-batches have added", "zero_grad"),
+        evidence.at("surfaced", incident.others["backward"], f"called {total} times per update", "backward"),
+        evidence.at("surfaced", incident.others["step"], "uses what is left", "step"),
+    )
+    ratio = evidence.habits.lost_ratio(incident.optimizer)
+    if ratio is not None:
+        used, whole = ratio
+        draft.because(f"norm of the gradients that were used: {used:.3g}; of all {total} micro-batches: {whole:.3g}")
+    draft.because(f"so in {evidence.facts['cycles']} updates, without exception")
+    name = evidence.optimizer_name(incident.others["step"]) or "optimizer"
+    draft.help(f"move it behind {name}.step(), so that it is called once per update", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,53 @@
+"""The gradients are never cleared: every update applies the sum of all gradients since training began.
+
+What: `backward()` adds to `.grad`. Nothing clears it between two updates, so that each step uses the gradients of all
+earlier batches again, taken at weights that are long gone.
+
+Why: the call of `zero_grad()` is missing, or it is made on another optimizer or model than the one that is trained.
+
+Cure: call `optimizer.zero_grad()` once per update, right after `optimizer.step()` or before the next forward pass. With
+accumulation over several micro-batches too: once per update, not once per micro-batch.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.loop_edits import line_added_after
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+from torchmedic.replay.values import number
+
+CODE, NAME = "TM601", "gradients-never-cleared"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "never cleared":
+        return None
+    incident = evidence.incident
+    name = evidence.optimizer_name(incident.cause) or "optimizer"
+    before, after = evidence.facts["norms"]
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"gradients are never cleared: every update uses those of all {evidence.facts['updates']} steps so far",
+        "backward adds to the gradients, and nothing has cleared them between the updates",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, "the gradients it has used stay, and the next ones are added", "step"),
+        evidence.at("surfaced", incident.others["backward"], "adds to what is there", "backward"),
+    )
+    draft.because(
+        f"before backward, where it should be 0, the norm of one gradient went from {number(before)} to "
+        f"{number(after)} in the last steps",
+        "the same gradient tensor has been in place at every update, and only backward has written to it",
+    )
+    draft.help(
+        f"clear them after the update: {name}.zero_grad()",
+        patch=line_added_after(incident.cause, f"{name}.zero_grad()"),
+        safety="changes-training",
+    )
+    return draft.done(step=incident.step, rank=evidence.rank)
+
+
+RULE = Rule(CODE, NAME, check)

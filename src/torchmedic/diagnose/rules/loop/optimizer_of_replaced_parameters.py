@@ -1,0 +1,93 @@
+"""The optimizer holds parameters that the model no longer uses, and not those that took their place.
+
+What: the optimizer was built from the parameters that the model had then. A layer that was replaced later, or a model
+that was built or copied anew, has other parameters. They get gradients, but no update changes them.
+
+Why: `optimizer = ...(model.parameters())` stands before `model.head = ...`, or before the model was made anew.
+
+Cure: build the optimizer after the last change to the model, or add the new parameters with `add_param_group`.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from torchmedic.diagnose.describe import count, listed
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.frames import node_location, syntax_tree
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM608", "optimizer-of-replaced-parameters"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind == "replaced":
+        return _layer(evidence)
+    if evidence.kind == "other parameters":
+        return _model(evidence)
+    return None
+
+
+def _layer(evidence: LoopEvidence) -> Diagnosis:
+    incident, facts = evidence.incident, evidence.facts
+    names = listed([f"`{name}`" for name in facts["names"]])
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"{names} are trained by nobody: the optimizer still holds what was there before",
+        "the optimizer was built before these parameters took the place of others",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, "takes the parameters that the model has at this moment"),
+        _assigned(evidence, facts["names"], "here others take their place"),
+    )
+    draft.because(
+        f"the loss reaches {names} ({count(facts['elements'], 'weight')}), which are in no optimizer and did not change",
+        f"the optimizer holds {count(len(facts['old']), 'tensor')} that no model uses and that never get a gradient, of "
+        f"shape {listed([str(shape) for shape in facts['old']])}",
+    )
+    draft.help("build the optimizer after the model is complete", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank)
+
+
+def _model(evidence: LoopEvidence) -> Diagnosis:
+    incident, facts = evidence.incident, evidence.facts
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        "the weights do not change: the optimizer holds the parameters of another model",
+        "not one parameter that the loss reaches is in an optimizer that steps, and not one in it is reached",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, f"its {count(facts['held'], 'parameter')} are not in what is trained"),
+        evidence.at("surfaced", incident.others.get("step"), "finds no gradient", "step"),
+    )
+    draft.because(
+        f"the loss reaches {count(facts['reached'], 'parameter')} of other tensors ({count(facts['elements'], 'weight')}), "
+        "which did not change",
+        f"{count(facts['updates'], 'update')} had no gradient to apply",
+    )
+    draft.help("build the optimizer from the parameters of the model that is trained", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank)
+
+
+def _assigned(evidence: LoopEvidence, names: list[str], label: str) -> Location | None:
+    """The assignment to the part of the model that these parameters belong to, below the optimizer's line."""
+    built = evidence.incident.cause
+    tree = syntax_tree(built.file)
+    wanted = {part for name in names for part in name.split(".")}
+    found = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Assign) and node.lineno > built.line
+        for target in node.targets
+        if (isinstance(target, ast.Attribute) and target.attr in wanted)
+        or (isinstance(target, ast.Subscript) and ast.unparse(target.slice) in wanted)
+    ]
+    return node_location("writer", built.file, found[0], label) if len(found) == 1 else None
+
+
+RULE = Rule(CODE, NAME, check)

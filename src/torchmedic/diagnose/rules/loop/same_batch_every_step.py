@@ -1,0 +1,37 @@
+"""Every step trains on the same batch: the first one of a new pass over the data.
+
+What: `next(iter(loader))` begins a new pass and takes its first batch. Without shuffling that is always the same one,
+and the rest of the data is never seen.
+
+Why: `iter(loader)` stands inside of the loop.
+
+Cure: `for batch in loader:`, or one iterator that is made before the loop.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM615", "same-batch-every-step"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "same batch":
+        return None
+    incident, facts = evidence.incident, evidence.facts
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"every step trains on the same batch, the first of {facts['batches']}",
+        "each step begins a new pass over the data, takes its first batch and drops the pass",
+    )
+    draft.at(evidence.at("cause", incident.cause, "a new pass, and its first batch", "next"))
+    draft.because(f"the last {facts['times']} batches were made of the same items of the dataset, in the same order")
+    draft.help("go through the loader with `for batch in loader`, or make the iterator once, before the loop")
+    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,41 @@
+"""The schedule moves on before the first update: its first learning rate is never used.
+
+What: `scheduler.step()` comes before `optimizer.step()`. So the first update already uses the second rate, and every
+later change comes one step, or one epoch, too early.
+
+Why: until 2019 (PyTorch 1.1) this was the order to use.
+
+Cure: `optimizer.step()` first, then `scheduler.step()`.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+from torchmedic.replay.values import number
+
+CODE, NAME = "TM611", "schedule-before-update"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "schedule first":
+        return None
+    incident, facts = evidence.incident, evidence.facts
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        "the first learning rate of the schedule is never used: it moves on before the first update",
+        f"the schedule begins with {number(facts['first'])}, but the first update used {number(facts['used'])}",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, "moves on, although this rate has not been used yet", "step"),
+        evidence.at("surfaced", incident.others["step"], "the update comes afterwards", "step"),
+    )
+    draft.because("so in every round of the loop: first the schedule, then the update")
+    draft.help("call it after the update", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,37 @@
+"""The optimizer steps again and again with the same gradients: no `backward()` comes in between.
+
+What: every update applies gradients that an earlier update has used already.
+
+Why: `backward()` stands outside of the loop that steps, or under a condition that is no longer true.
+
+Cure: call `backward()` for every update, and clear the gradients in between.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM605", "step-without-backward"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "stale":
+        return None
+    incident = evidence.incident
+    updates = evidence.facts["updates"]
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the last {updates} updates all used the same gradients: no backward came in between",
+        "the gradients are those of an earlier backward, and nothing has computed new ones since",
+    )
+    draft.at(evidence.at("cause", incident.cause, "steps with gradients that were used already", "step"))
+    draft.because("between these updates nothing has written to the gradients, and backward was not called at all")
+    draft.help("call backward before every step, and clear the gradients after it", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,50 @@
+"""After the first validation the model is trained in evaluation mode.
+
+What: `model.eval()` switches dropout off and lets batch normalisation use its running statistics, which are then no
+longer learned. Nothing switches back, so that all training after the first validation is done like this.
+
+Why: `model.train()` is called once before the loop, or not at all, and not after each validation.
+
+Cure: call `model.train()` at the start of each epoch, or at the end of the validation.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.describe import count, listed
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM613", "training-in-eval-mode"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "eval mode":
+        return None
+    incident, facts = evidence.incident, evidence.facts
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        "the model is trained in evaluation mode since the first validation",
+        "eval() was called for the validation, and train() was not called after it",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, "from here on the model stays in evaluation mode", "eval"),
+        evidence.at("surfaced", incident.others["forward"], "a training step, in evaluation mode"),
+    )
+    draft.because(
+        f"until update {facts['before']} it was trained in training mode, in the {facts['since']} since then it was not",
+        f"off while it is trained: {_parts(facts['norms'], 'batch normalisation')}" if facts["norms"] else "",
+        f"off while it is trained: {_parts(facts['dropouts'], 'dropout')}" if facts["dropouts"] else "",
+    )
+    name = evidence.receiver(incident.cause, "eval") or "model"
+    draft.help(f"call {name}.train() when the validation is over", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank)
+
+
+def _parts(names: list[str], what: str) -> str:
+    return f"{count(len(names), f'{what} layer')} ({listed([f'`{name}`' for name in names], 3)})"
+
+
+RULE = Rule(CODE, NAME, check)

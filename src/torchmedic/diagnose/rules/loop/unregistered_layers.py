@@ -1,0 +1,84 @@
+"""Layers in a plain list or dict are not part of the model: nobody trains them.
+
+What: `self.layers = [nn.Linear(...), ...]` hides the layers from `parameters()`, `state_dict()`, `to()` and `train()`.
+They take part in the forward pass and get gradients, but no optimizer has them, so that they stay as they were
+initialised, and they are not saved.
+
+Why: a module registers only what is assigned to it as a module or a parameter; a list of Python's is neither.
+
+Cure: `nn.ModuleList` for a list, `nn.ModuleDict` for a dict, `nn.ParameterList` for parameters.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+from torchmedic.diagnose.describe import count
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.observe.habits import Place
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.frames import node_location
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM607", "unregistered-layers"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "unregistered":
+        return None
+    incident, facts = evidence.incident, evidence.facts
+    name, kind = facts["name"], facts["kind"]
+    path = ".".join(filter(None, (facts["path"], name)))
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"{count(facts['elements'], 'weight')} in the {kind} `{path}` are trained by nobody: they are not parameters of "
+        "the model",
+        f"`{path}` is a plain {kind}, so `parameters()` does not list what is in it, and no optimizer has got it",
+    )
+    draft.at(
+        _assigned(evidence, f"a plain {kind} of {facts['layers']} does not register them"),
+        evidence.at("surfaced", incident.cause, "leaves them as they are", "step"),
+    )
+    draft.because(
+        f"the loss reaches {count(facts['tensors'], 'tensor')} there, which no update has changed; all other parameters "
+        "that it reaches are in an optimizer",
+        "they are missing from state_dict() too, and .to(device) does not move them",
+    )
+    wrapper = {"dict": "nn.ModuleDict"}.get(kind, "nn.ModuleList")
+    if not facts["holds_modules"]:
+        wrapper = {"dict": "nn.ParameterDict"}.get(kind, "nn.ParameterList")
+    draft.help(f"put them into {wrapper}(...)", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank)
+
+
+def _assigned(evidence: LoopEvidence, label: str) -> Location | None:
+    """Where the attribute is assigned in the class that holds it."""
+    kind, name = evidence.facts["module"], evidence.facts["name"]
+    for owner in kind.__mro__:
+        try:
+            file = inspect.getsourcefile(owner)
+        except TypeError:
+            continue
+        if file is None or not evidence.is_users(Place(file, 1)):
+            continue
+        found = [
+            node
+            for node in evidence.assignments(file, f"self.{name}")
+            if _is_inside(node, evidence, file, owner.__name__)
+        ]
+        if found:
+            return node_location("cause", file, found[0], label)
+    return evidence.at("cause", evidence.incident.cause, label)
+
+
+def _is_inside(node: ast.stmt, evidence: LoopEvidence, file: str, owner: str) -> bool:
+    return any(
+        cls.name == owner and cls.lineno <= node.lineno <= (cls.end_lineno or cls.lineno)
+        for cls in evidence.classes(file)
+    )
+
+
+RULE = Rule(CODE, NAME, check)

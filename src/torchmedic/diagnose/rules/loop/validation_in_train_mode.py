@@ -1,0 +1,48 @@
+"""The model is validated in training mode.
+
+What: dropout stays active, so that the figures are too bad and change from run to run; batch normalisation normalises
+with the validation batch and, worse, learns its running statistics from it: the validation data leaks into the model.
+
+Why: `model.eval()` is missing. `torch.no_grad()` does not do that: it only records no graph.
+
+Cure: `model.eval()` before the validation and `model.train()` after it.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.describe import count, listed
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM614", "validation-in-train-mode"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "train mode":
+        return None
+    incident, facts = evidence.incident, evidence.facts
+    norms, dropouts = facts["norms"], facts["dropouts"]
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if norms else "likely",
+        "the model is validated in training mode"
+        + (": batch normalisation learns from the validation data" if norms else ": dropout is active"),
+        "batches of another dataset go through the model without gradients, while it is in training mode",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, "the model is in training mode here"),
+        evidence.at("surfaced", incident.others["data"], "data that is not trained on"),
+    )
+    if norms:
+        draft.because(
+            f"{count(len(norms), 'layer')} of batch normalisation: {listed([f'`{name}`' for name in norms], 3)}"
+        )
+    if dropouts:
+        draft.because(f"{count(len(dropouts), 'layer')} of dropout: {listed([f'`{name}`' for name in dropouts], 3)}")
+    draft.help("call eval() on the model before the validation, and train() after it")
+    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

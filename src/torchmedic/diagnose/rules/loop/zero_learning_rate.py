@@ -1,0 +1,43 @@
+"""The learning rate is exactly zero: the weights never change.
+
+What: every update multiplies by 0.
+
+Why: the rate was computed with an integer division, a schedule that multiplies by 0 never leaves it, or a value was left
+over from an experiment.
+
+Cure: give the optimizer a rate above zero. A warm-up may begin at zero, but its schedule must move with every step.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.describe import count
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM610", "zero-learning-rate"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "zero rate":
+        return None
+    incident, facts = evidence.incident, evidence.facts
+    updates = count(facts["updates"], "update")
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the weights do not change: the learning rate was exactly 0 in all of {updates}",
+        "every group of the optimizer has a learning rate of 0",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, "this optimizer has a rate of 0"),
+        evidence.at("surfaced", incident.others["step"], "changes nothing", "step"),
+    )
+    if facts["scheduled"]:
+        draft.because(f"its schedule has moved {facts['scheduled']} times and has not left 0")
+    draft.help("give it a learning rate above 0", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank, severity="error" if facts["alone"] else "warning")
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,1 @@
+"""Silent mistakes: training runs, and does not learn what was written."""

@@ -1,0 +1,168 @@
+"""The check-up of the first steps: each call of backward in the user's code is looked at once, in place.
+
+From the start of the process until the first backward, the births of graph nodes are noted (`node_births`); when
+backward is called, the graph is taken down (`loss_graph`), and after the step it is judged with the gradients that came
+out. A line that calls backward for the first time in a later step is looked at in the step after that. What looks
+suspicious but may pass, such as a layer that lets no gradient through, is looked at in two more steps. After that there
+is nothing left of all this but one look at a set per backward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch._C._functorch import peek_interpreter_stack
+
+from torchmedic.observe.loss_graph import LossGraph
+from torchmedic.observe.node_births import NodeBirths
+from torchmedic.observe.unreached import Unreached
+
+_ARMED = 24  # times that births are noted, at most
+_LOOKS = 3  # at a line that shows something suspicious
+_SITES = 8  # lines that call backward
+
+
+class Judge(Protocol):
+    """Whoever turns facts into findings."""
+
+    def check_up(self, graphs: Sequence[LossGraph], frame: FrameType) -> None:
+        """All that is known of the lines that call backward; asked again when there is more."""
+
+    def left_out(self, unreached: Unreached, frame: FrameType | None) -> None:
+        """Parameters of an optimizer that had no gradient in several steps."""
+
+
+class Checkup:
+    """Fed by the hooks."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self.on = False
+        self.births = NodeBirths()
+        self.unreached = Unreached()
+        self.graphs: list[LossGraph] = []  # that were judged
+        self._fresh: list[LossGraph] = []  # of the step under way
+        self._looks: Counter[tuple[str, int]] = Counter()
+        self._wanted: set[tuple[str, int]] = set()
+        self._armed = 0
+        self._steps = 0
+
+    def start(self) -> None:
+        self.on = True
+        self._arm()
+
+    def stop(self) -> None:
+        """For good."""
+        self.on = False
+        self.births.refuse()
+        self.unreached.cuts.disarm()
+        self._fresh.clear()
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether torch is not as it was."""
+        return self.births.armed or self.unreached.cuts.armed
+
+    def compiled(self) -> None:
+        """Compiled code is about to run, or to be made: nothing of ours may be seen by it."""
+        self.births.refuse()
+        self.unreached.cuts.disarm()
+
+    def _arm(self) -> None:
+        if self._armed < _ARMED and self.births.arm():
+            self._armed += 1
+
+    def backward_begins(self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType) -> None:
+        was_armed = self.births.armed
+        self.births.disarm()
+        if self._looks[key] and key not in self._wanted:
+            return
+        if len(self._looks) > _SITES or _asks_for_gradients(frame) or not _is_plain_backward():
+            return
+        if not was_armed:
+            self._wanted.add(key)
+            if any(isinstance(root, torch.Tensor) and root.grad_fn is not None for root in roots):
+                return  # next time; a loss without a graph has no births that could be missed
+        self._wanted.discard(key)
+        self._looks[key] += 1
+        self._fresh.append(LossGraph(self.births, roots, key, self._steps))
+
+    def backward_ended(self, frame: FrameType, has_optimizers: bool) -> None:
+        if self._fresh and not has_optimizers:
+            for graph in self._fresh:
+                graph.is_zero = _all_zero(leaf.grad for leaf in graph.leaves())
+            self._settle(frame)
+        if self._steps == 0 or self._wanted:
+            self._arm()
+
+    def step_begins(self, optimizer: Any) -> None:
+        self.births.disarm()
+        self.unreached.step_begins(optimizer)
+        if self._fresh:
+            gradients = [tensor.grad for group in optimizer.param_groups for tensor in group["params"]]
+            for graph in self._fresh:
+                if graph.is_zero is None and graph.gates():
+                    graph.is_zero = _all_zero(gradients)
+
+    def step_ended(self, frame: FrameType) -> None:
+        self._steps += 1
+        if self._fresh:
+            self._settle(frame)
+        if self._wanted:
+            self._arm()
+        self.unreached.step_ended()
+        if self.unreached.is_due():
+            self._judge.left_out(self.unreached, frame)
+
+    def exiting(self) -> None:
+        self.births.disarm()
+        self.unreached.cuts.disarm()
+        if self.on and self.unreached.is_due(at_end=True):
+            self._judge.left_out(self.unreached, None)
+
+    def _settle(self, frame: FrameType) -> None:
+        fresh, self._fresh = self._fresh, []
+        for graph in fresh:
+            graph.read()
+            if any(node.closed for node in graph.gates()) and self._looks[graph.key] < _LOOKS:
+                self._wanted.add(graph.key)
+        self.graphs.extend(fresh)
+        self._judge.check_up(self.graphs, frame)
+
+
+def _is_plain_backward() -> bool:
+    """Not inside of `torch.func`, of somebody's dispatch mode or of the capture of a CUDA graph."""
+    if peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack():
+        return False
+    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+def _asks_for_gradients(frame: FrameType | None) -> bool:
+    """Whether this is `autograd.grad`, which is no training step but a part of one."""
+    for _ in range(6):
+        if frame is None:
+            return False
+        if frame.f_globals.get("__name__") == "torch.autograd":
+            return frame.f_code.co_name == "grad"
+        frame = frame.f_back
+    return False
+
+
+def _all_zero(gradients: Iterable[torch.Tensor | None]) -> Any:
+    """Whether there are gradients and each of them is 0 everywhere; a tensor where that would have to be waited for."""
+    found = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
+    if not found or any(
+        type(gradient) is not torch.Tensor or gradient.layout is not torch.strided for gradient in found
+    ):
+        return None
+    if all(gradient.is_cpu for gradient in found):
+        return not any(bool(gradient.any()) for gradient in found)
+    if any(gradient.is_cpu or gradient.is_meta for gradient in found):
+        return None
+    where = found[0].device
+    zero = [(gradient.amax() == 0) & (gradient.amin() == 0) for gradient in found if gradient.device == where]
+    return torch.stack(zero).all()

@@ -1,0 +1,126 @@
+"""Where tensors leave the graph, watched for one step of a run in which some parameters get no gradient.
+
+`detach`, `.data`, `numpy` and their like build no node, so for that one step these methods of `torch.Tensor` are
+replaced by ones that note the caller and the parameters behind the tensor; and a global module hook notes which
+layers are called, and whether gradients are on.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules import module as nn_module
+
+from torchmedic.contained import contained
+from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.node_births import Site
+
+_METHODS = ("detach", "detach_", "numpy", "tolist", "argmax")
+_HOOK = -7002  # keys of torch's own count up from 0
+_NODES = 20_000
+_CUTS = 200
+_OWN = 6
+
+
+class Cut(NamedTuple):
+    """One call that gave back a tensor, or numbers, without the graph of what it was given."""
+
+    name: str
+    sites: tuple[Site, ...]
+    behind: frozenset[int]  # identities of the watched parameters
+
+
+class Called(NamedTuple):
+    """A layer that ran."""
+
+    with_gradient: bool
+    sites: tuple[Site, ...]
+
+
+class GraphCuts:
+    """Notes who cuts some parameters off, while it is armed."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.done = False
+        self.cuts: list[Cut] = []
+        self.called: dict[int, Called] = {}
+        self._watched: frozenset[int] = frozenset()
+        self._undo: list[tuple[str, Any]] = []
+
+    def arm(self, parameters: list[torch.Tensor]) -> None:
+        if self.armed or self.done:
+            return
+        self.armed = True
+        self._watched = frozenset(map(id, parameters))
+        for name in _METHODS:
+            self._put(name, self._noting(name, getattr(torch.Tensor, name)))
+        data: Any = torch.Tensor.data
+        look = self._noting("data", data.__get__)
+        self._put("data", property(look, data.__set__))
+        nn_module._global_forward_pre_hooks[_HOOK] = self._module_called
+
+    def disarm(self) -> None:
+        if not self.armed:
+            return
+        self.armed, self.done = False, True
+        nn_module._global_forward_pre_hooks.pop(_HOOK, None)
+        while self._undo:
+            name, original = self._undo.pop()
+            if original is None:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, original)
+
+    def _put(self, name: str, patch: Any) -> None:
+        # Most of these belong to the base class, which is torch's C code: ours stand before them.
+        self._undo.append((name, torch.Tensor.__dict__.get(name)))
+        setattr(torch.Tensor, name, patch)
+
+    def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        note = contained("observe.checkup")(self._note)
+
+        @functools.wraps(original)
+        def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if tensor.grad_fn is not None and len(self.cuts) < _CUTS:
+                note(name, tensor, sys._getframe(1))
+            return original(tensor, *args, **kwargs)
+
+        return call
+
+    def _note(self, name: str, tensor: torch.Tensor, frame: FrameType) -> None:
+        behind = self._behind(tensor)
+        if behind:
+            self.cuts.append(Cut(name, _sites(frame), behind))
+
+    def _behind(self, tensor: torch.Tensor) -> frozenset[int]:
+        pending, seen, found = [tensor.grad_fn], set(), set()
+        while pending and len(seen) < _NODES:
+            node: Any = pending.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and id(leaf) in self._watched:
+                found.add(id(leaf))
+            pending.extend(later for later, _ in node.next_functions)
+        return frozenset(found)
+
+    def _module_called(self, module: torch.nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling() and id(module) not in self.called:
+            self.called[id(module)] = Called(torch.is_grad_enabled(), _sites(sys._getframe(1)))
+
+
+def _sites(frame: FrameType | None) -> tuple[Site, ...]:
+    """The user's own instructions at and above a frame, innermost first."""
+    sites: list[Site] = []
+    while frame is not None and len(sites) < _OWN:
+        if is_user_file(frame.f_code.co_filename):
+            sites.append(Site(frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(sites)

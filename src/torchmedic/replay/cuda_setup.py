@@ -1,0 +1,88 @@
+"""What stands between this process and a GPU: the build of torch, the driver, the cards, and what hides them.
+
+Read from files and variables, so that it can be had where CUDA itself cannot be started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+
+
+class CudaSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts, from the inside out."""
+
+    torch: str  # its version
+    build: str | None  # the CUDA (or ROCm) version that torch was built for; None for a CPU build
+    driver: str | None  # the version of the kernel module that is loaded
+    library: str | None  # the version of the driver's library that this process has loaded
+    cards: int  # that the machine shows
+    visible: str | None  # CUDA_VISIBLE_DEVICES
+
+    @property
+    def hidden(self) -> bool:
+        """Whether CUDA_VISIBLE_DEVICES leaves nothing to see."""
+        if self.visible is None:
+            return False
+        first = self.visible.split(",")[0].strip()
+        beyond = first.isdigit() and int(first) >= self.cards > 0
+        return first in ("", "-1", "NoDevFiles", "none") or beyond
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As evidence."""
+        build = f"built for CUDA {self.build}" if self.build is not None else "built without CUDA"
+        driver = f"NVIDIA driver {self.driver}" if self.driver is not None else "no NVIDIA driver is loaded"
+        cards = f"{self.cards} GPU{'s' if self.cards != 1 else ''}"
+        seen = () if self.visible is None else (f"CUDA_VISIBLE_DEVICES is {self.visible!r}",)
+        return (f"torch {self.torch} is {build}", f"on this machine: {driver}, {cards}", *seen)
+
+
+def read_setup(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> CudaSetup:
+    """Look at the machine; `root` and `environ` are for tests."""
+    environ = os.environ if environ is None else environ
+    hip = getattr(torch.version, "hip", None)
+    return CudaSetup(
+        torch=str(torch.__version__),
+        build=torch.version.cuda or (f"ROCm {hip}" if hip else None),
+        driver=_driver(root),
+        library=_library(root),
+        cards=_cards(root),
+        visible=environ.get("CUDA_VISIBLE_DEVICES", environ.get("HIP_VISIBLE_DEVICES") if hip else None),
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _driver(root: Path) -> str | None:
+    found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", _text(root / "proc/driver/nvidia/version"))
+    return found[1] if found is not None else None
+
+
+def _library(root: Path) -> str | None:
+    found = re.search(r"/libcuda\.so\.(\d+(?:\.\d+)+)", _text(root / "proc/self/maps"))
+    return found[1] if found is not None else None
+
+
+def _cards(root: Path) -> int:
+    """A container is shown the device files of its own cards; the driver's list has those of the whole machine."""
+    try:
+        files = [each for each in (root / "dev").iterdir() if re.fullmatch(r"nvidia\d+", each.name)]
+    except OSError:
+        files = []
+    if files:
+        return len(files)
+    try:
+        return sum(1 for _ in (root / "proc/driver/nvidia/gpus").iterdir())
+    except OSError:
+        return 0

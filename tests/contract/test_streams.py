@@ -1,0 +1,72 @@
+"""What a script writes arrives byte for byte and in its order, whatever stdout and stderr are; a terminal stays one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from streams import Written, into_files, on_terminal, plain, through_pipes, watched
+
+# Both streams in turn, as fast as it goes: whoever copies one of them alone gets the order wrong.
+IN_TURN = """
+import os
+for number in range(3000):
+    os.write(1, b"out %d\\n" % number)
+    os.write(2, b"err %d\\n" % number)
+"""
+BINARY = """
+import os
+os.write(2, bytes(range(256)) * 40 + b"\\xff\\xfe no newline \\r\\n\\0")
+os.write(1, bytes(range(255, -1, -1)) * 40)
+os._exit(7)
+"""
+MANY = """
+import sys
+for number in range(100_000):
+    print("a line of an ordinary length, number", number, file=sys.stderr)
+"""
+PROGRESS = """
+import sys, time
+for number in range(300):
+    sys.stderr.write(f"\\r{number:4d}/300 \\u2588\\u2588")
+    sys.stderr.flush()
+    if number % 50 == 0:
+        sys.stderr.write("\\r            \\r")
+        sys.stderr.flush()
+        print("epoch", number, flush=True)
+print(sys.stdout.isatty(), sys.stderr.isatty(), file=sys.stderr)
+"""
+KILLED = "import os\nos.write(2, b'x' * 50_000 + b'last words')\nos.kill(os.getpid(), 9)"
+ABORTED = "import os\nos.write(1, b'out')\nos.write(2, b'x' * 5_000 + b'last words')\nos.abort()"
+SCRIPTS = {
+    "in turn": IN_TURN,
+    "binary": BINARY,
+    "100,000 lines": MANY,
+    "progress bar": PROGRESS,
+    "killed": KILLED,
+    "aborted": ABORTED,
+}
+
+Way = Callable[[Path, list[str]], Written]
+WAYS: dict[str, Way] = {
+    "two pipes": through_pipes,
+    "one pipe": partial(through_pipes, both=True),
+    "two files": into_files,
+    "one file": partial(into_files, both=True),
+    "one file to append to": partial(into_files, both=True, flags=os.O_APPEND),
+    "one raw terminal": on_terminal,
+    "one terminal": partial(on_terminal, raw=False),
+    "a terminal and a pipe": partial(on_terminal, both=False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_same_bytes(tmp_path: Path, script: str, way: str) -> None:
+    (tmp_path / "train.py").write_text(SCRIPTS[script])
+    expected = WAYS[way](tmp_path, plain("train.py"))
+    assert len(expected.stderr or expected.stdout) > 1000  # it did write
+    assert WAYS[way](tmp_path, watched("train.py")) == expected

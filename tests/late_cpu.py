@@ -1,0 +1,33 @@
+"""Has torchmedic treat the CPU as a device that is read late."""
+
+import torch
+
+from torchmedic.observe import late
+
+
+class Done:
+    def query(self):
+        return True
+
+
+class LateCpu:
+    def place(self, dtype):
+        return torch.empty((), dtype=dtype), Done()
+
+    def arrange(self, host, event, value):
+        host.copy_(value if value.dim() == 0 else value.reshape(()))
+
+    def may_work(self):
+        return True
+
+    def free_bytes(self, device):
+        return 1 << 40
+
+    def timer(self):
+        return None
+
+    def when_out_of_memory(self, react):
+        pass
+
+
+late.devices["cpu"] = LateCpu()

@@ -1,0 +1,52 @@
+"""The scripts on the pages of docs/diagnoses, by what they need: nothing, a card, or a machine that is stood in for.
+
+A fence says `python fails` or `python passes`, then perhaps `gpu` for a script that needs a real card, or `on` and the
+name of one of `machines.MACHINES`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from machines import placed_on
+from running import Finished, marked_line
+
+PAGES = Path(__file__).parents[1] / "docs" / "diagnoses"
+FENCE = re.compile(r"^```python (fails|passes)([^\n]*)\n(.*?)^```$", re.M | re.S)
+
+
+def kinds(page: Path) -> set[str]:
+    """Whether a page has scripts that fail, and such that pass."""
+    return {kind for kind, _, _ in FENCE.findall(page.read_text())}
+
+
+def scripts(kind: str, *, gpu: bool = False) -> list[object]:
+    """All scripts of a kind as parameters of a test: those that need a card, or those that do not."""
+    found: list[object] = []
+    for page in sorted(PAGES.glob("TM*.md")):
+        code = page.name.split("-")[0]
+        blocks = [
+            (words.split(), body) for kind_found, words, body in FENCE.findall(page.read_text()) if kind_found == kind
+        ]
+        for number, (words, body) in enumerate(blocks):
+            if ("gpu" in words[:1]) is gpu:
+                source = placed_on(" ".join(words[1:]), body) if words[:1] == ["on"] else body
+                found.append(pytest.param(code, source, id=f"{code}-{number}"))
+    return found
+
+
+def check_failure(code: str, source: str, finished: Finished) -> None:
+    """A script has failed with its code, at its marked line."""
+    diagnosis = finished.only
+    assert diagnosis.code == code, finished.stderr
+    assert diagnosis.cause_location is not None, finished.stderr
+    where = (diagnosis.cause_location.file, diagnosis.cause_location.line)
+    assert where == ("train.py", marked_line(source)), finished.stderr
+    assert f"[{code}]" in finished.stderr
+
+
+def check_health(finished: Finished) -> None:
+    assert finished.returncode == 0, finished.stderr
+    assert finished.report.diagnoses == ()
