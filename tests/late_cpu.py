@@ -17,6 +17,12 @@ class LateCpu:
     def arrange(self, host, event, value):
         host.copy_(value if value.dim() == 0 else value.reshape(()))
 
+    def places(self, count, dtype):
+        return torch.empty(count, dtype=dtype), None
+
+    def arrange_many(self, host, event, values):
+        host[: values.numel()].copy_(values)
+
     def may_work(self):
         return True
 

@@ -1,7 +1,20 @@
 """torchmedic: the cause, the line and the evidence when a PyTorch training step fails."""
 
+from typing import TYPE_CHECKING, Any
+
 from torchmedic.records import Diagnosis, Location, Outcome, Report, Treatment
 
-__all__ = ["Diagnosis", "Location", "Outcome", "Report", "Treatment", "__version__"]
+if TYPE_CHECKING:
+    from torchmedic.diagnose.unit_check import checkup
+
+__all__ = ["Diagnosis", "Location", "Outcome", "Report", "Treatment", "__version__", "checkup"]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "checkup":  # needs torch, which those who only read reports may not have
+        from torchmedic.diagnose.unit_check import checkup
+
+        return checkup
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

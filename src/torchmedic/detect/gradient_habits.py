@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from torchmedic.detect.incident import LoopIncident
 from torchmedic.detect.intervals import Interval, intervals
-from torchmedic.observe.habits import Event, Habits
+from torchmedic.observe.habits import Event, Habits, Place
 
 _IN_A_ROW = 4  # intervals that show a habit
 _UNCLEARED = 6  # more of them, as nothing but their number speaks against a long accumulation
 _CYCLES = 3
 _LARGE_BOUND = 100.0  # a bound that somebody has multiplied by the scale, perhaps
-_MEANS = frozenset({"MeanBackward0", "NllLossBackward0", "MseLossBackward0", "NllLoss2DBackward0"})
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
@@ -20,7 +21,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         known = intervals(habits.events, number)
         if len(known) < _CYCLES:
             continue
-        cleared_early = list(_cleared_before_step(number, known))
+        cleared_early = list(_cleared_before_step(habits, number, known))
         yield from cleared_early
         if watched.witness is None or cleared_early:
             continue
@@ -28,7 +29,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         yield from _cleared_inside(number, known)
         yield from _stale(number, known)
         yield from _clipped_scaled(number, known)
-        yield from _not_divided(number, known)
+        yield from _not_divided(habits, number, known)
 
 
 def _never_cleared(habits: Habits, number: int, known: list[Interval]) -> Iterator[LoopIncident]:
@@ -37,7 +38,7 @@ def _never_cleared(habits: Habits, number: int, known: list[Interval]) -> Iterat
     if len(last) < _UNCLEARED or any(part.touched or part.of("zero") or not part.of("backward") for part in last):
         return
     gradients = {part.at_step.gradient for part in last if part.at_step is not None}
-    if len(gradients) != 1 or gradients <= {0, -1}:
+    if len(gradients) != 1 or min(next(iter(gradients))) <= 0:
         return
     # `p.grad.data.zero_()` leaves no trace but the zeros themselves.
     norms = [norm for part in last for norm in part.norms]
@@ -79,7 +80,7 @@ def _cleared_inside(number: int, known: list[Interval]) -> Iterator[LoopIncident
     )
 
 
-def _thrown_away(part: Interval) -> tuple[int, int, tuple[str, int]] | None:
+def _thrown_away(part: Interval) -> tuple[int, int, Place] | None:
     """How many calls of backward were lost and kept, and where they were cleared; None where it may be meant."""
     if part.touched or part.skipped:
         return None
@@ -117,7 +118,7 @@ def _weights_changed(backward: Event, clearing: Event, part: Interval) -> bool:
     return before is None or after is None or before.weight_writes != after.weight_writes
 
 
-def _cleared_before_step(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
+def _cleared_before_step(habits: Habits, number: int, known: list[Interval]) -> Iterator[LoopIncident]:
     """The gradients were gone in every single update."""
     if len(known) < _IN_A_ROW:
         return
@@ -125,8 +126,10 @@ def _cleared_before_step(number: int, known: list[Interval]) -> Iterator[LoopInc
         zeros = part.of("zero")
         if part.touched or part.step is None or not zeros or not part.cleared_last or not part.of("backward"):
             return
-        if _is_before(part.of("backward")[-1], part.step) is False:
-            return
+        if part.of("backward")[-1].fact[0]:
+            return  # a closure, which steps on what it computes
+    if any(part.step.fact[0] for part in known if part.step is not None) and not _all_zero(habits, number):
+        return  # only what the witness is of was cleared
     clearing, step = known[-1].of("zero")[-1], known[-1].step
     assert step is not None
     yield LoopIncident(
@@ -139,18 +142,27 @@ def _cleared_before_step(number: int, known: list[Interval]) -> Iterator[LoopInc
     )
 
 
-def _is_before(backward: Event, step: Event) -> bool:
-    return not backward.fact[0] and backward.step <= step.step
+def _all_zero(habits: Habits, number: int) -> bool:
+    """Whether all gradients of an optimizer are zero now, right after its step. Asked only of what looks like it."""
+    optimizer = habits.optimizers[number].optimizer
+    tensors = (
+        [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer is not None else []
+    )
+    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+    return all(type(gradient) is torch.Tensor and not bool(gradient.any()) for gradient in gradients)
 
 
 def _stale(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
     """The same gradients were applied again and again, with no backward in between."""
     last = known[-_IN_A_ROW:]
     earlier = known[:-_IN_A_ROW]
-    if any(part.touched or part.backwards or part.acts for part in last):
+    if any(
+        part.touched or part.backwards or any(act.kind not in ("forward", "fetch") for act in part.acts)
+        for part in last
+    ):
         return
     states = {part.at_step[:2] for part in last if part.at_step is not None}
-    if len(states) != 1 or next(iter(states))[0] <= 0 or not any(part.of("backward") for part in [*earlier]):
+    if len(states) != 1 or min(next(iter(states))[0]) <= 0 or not any(part.of("backward") for part in earlier):
         return
     step = last[-1].step
     assert step is not None
@@ -181,7 +193,32 @@ def _clipped_scaled(number: int, known: list[Interval]) -> Iterator[LoopIncident
         )
 
 
-def _not_divided(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
-    """A cycle of equal micro-batches whose mean losses are added up."""
-    del number, known
-    yield from ()
+def _not_divided(habits: Habits, number: int, known: list[Interval]) -> Iterator[LoopIncident]:
+    """Cycles of equally many batches of one dataset, whose mean losses are added up."""
+    optimizer = habits.optimizers[number].optimizer
+    if type(optimizer) is not torch.optim.SGD:
+        return  # what divides by the size of the gradients does not care
+    last = known[-_CYCLES:]
+    calls = [part.of("backward") for part in last]
+    size = len(calls[-1])
+    if size < 2 or any(len(each) != size for each in calls) or len({act.site for each in calls for act in each}) != 1:
+        return
+    for part, each in zip(last, calls, strict=True):
+        zeros, clips = part.of("zero"), part.of("clip")
+        if part.touched or part.skipped or clips or part.of("step") or any(not act.fact[2] for act in each):
+            return
+        if any(part.acts.index(zero) > part.acts.index(each[0]) for zero in zeros):
+            return
+        fetches = [act for act in part.acts if act.kind == "fetch"]
+        if len(fetches) != size or len({act.fact.dataset for act in fetches}) != 1:
+            return
+    step = last[-1].step
+    assert step is not None
+    yield LoopIncident(
+        kind="not divided",
+        step=step.step,
+        cause=calls[-1][-1].place,
+        optimizer=number,
+        others={"step": step.place},
+        facts={"size": size, "cycles": len(known)},
+    )

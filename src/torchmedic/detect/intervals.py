@@ -15,8 +15,9 @@ class Interval:
     """What happened between two updates by one optimizer, the later update included.
 
     `acts` are the events that matter to it, in order: a `backward` that reached its witness, a `zero` that cleared it,
-    `clip`, `unscale`, `scale`, `scaler step`, the `step` of another optimizer, `forward`. `touched` says that somebody else wrote to
-    the gradient or replaced it: by hand, through a hook, for another algorithm. Nothing is claimed of such an interval.
+    `clip`, `unscale`, `scale`, `scaler step`, the `step` of another optimizer, `forward`, `fetch`. `touched` says that somebody
+    else wrote to the gradient or replaced it: by hand, through a hook, for another algorithm. Nothing is claimed of
+    such an interval.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ def intervals(events: Sequence[Event], number: int) -> list[Interval]:
                 current.step, current.at_step = event, state
             else:
                 current.acts.append(event)
-        elif event.kind in ("forward", "scale") or (event.kind == "scaler step" and event.who == number):
+        elif event.kind in ("forward", "fetch", "scale") or (event.kind == "scaler step" and event.who == number):
             current.acts.append(event)
         elif event.kind in _ENDS:
             begin = began.get(event.kind.removesuffix(" done").removesuffix(" skipped"))

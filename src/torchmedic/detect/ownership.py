@@ -107,7 +107,8 @@ def _replaced(
     for root in roots:
         named = [(name, tensor) for name, tensor in root.named_parameters() if id(tensor) in reached]
         new = [(name, tensor) for name, tensor in named if any(tensor is one for one in nobodys)]
-        if not new or len(new) == len(named) or any(id(t) not in owned for n, t in named if (n, t) not in _Pairs(new)):
+        fresh = {id(tensor) for _, tensor in new}
+        if not new or len(new) == len(named) or any(id(t) not in owned | fresh for _, t in named):
             continue
         for watched in habits.optimizers.values():
             optimizer = watched.optimizer
@@ -128,16 +129,6 @@ def _replaced(
                     },
                 )
                 return
-
-
-class _Pairs:
-    """Membership by identity: tensors compare element by element."""
-
-    def __init__(self, pairs: list[tuple[str, torch.Tensor]]) -> None:
-        self._known = {id(tensor) for _, tensor in pairs}
-
-    def __contains__(self, pair: tuple[str, torch.Tensor]) -> bool:
-        return id(pair[1]) in self._known
 
 
 def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) -> Iterator[LoopIncident]:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
+
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 
 from torchmedic.detect.incident import LoopIncident
 from torchmedic.observe.habits import Event, Habits
 
 _STEPS = 8  # with a rate of exactly zero
+_PER_BATCH = 8  # moves, each after one update
+_DEAD = 1e-4  # of the first rate, with which nothing is learned any more
 _MOVES = 4  # of a schedule, after which a warm-up has left zero
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
     yield from _zero_rates(habits)
     yield from _schedule_first(habits)
+    yield from _schedule_per_batch(habits)
 
 
 def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
@@ -71,6 +77,43 @@ def _schedule_first(habits: Habits) -> Iterator[LoopIncident]:
             others={"step": updates[-1].place},
             facts={"first": first[0], "used": used[0]},
         )
+
+
+def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
+    """A schedule that is over, or has killed the rate, long before the first epoch is: its numbers mean epochs."""
+    fetches = [event for event in habits.events if event.kind == "fetch" and event.fact.length is not None]
+    numbers = dict.fromkeys(event.who for event in habits.events if event.kind == "schedule")
+    if len({event.fact.dataset for event in fetches}) != 1:
+        return
+    batches = fetches[0].fact.length
+    for number in numbers:
+        moves = [event for event in habits.events if event.kind == "schedule" and event.who == number]
+        whose = moves[0].fact[0]
+        around = [event for event in habits.events if (event.kind, event.who) in (("schedule", number), ("step", whose))]
+        in_turn = all(a.kind != b.kind for a, b in itertools.pairwise(around))
+        if len(moves) < _PER_BATCH or not in_turn or len({move.site for move in moves}) != 1:
+            continue
+        why = _too_short(habits.thing(number), batches)
+        if why:
+            yield LoopIncident(
+                kind="schedule per batch",
+                step=moves[-1].step,
+                cause=moves[-1].place,
+                optimizer=whose,
+                facts={"batches": batches, "why": why, "schedule": type(habits.thing(number)).__name__},
+            )
+
+
+def _too_short(schedule: Any, batches: int) -> str:
+    """Why a schedule cannot be meant to move with every one of these batches; empty where it may be."""
+    match schedule:
+        case CosineAnnealingLR(T_max=period) if 2 * period <= batches:
+            return f"its T_max of {period} is over {batches // period} times in one epoch of {batches} batches"
+        case ExponentialLR(gamma=gamma) if 0 < gamma < 1 and gamma**batches < _DEAD:
+            return f"after one epoch of {batches} batches the rate is {gamma**batches:.0e} of what it was"
+        case StepLR(step_size=size, gamma=gamma) if 0 < gamma < 1 and gamma ** (batches // size) < _DEAD:
+            return f"after one epoch of {batches} batches the rate is {gamma ** (batches // size):.0e} of what it was"
+    return ""
 
 
 def _order(events: list[Event], schedule: int, optimizer: int) -> list[str]:

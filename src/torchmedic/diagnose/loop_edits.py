@@ -24,7 +24,7 @@ def line_added_before(where: Place, line: str) -> str:
 
 def _is_whole(text: str) -> bool:
     """Whether a statement begins and ends on this line, as far as its brackets tell."""
-    code = text.split("#")[0].strip()
+    code = text.split("#", maxsplit=1)[0].strip()
     return bool(code) and not code.endswith((":", ",", "\\", "(")) and code.count("(") == code.count(")")
 
 

@@ -125,6 +125,7 @@ NUMBERS: tuple[str, ...] = (
 SILENT: tuple[str, ...] = (
     "loop.gradients_never_cleared",
     "loop.gradients_cleared_inside_accumulation",
+    "loop.loss_not_divided",
     "loop.gradients_cleared_before_step",
     "loop.step_without_backward",
     "loop.clip_before_unscale",
@@ -133,6 +134,7 @@ SILENT: tuple[str, ...] = (
     "loop.frozen_optimizer",
     "loop.zero_learning_rate",
     "loop.schedule_before_update",
+    "loop.schedule_per_batch",
     "loop.training_in_eval_mode",
     "loop.validation_in_train_mode",
     "loop.same_batch_every_step",

@@ -41,6 +41,8 @@ from torchmedic.rundir import BLACK_BOX, STACKS, claim_process_folder, reserve, 
 from torchmedic.settings import rank
 
 _agent: Agent | None = None
+_MARKED = 0.005  # seconds: marks of the device would be felt in shorter steps,
+_FIRST_STEPS = 100  # but not in so few
 
 
 class Agent:
@@ -163,6 +165,7 @@ class Agent:
     def raised(self, error: BaseException) -> None:
         """An exception has ended this process's work: find out why, while its frames are alive."""
         self.open()
+        self.clock.flush()
         self.habits.stop()
         self.checkup.stop()
         self.hooks.paused = True
@@ -199,7 +202,9 @@ class Agent:
 
     def mark(self, what: str) -> None:
         """Have the device say when it has come this far."""
-        self.marks.mark(what, self.clock.step, self.clock.file, self.clock.line)
+        clock = self.clock
+        if clock.usual_step > _MARKED or clock.step < _FIRST_STEPS:
+            self.marks.mark(what, clock.step, clock.file, clock.line)
 
     def usual_step(self) -> tuple[int, float]:
         """The number of the step under way, and how many seconds one takes."""
@@ -219,6 +224,7 @@ class Agent:
     @contained("observe.exit")
     def exiting(self) -> None:
         if self.clock.box is not None:
+            self.clock.flush()
             self.clock.box.mark_clean_exit()
         self.habits.judge()
         self.checkup.exiting()

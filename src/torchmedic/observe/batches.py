@@ -151,6 +151,11 @@ class Batches:
         return [HostBatch(whole, items_of(origin)) for whole, origin in known if whole is not None]
 
     @property
+    def is_direct(self) -> bool:
+        """Whether the user's own loop asked for the last batch."""
+        return self._direct
+
+    @property
     def origin(self) -> tuple[Any, weakref.ref[Any] | None]:
         """The drawn indices of the last batch and the iterator that drew them, for `items_of`."""
         return self._indices, self._source

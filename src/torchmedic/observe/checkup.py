@@ -94,7 +94,7 @@ class Checkup:
     def backward_ended(self, frame: FrameType, has_optimizers: bool) -> None:
         if self._fresh and not has_optimizers:
             for graph in self._fresh:
-                graph.is_zero = _all_zero(leaf.grad for leaf in graph.leaves())
+                graph.is_zero = all_zero(leaf.grad for leaf in graph.leaves())
             self._settle(frame)
         if self._steps == 0 or self._wanted:
             self._arm()
@@ -106,7 +106,7 @@ class Checkup:
             gradients = [tensor.grad for group in optimizer.param_groups for tensor in group["params"]]
             for graph in self._fresh:
                 if graph.is_zero is None and graph.gates():
-                    graph.is_zero = _all_zero(gradients)
+                    graph.is_zero = all_zero(gradients)
 
     def step_ended(self, frame: FrameType) -> None:
         self._steps += 1
@@ -131,7 +131,8 @@ class Checkup:
             if any(node.closed for node in graph.gates()) and self._looks[graph.key] < _LOOKS:
                 self._wanted.add(graph.key)
         self.graphs.extend(fresh)
-        self._judge.check_up(self.graphs, frame)
+        if any(graph.is_remarkable() for graph in fresh):
+            self._judge.check_up(self.graphs, frame)
 
 
 def _is_plain_backward() -> bool:
@@ -152,7 +153,7 @@ def _asks_for_gradients(frame: FrameType | None) -> bool:
     return False
 
 
-def _all_zero(gradients: Iterable[torch.Tensor | None]) -> Any:
+def all_zero(gradients: Iterable[torch.Tensor | None]) -> Any:
     """Whether there are gradients and each of them is 0 everywhere; a tensor where that would have to be waited for."""
     found = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
     if not found or any(

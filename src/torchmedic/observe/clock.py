@@ -104,6 +104,10 @@ class Clock:
         updates = step + 1 if self._stepped else step
         box.write(self.phase, step, self.micro_step, updates, self.file, self.line, gauge.rss, gauge.device)
 
+    def flush(self) -> None:
+        """Write the present down; not every step does."""
+        self._write()
+
     def data_requested(self) -> None:
         self._close_step()
 
@@ -145,5 +149,7 @@ class Clock:
             now = monotonic()
             if self._step_closed is not None:
                 took = now - self._step_closed
-                self.usual_step += 0.1 * (took - self.usual_step) if self.usual_step else took
+                usual = self.usual_step
+                # One long one, with a validation in it say, says little of the others.
+                self.usual_step = usual + 0.1 * (min(took, 4 * usual) - usual) if usual else took
             self._step_closed = now

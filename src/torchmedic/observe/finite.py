@@ -36,6 +36,7 @@ _EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether t
 _LOSSES = 100  # of the last steps, kept for the trend
 _SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
 _SKIPPED = 25  # steps in a row that GradScaler skips at all
+_HELD = 64  # losses that are kept on a device before they are read
 _PLACES = 16  # losses of a late device that are under way at a time
 
 
@@ -95,6 +96,9 @@ class FiniteWatch:
         self._pending: list[tuple[Any, torch.Tensor, Any, Past]] = []
         self._places: dict[tuple[int, torch.dtype], tuple[torch.Tensor, Any]] = {}
         self._place = 0
+        self._held: list[tuple[torch.Tensor, Past]] = []  # losses that are still on the device
+        self._many: tuple[torch.Tensor, Any] | None = None  # where they are copied to
+        self._under_way: list[Past] = []  # the calls whose losses are
         self._unscaled: tuple[weakref.ref[torch.Tensor], float] | None = None
         self._seen: set[int] = set()  # optimizers that have stepped
         self._started = time.monotonic()
@@ -137,6 +141,55 @@ class FiniteWatch:
             elif kind == "cpu" and size <= _SMALL_ROOT:
                 self._look(root, size, key)
 
+    @property
+    def is_alarmed(self) -> bool:
+        """Whether the last loss was not finite."""
+        return self._last_is_bad
+
+    def thin_backward_begins(self, roots: Sequence[torch.Tensor], step: int) -> None:
+        """The same in a step of which little is noted: the loss of a late device is kept there for a while."""
+        self._last_is_bad = self._is_good = False
+        self._backwards += 1
+        self.last_losses = []
+        for root in roots:
+            if not isinstance(root, torch.Tensor) or root.numel() != 1 or not root.is_floating_point():
+                continue
+            kind = "cpu" if root.is_cpu else root.device.type
+            if kind in late.devices:
+                self._held.append((root.detach(), self._pasts.record_thin(step, self._steps)))
+                if len(self._held) >= _HELD:
+                    self._read_later(kind)
+            elif kind == "cpu":
+                self._look(root, 1, self.last_key)
+
+    @property
+    def holds_losses(self) -> bool:
+        """Whether losses wait on a late device, so that weights there are not looked at either."""
+        return bool(self._held)
+
+    def takes_on_trust(self) -> bool:
+        """Whether nothing can be known now, in a step of which little is noted: its loss is kept on a late device."""
+        if not self._held or self._pending or self._bad_losses:
+            return False
+        self._steps += 1
+        return True
+
+    def _read_later(self, kind: str) -> None:
+        """Have all losses that are kept on the device copied at once."""
+        device = late.devices[kind]
+        held, self._held = self._held, []
+        first = held[0][0]
+        held = [(loss, call) for loss, call in held if loss.device == first.device and loss.dtype is first.dtype]
+        if not held or not device.may_work():
+            return
+        if self._many is None or self._many[0].dtype is not first.dtype:
+            self._many = device.places(_HELD, first.dtype)
+        host, event = self._many
+        device.arrange_many(
+            host, event, torch.stack([loss if loss.dim() == 0 else loss.reshape(()) for loss, _ in held])
+        )
+        self._under_way = [call for _, call in held]
+
     def _look(self, root: torch.Tensor, size: int, key: Any) -> None:
         if size != 1:
             self._last_is_bad |= _is_bad(root)
@@ -162,6 +215,8 @@ class FiniteWatch:
         self._is_good = False
         if not device.may_work():
             return
+        if self._held:
+            self._read_later(kind)
         # Pinned memory that is handed back and forth costs a hundred microseconds a step: some places are kept.
         self._place = (self._place + 1) % _PLACES
         where = (self._place, root.dtype)
@@ -286,6 +341,7 @@ class FiniteWatch:
             self.device_failed(error, frame)
             return
         self._is_good = True
+        self._settle_held()
         for loss, (key, _, _, call) in zip(losses, pending, strict=True):
             self._note_loss(loss, key)
             call.loss = loss
@@ -294,6 +350,17 @@ class FiniteWatch:
                 self._bad_losses += 1
                 self._is_good = False
                 self.bad_call = self.bad_call or call
+
+    def _settle_held(self) -> None:
+        """The losses that were copied at once: they are older than the one that has arrived, and so have they."""
+        if not self._under_way or self._many is None:
+            return
+        calls, self._under_way = self._under_way, []
+        for loss, call in zip(self._many[0][: len(calls)].tolist(), calls, strict=True):
+            call.loss = loss
+            self._note_loss(loss, self.last_key)
+            # What counts is where the bad ones began that go on to the present; others were dropped by the script.
+            self.bad_call = (self.bad_call or call) if not math.isfinite(loss) else None
 
     def device_failed(self, error: BaseException, frame: FrameType) -> None:
         """The device is lost: say so once, and ask it for nothing more."""

@@ -1,17 +1,18 @@
 """Where tensors leave the graph, watched for one step of a run in which some parameters get no gradient.
 
 `detach`, `.data`, `numpy` and their like build no node, so for that one step these methods of `torch.Tensor` are
-replaced by ones that note the caller and the parameters behind the tensor; and a global module hook notes which
-layers are called, and whether gradients are on.
+replaced by ones that note the caller and the parameters behind the tensor; and a global module hook notes which of
+their results are given to a layer.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.modules import module as nn_module
@@ -27,19 +28,15 @@ _CUTS = 200
 _OWN = 6
 
 
-class Cut(NamedTuple):
+class Cut:
     """One call that gave back a tensor, or numbers, without the graph of what it was given."""
 
-    name: str
-    sites: tuple[Site, ...]
-    behind: frozenset[int]  # identities of the watched parameters
-
-
-class Called(NamedTuple):
-    """A layer that ran."""
-
-    with_gradient: bool
-    sites: tuple[Site, ...]
+    def __init__(self, name: str, sites: tuple[Site, ...], behind: frozenset[int]) -> None:
+        self.name = name
+        self.sites = sites
+        self.behind = behind  # identities of the watched parameters
+        self.fed = False  # to a layer, as it is
+        self.result: weakref.ref[torch.Tensor] | None = None
 
 
 class GraphCuts:
@@ -49,7 +46,6 @@ class GraphCuts:
         self.armed = False
         self.done = False
         self.cuts: list[Cut] = []
-        self.called: dict[int, Called] = {}
         self._watched: frozenset[int] = frozenset()
         self._undo: list[tuple[str, Any]] = []
 
@@ -87,21 +83,26 @@ class GraphCuts:
 
         @functools.wraps(original)
         def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(tensor, *args, **kwargs)
             if tensor.grad_fn is not None and len(self.cuts) < _CUTS:
-                note(name, tensor, sys._getframe(1))
-            return original(tensor, *args, **kwargs)
+                note(name, tensor, result, sys._getframe(1))
+            return result
 
         return call
 
-    def _note(self, name: str, tensor: torch.Tensor, frame: FrameType) -> None:
+    def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> None:
         behind = self._behind(tensor)
         if behind:
-            self.cuts.append(Cut(name, _sites(frame), behind))
+            cut = Cut(name, _sites(frame), behind)
+            cut.result = weakref.ref(result) if isinstance(result, torch.Tensor) else None
+            self.cuts.append(cut)
 
     def _behind(self, tensor: torch.Tensor) -> frozenset[int]:
-        pending, seen, found = [tensor.grad_fn], set(), set()
+        pending: list[Any] = [tensor.grad_fn]
+        seen: set[Any] = set()
+        found: set[int] = set()
         while pending and len(seen) < _NODES:
-            node: Any = pending.pop()
+            node = pending.pop()
             if node is None or node in seen:
                 continue
             seen.add(node)
@@ -112,8 +113,10 @@ class GraphCuts:
         return frozenset(found)
 
     def _module_called(self, module: torch.nn.Module, args: Any) -> None:
-        if not torch.compiler.is_compiling() and id(module) not in self.called:
-            self.called[id(module)] = Called(torch.is_grad_enabled(), _sites(sys._getframe(1)))
+        if not torch.compiler.is_compiling():
+            given = {id(argument) for argument in args if isinstance(argument, torch.Tensor)}
+            for cut in self.cuts:
+                cut.fed |= cut.result is not None and id(cut.result()) in given
 
 
 def _sites(frame: FrameType | None) -> tuple[Site, ...]:

@@ -5,7 +5,7 @@ for some steps after a change: another optimizer, the first validation, a model 
 ledger sleeps and costs one comparison a step. It holds numbers, places and weak references, never the user's tensors,
 and reads no value of a device that would have to be waited for.
 
-Whether gradients were cleared is not told by who was called but by a *witness*: one parameter of each optimizer, whose
+Whether gradients were cleared is not told by who was called but by a *witness*: two parameters of each optimizer, whose
 `.grad` is looked at before and after every event. So `p.grad = None` by hand is seen as well as `zero_grad()`.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,13 +23,13 @@ from torchmedic.contained import contained
 from torchmedic.observe.frames import outside_torch, user_frame
 from torchmedic.observe.reach import Reach
 from torchmedic.observe.thrown_away import ThrownAway
-from torchmedic.observe.witness import State, Witness
+from torchmedic.observe.witness import State, Witness, witness_of
 
 _FIRST = 64  # steps that are noted when training begins
 _AGAIN = 24  # and after a change
 _WAKES = 4  # changes that are looked at
 _MOST = 4000  # events that are kept
-_LOOKS = frozenset({6, 8, 12, 16, 24, 32, 48, 64})  # steps since it woke at which the evidence is looked at
+_LOOKS = frozenset({6, 12, 24, 40})  # steps since it woke at which the evidence is looked at
 _IDLE = 64  # batches and forward passes in a row, as of a validation, that are noted
 _NORMS = 24  # steps in which the witness is also measured, on the CPU
 
@@ -39,6 +39,9 @@ class Place(NamedTuple):
 
     file: str
     line: int
+
+
+_NOWHERE = Place("", 0)
 
 
 class Event(NamedTuple):
@@ -67,22 +70,25 @@ class Watched:
         self.witness: Witness | None = None
         self.searched = 0
         self.thrown_away = ThrownAway()
+        self.used: State | None = None  # the state of the witness when it was last updated
 
     @property
     def optimizer(self) -> Any:
         return self.reference()
 
     def find_witness(self) -> None:
-        """The last parameter that has a gradient: that of a head, which every loss reaches."""
         optimizer = self.optimizer
-        if optimizer is None or self.searched > 16:
-            return
-        self.searched += 1
-        for group in reversed(optimizer.param_groups):
-            for tensor in reversed(group["params"]):
-                if tensor.grad is not None and tensor.grad.layout is torch.strided and tensor.numel():
-                    self.witness = Witness(tensor)
-                    return
+        if optimizer is not None and self.searched <= 16:
+            self.searched += 1
+            self.witness = witness_of(optimizer)
+
+    def is_used_gradient(self) -> bool:
+        """Whether the gradients that the last update used are still in place."""
+        used, witness = self.used, self.witness
+        return used is not None and witness is not None and witness.look().gradient == used.gradient
+
+    def norm(self, *, wait: bool) -> float | None:
+        return self.witness.norm(wait=wait) if self.witness is not None else None
 
 
 class Fetched(NamedTuple):
@@ -120,6 +126,7 @@ class Habits:
         self._objects: dict[int, Any] = {}  # weak references, by number
         self._count = 0
         self._stepping = False
+        self._places: dict[tuple[int, int], tuple[int, Place, CodeType]] = {}
         self._idle = 0  # batches and forward passes since anything else happened
 
     def start(self) -> None:
@@ -196,14 +203,7 @@ class Habits:
             return
         else:
             self._idle += 1
-        site, place = 0, Place("", 0)
-        if frame is not None:
-            outer = outside_torch(frame)
-            if outer is not None:
-                site = hash((id(outer.f_code), outer.f_lasti))
-            user = user_frame(outer)
-            if user is not None:
-                place = Place(user.f_code.co_filename, user.f_lineno)
+        site, place = self._where(frame) if frame is not None else (0, _NOWHERE)
         states = {
             watched.number: watched.witness.look()
             for watched in self.optimizers.values()
@@ -213,6 +213,22 @@ class Habits:
         if len(self.events) >= _MOST:
             self.listening = False
             self._sleep()
+
+    def _where(self, frame: FrameType) -> tuple[int, Place]:
+        """Where a call comes from. To ask a frame for its line takes long, so lines of the user's are remembered."""
+        outer = outside_torch(frame)
+        if outer is None:
+            return 0, _NOWHERE
+        key = (id(outer.f_code), outer.f_lasti)
+        known = self._places.get(key)
+        if known is not None:
+            return known[0], known[1]
+        user = user_frame(outer)
+        place = Place(user.f_code.co_filename, user.f_lineno) if user is not None else _NOWHERE
+        site = hash(key)
+        if user is outer and len(self._places) < 256:
+            self._places[key] = (site, place, outer.f_code)  # the code is kept, so that its identity stays its own
+        return site, place
 
     @contained("observe.habits")
     def optimizer_built(self, optimizer: Any, frame: FrameType | None) -> None:
@@ -251,10 +267,11 @@ class Habits:
         norms = {}
         if self.steps - self._woke < _NORMS:
             for number, watched in self.optimizers.items():
-                if watched.witness is not None:
-                    norms[number] = watched.witness.norm(wait=self.wants_norms)
-        made_by = tuple(type(root.grad_fn).__name__ for root in roots if isinstance(root, torch.Tensor))
-        self._add("backward", 0, frame, (self._stepping, norms, made_by))
+                # What was cleared before everybody's eyes need not be measured.
+                if watched.is_used_gradient():
+                    norms[number] = watched.norm(wait=self.wants_norms)
+        is_mean = bool(roots) and all(isinstance(root, torch.Tensor) and _is_mean(root.grad_fn) for root in roots)
+        self._add("backward", 0, frame, (self._stepping, norms, is_mean))
 
     @contained("observe.habits")
     def backward_ended(self) -> None:
@@ -276,7 +293,9 @@ class Habits:
     @contained("observe.habits")
     def step_ended(self, optimizer: Any, *, stepped: bool) -> None:
         self._stepping = False
-        self._add("step done" if stepped else "step skipped", self.number(optimizer), None)
+        watched = self._watched(optimizer)
+        self._add("step done" if stepped else "step skipped", watched.number, None)
+        watched.used = self.events[-1].states.get(watched.number) if self.events else None
         self.steps += 1
         since = self.steps - self._woke
         if since >= self._last:
@@ -345,6 +364,14 @@ class Habits:
                 in_order = getattr(sampler, "batch_size", None)
         number = self.number(dataset) if dataset is not None else 0
         self._add("fetch", number, frame, Fetched(position, known, number, length, in_order, direct))
+
+
+def _is_mean(node: Any) -> bool:
+    """Whether the loss is a mean over several values, with nothing done to it afterwards."""
+    name = type(node).__name__
+    if name == "MeanBackward0":
+        return bool(getattr(node, "_saved_self_numel", 0) > 1)
+    return name.startswith(("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss")) and node._saved_reduction == 1
 
 
 def _rates(optimizer: Any) -> tuple[float | None, ...]:

@@ -30,6 +30,7 @@ from torchmedic.observe import endings
 from torchmedic.observe.batches import Batches
 from torchmedic.observe.checkup import Checkup
 from torchmedic.observe.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, Clock
+from torchmedic.observe.economy import Economy
 from torchmedic.observe.finite import FiniteWatch
 from torchmedic.observe.frames import is_user_file, user_frame
 from torchmedic.observe.habits import Habits
@@ -77,6 +78,8 @@ class Hooks:
         self._is_opened = False  # since the last update something was seen to begin the step
         self._opened_by_others = 0  # steps in a row that were
         self._stepping: Any = None  # the optimizer whose step is under way
+        self._economy = Economy(clock, batches, notes, finite)
+        self._thin = False  # this step is not noted in full
 
     def install(self) -> None:
         """Put every hook in place; one that cannot be leaves the others working."""
@@ -168,6 +171,9 @@ class Hooks:
     def _data_requested(self, iterator: Any) -> None:
         if self.paused:
             return
+        if self._thin:
+            self._economy.data_requested(iterator)
+            return
         self._clock.data_requested()
         self._clock.enter(DATA, sys._getframe(1))
         self._batches.requested(iterator)
@@ -181,6 +187,9 @@ class Hooks:
     @contained("observe.data")
     def _data_arrived(self, iterator: Any, batch: Any) -> None:
         if self.paused:
+            return
+        if self._thin:
+            self._economy.data_arrived(iterator, batch)
             return
         self._batches.taken(iterator)
         direct = _asked_by_user(sys._getframe(1))
@@ -311,6 +320,10 @@ class Hooks:
         if self.paused:
             return
         self._backward_depth += 1
+        if self._thin:
+            if self._backward_depth == 1:
+                self._thin_backward_begins(roots, sys._getframe(1))
+            return
         if self._backward_depth == 1:
             endings.training_goes_on()
             self._clock.enter(BACKWARD, sys._getframe(1))
@@ -325,12 +338,22 @@ class Hooks:
                 except Exception as error:
                     self._numbers_failed(error, sys._getframe(1))
 
+    def _thin_backward_begins(self, roots: Any, frame: FrameType) -> None:
+        if peek_interpreter_stack() is None and not torch._C._len_torch_dispatch_stack():
+            try:
+                self._economy.backward_begins(roots)
+            except Exception as error:
+                self._numbers_failed(error, frame)
+
     @contained("observe.backward")
     def _backward_ends(self) -> None:
         if self.paused:
             return
         # A backward that raised leaves the depth up; a loop that survives it is set right by the next optimizer step.
         self._backward_depth = max(0, self._backward_depth - 1)
+        if self._thin and self._backward_depth == 0 and self._stepping is None and not self._finite.is_alarmed:
+            self._clock.backward_done()
+            return
         if self._backward_depth == 0:
             self._clock.backward_done()
             self._clock.leave()
@@ -390,6 +413,8 @@ class Hooks:
         if self.paused:
             return
         self._finite.cleared()
+        if self._thin:
+            return
         if self._clock.micro_step == 0 and self._notes.is_fresh():
             self._step_opens(user_frame(sys._getframe(1)))  # many loops open with it, and some have no loader
         self.expect_forward()
@@ -410,12 +435,13 @@ class Hooks:
             return
         self._backward_depth = 0
         self._step_skipped = False
-        self._clock.enter(OPTIMIZER, sys._getframe(1))
+        if not self._thin:
+            self._clock.enter(OPTIMIZER, sys._getframe(1))
         if self.checkup is not None and self.checkup.on:
             self._check_up("step_begins", optimizer)
         if self._habits.awake:
             self._habits.step_begins(optimizer, sys._getframe(1))
-        if self._finite.on:
+        if self._finite.on and not (self._thin and self._finite.takes_on_trust()):
             try:
                 self._finite.step_begins(optimizer, sys._getframe(1))
             except Exception as error:
@@ -427,7 +453,7 @@ class Hooks:
         if self.paused:
             return
         self._stepping = None
-        if stepped and self._finite.on:
+        if stepped and self._finite.on and not (self._thin and self._finite.holds_losses):
             try:
                 self._finite.step_ended(optimizer, sys._getframe(1))
             except Exception as error:
@@ -435,6 +461,11 @@ class Hooks:
         self._clock.optimizer_stepped(optimizer)
         if self._habits.awake:
             self._habits.step_ended(optimizer, stepped=stepped)
+        self._thin = self._economy.applies()
+        if self._thin:
+            self._economy.begin()
+            self._forget_forward()
+            return
         self._clock.leave()
         if self.checkup is not None and self.checkup.on:
             self._check_up("step_ended", sys._getframe(1))

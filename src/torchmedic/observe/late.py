@@ -25,6 +25,12 @@ class LateDevice(Protocol):
     def arrange(self, host: torch.Tensor, event: Any, value: torch.Tensor) -> None:
         """Have a value copied to its place when it is computed."""
 
+    def places(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+        """The same for several numbers."""
+
+    def arrange_many(self, host: torch.Tensor, event: Any, values: torch.Tensor) -> None:
+        """Have some values copied to the first of several places."""
+
     def may_work(self) -> bool:
         """Whether copies and events may be issued now."""
 
@@ -59,9 +65,15 @@ class Cuda:
         if not (here and self._driver.copy(arrival.address, value.data_ptr(), arrival.size)):  # type: ignore[union-attr]
             host.copy_(value if value.dim() == 0 else value.reshape(()), non_blocking=True)
 
+    def places(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+        return torch.empty(count, dtype=dtype, pin_memory=True), None
+
+    def arrange_many(self, host: torch.Tensor, event: Any, values: torch.Tensor) -> None:
+        host[: values.numel()].copy_(values, non_blocking=True)
+
     def may_work(self) -> bool:
         # What is issued during the capture of a graph becomes part of it, and a question may spoil it.
-        return not torch.cuda.is_current_stream_capturing()
+        return not torch._C._cuda_isCurrentStreamCapturing()
 
     def free_bytes(self, device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)

@@ -31,6 +31,7 @@ PASSING = frozenset(
     "PermuteBackward TBackward CloneBackward ToCopyBackward AliasBackward ExpandBackward".split()
 )
 _PAIRED = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits".split())
+_SCORED = ("cross_entropy", "binary_cross_entropy_with_logits")
 
 
 class Node:
@@ -45,7 +46,7 @@ class Node:
         self.behind: list[int] = []
         birth = raw.metadata.get("traceback_")
         self.birth: Birth | None = birth if isinstance(birth, Birth) else None
-        inputs = getattr(raw, "_input_metadata", ())
+        inputs: Any = getattr(raw, "_input_metadata", ())
         self.shape: tuple[int, ...] | None = tuple(inputs[0].shape) if len(inputs) == 1 else None
         variable = getattr(raw, "variable", None)
         self.leaf: weakref.ref[torch.Tensor] | None = None if variable is None else weakref.ref(variable)
@@ -92,7 +93,10 @@ class LossGraph:
 
     def losses(self) -> list[LossCall]:
         """The calls of loss functions that are part of this graph, each once."""
-        found = {id(node.birth.loss): node.birth.loss for node in self.nodes if node.birth and node.birth.loss}
+        found: dict[int, LossCall] = {}
+        for node in self.nodes:
+            if node.birth is not None and node.birth.loss is not None:
+                found[id(node.birth.loss)] = node.birth.loss
         return list(found.values())
 
     def value_of(self, node: Node | None) -> Node | None:
@@ -106,6 +110,19 @@ class LossGraph:
 
     def gates(self) -> list[Node]:
         return [node for node in self.nodes if node.closed is not None]
+
+    def is_remarkable(self) -> bool:
+        """Whether any rule could have something to say; asked first, as to ask the rules takes time."""
+        if any(root.node is None for root in self.roots) or any(node.closed for node in self.gates()):
+            return True
+        if any(count for count, _ in self.outside.values()):
+            return True
+        for call in self.losses():
+            node = self.value_of(self.made(call.sequence))
+            is_activated = node is not None and node.kind in ("SoftmaxBackward", "SigmoidBackward")
+            if (is_activated and call.name in _SCORED) or (call.name in _PAIRED and _differ(call)):
+                return True
+        return any(_is_stretched(node) for node in self.nodes)
 
     def reaches_leaf(self, *, without: Iterable[Node]) -> bool:
         """Whether there is a way from the loss to a leaf that crosses none of these nodes."""
@@ -212,6 +229,17 @@ class LossGraph:
                 low = 0.5  # the probability of the lowest score that is left
             margin = 0.02 * (high - low) if high - low < float("inf") else 0.02 * target.abs().amax()
             self.outside[id(call)] = (((target < low - margin) | (target > high + margin)).sum(), target.numel())
+
+
+def _differ(call: LossCall) -> bool:
+    return len(call.shape) != len(call.target_shape)
+
+
+def _is_stretched(node: Node) -> bool:
+    """Whether the result of `a - b` has more dimensions than a side that has no gradient."""
+    operands = node.birth.operands if node.birth is not None else None
+    sides = [side for side in operands or () if side is not None and not side.has_gradient and side.shape]
+    return node.shape is not None and any(len(side.shape) != len(node.shape) for side in sides)
 
 
 def _fetched(tensors: list[torch.Tensor]) -> list[float]:

@@ -216,7 +216,11 @@ class NodeBirths:
         left, right = (_operand(values.get(name, frame.f_globals.get(name))) for name in names)
         if optimised and sys.version_info < (3, 13):
             values.clear()
-        return left, right
+        shapes = [len(side.shape) for side in (left, right) if side is not None and side.shape]
+        # Of interest only where a target is stretched: the other side's shape may still be unknown here.
+        if not any(side is not None and side.shape and not side.has_gradient for side in (left, right)):
+            return None
+        return None if len(shapes) == 2 and shapes[0] == shapes[1] else (left, right)
 
 
 def _operand(value: Any) -> Operand | None:

@@ -84,6 +84,14 @@ class StepNotes:
         """The next step will begin with something that is noticed, and everything else is noted then."""
         self.sequence_number = _get_sequence_nr()
 
+    def forget(self) -> None:
+        """A step begins of which no more than this is noted; what was noted of an earlier one would be wrong."""
+        self.sequence_number = _get_sequence_nr()
+        self.rng = None
+        self.device_marks = []
+        self.carried = {}
+        self.carried_frame = 0
+
     def is_fresh(self) -> bool:
         """Whether nothing that could be differentiated has happened since the step began."""
         return self.rng is None or _get_sequence_nr() == self.sequence_number

@@ -27,6 +27,7 @@ from torchmedic.observe.notes import StepNotes, device_states, line_of
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _CALLS = 17  # an accumulation over 16 batches, and one more
+_THIN_CALLS = 80  # of which only the batch is known, that may be held at a time
 _FRAMES = 60
 _POINTS = 5
 _WITH_VALUES = 3  # of those points, how many keep the variables of their frame
@@ -49,7 +50,7 @@ class Past:
     """One backward call. What `StepNotes` knows of a step has the same names here."""
 
     __slots__ = (
-        *("step", "update", "loss", "points", "batch", "batch_bytes", "origin"),
+        *("step", "update", "loss", "points", "batch", "batch_bytes", "origin", "is_thin"),
         *("rng", "device_marks", "grad_enabled", "autocast", "carried", "carried_frame", "sequence_number"),
     )
 
@@ -57,6 +58,7 @@ class Past:
         self.step = step
         self.update = update  # how many updates of any optimizer came before it
         self.loss: float | None = None  # once it has arrived
+        self.is_thin = False  # only the batch is known
         self.points: list[Point] = []  # innermost first
         self.rng = notes.rng
         self.device_marks = notes.device_marks
@@ -84,15 +86,33 @@ class Pasts:
         self._names: dict[tuple[int, int, int | None], tuple[CodeType, tuple[str, ...]]] = {}
         self._place: tuple[int, int, int, int] | None = None
         self._same: list[Point] = []
-        self.calls: deque[Past] = deque(maxlen=_CALLS)
+        self._thin: list[Point] = []
+        self.calls: deque[Past] = deque(maxlen=_CALLS + _THIN_CALLS)
 
     def record(self, frame: FrameType, update: int) -> Past:
         calls = self.calls
         past = Past(self._notes, self._batches, self._clock.step, update)
         past.points = self._points(frame)
+        while len(calls) >= _CALLS and (not calls[0].is_thin or calls[0].update < update - _THIN_CALLS):
+            calls.popleft()
         calls.append(past)
         if past.batch_bytes > _BATCHES // _CALLS:
             self._trim()
+        return past
+
+    def record_thin(self, step: int, update: int) -> Past:
+        """A call of which only the batch is known, and that it comes from where the last one did."""
+        if self._batches.whole is None and self.calls:
+            return self.calls[-1]  # there is nothing that could be kept
+        past = Past(self._notes, self._batches, step, update)
+        last = self.calls[-1].points if self.calls else []
+        if last is not self._thin:  # what the variables held then is of no use
+            self._thin = [point._replace(values={}) for point in last]
+        past.points = self._thin
+        past.is_thin = True
+        if past.batch_bytes > _BATCHES // _THIN_CALLS:
+            past.batch = None
+        self.calls.append(past)
         return past
 
     def _trim(self) -> None:

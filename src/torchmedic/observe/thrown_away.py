@@ -71,4 +71,6 @@ def _gradients(optimizer: Any) -> list[torch.Tensor]:
 
 def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
     where = tensors[0].device
-    return torch.stack([torch.linalg.vector_norm(tensor).to(where, torch.float32) for tensor in tensors]).norm()
+    norms = [torch.linalg.vector_norm(tensor).to(where, torch.float32) for tensor in tensors]
+    whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return whole

@@ -1,9 +1,9 @@
-"""One parameter of an optimizer, whose gradient tells what happens to all of them."""
+"""Two parameters of an optimizer, whose gradients tell what happens to all of them."""
 
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,41 +11,33 @@ _SMALL = 1 << 16  # elements of a gradient that is measured
 
 
 class State(NamedTuple):
-    """The gradient's own number (0 where there is none), how often it was written to, and how often the weights were."""
+    """The gradients' own numbers (0 for none), how often they were written to, and how often the weights were."""
 
-    gradient: int
-    writes: int
-    weight_writes: int
+    gradient: tuple[int, ...]
+    writes: tuple[int, ...]
+    weight_writes: tuple[int, ...]
 
 
-class Witness:
-    """Asked before and after every event; holds nothing alive."""
-
+class _Part:
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = weakref.ref(tensor)
-        self.identity = id(tensor)
+        self.tensor = weakref.ref(tensor)
         self._gradient: weakref.ref[torch.Tensor] | None = None
         self._number = 0
 
-    @property
-    def tensor(self) -> torch.Tensor | None:
-        return self._tensor()
-
-    def look(self) -> State:
-        tensor = self._tensor()
+    def look(self) -> tuple[int, int, int]:
+        tensor = self.tensor()
         if tensor is None:
-            return State(-1, 0, 0)
+            return -1, 0, 0
         gradient = tensor.grad
         if gradient is None:
-            return State(0, 0, tensor._version)
+            return 0, 0, tensor._version
         if self._gradient is None or self._gradient() is not gradient:
             self._number += 1
             self._gradient = weakref.ref(gradient)
-        return State(self._number, gradient._version, tensor._version)
+        return self._number, gradient._version, tensor._version
 
     def norm(self, *, wait: bool) -> float | None:
-        """The norm of the gradient; None where it would have to be waited for, or cannot be read."""
-        tensor = self._tensor()
+        tensor = self.tensor()
         gradient = tensor.grad if tensor is not None else None
         if gradient is None:
             return 0.0
@@ -54,3 +46,35 @@ class Witness:
         if not gradient.is_cpu and not (wait and gradient.is_cuda and not torch.cuda.is_current_stream_capturing()):
             return None
         return float(torch.linalg.vector_norm(gradient.detach()).item())
+
+
+class Witness:
+    """Asked before and after every event; holds nothing alive."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self._parts = [_Part(tensor) for tensor in tensors]
+
+    def look(self) -> State:
+        parts = self._parts
+        if len(parts) == 1:
+            (a, b, c) = parts[0].look()
+            return State((a,), (b,), (c,))
+        (a, b, c), (d, e, f) = parts[0].look(), parts[1].look()
+        return State((a, d), (b, e), (c, f))
+
+    def norm(self, *, wait: bool) -> float | None:
+        """The smallest norm of the gradients; None where it would have to be waited for, or cannot be read."""
+        norms = [part.norm(wait=wait) for part in self._parts]
+        known = [norm for norm in norms if norm is not None]
+        return min(known) if len(known) == len(norms) else None
+
+
+def witness_of(optimizer: Any) -> Witness | None:
+    """The first and the last parameter that have a gradient now: the body of a model, and its head."""
+    found: list[torch.Tensor] = []
+    for way in (1, -1):
+        tensors = (tensor for group in optimizer.param_groups[::way] for tensor in group["params"][::way])
+        first = next((one for one in tensors if one.grad is not None and one.grad.layout is torch.strided), None)
+        if first is not None and first.numel() and not any(first is one for one in found):
+            found.append(first)
+    return Witness(*found) if found else None

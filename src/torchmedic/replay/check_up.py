@@ -29,6 +29,7 @@ class CheckUp:
         optimized: The parameters that optimizers hold.
         unreached: The parameters without a gradient, once that is known.
         models: Modules that are known to be trained, where no frame holds them.
+        sure_after_one: Whether one look is enough, because somebody asks about this very batch.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class CheckUp:
         unreached: Unreached | None = None,
         models: Sequence[torch.nn.Module] = (),
         rank: int = 0,
+        sure_after_one: bool = False,
     ) -> None:
         self.graphs = graphs
         self.optimized = optimized
         self.unreached = unreached
         self.rank = rank
+        self._sure_after_one = sure_after_one
         self._frame = frame
         self._models = models
 
@@ -66,6 +69,10 @@ class CheckUp:
     def of_line(self, graph: LossGraph) -> list[LossGraph]:
         """All that was seen of the line that called backward, oldest first."""
         return [other for other in self.graphs if other.key == graph.key]
+
+    def is_enough(self, looks: int, wanted: int) -> bool:
+        """Whether a line was looked at often enough to say what it does in every step."""
+        return looks >= (1 if self._sure_after_one else wanted)
 
     # Places
 

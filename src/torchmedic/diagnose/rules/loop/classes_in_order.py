@@ -1,7 +1,7 @@
 """The training data comes class by class: a batch holds one class only.
 
-What: the dataset is sorted by its labels and is read in order. For many steps in a row the model sees one class, forgets
-the others, and batch normalisation learns the statistics of one class at a time.
+What: the dataset is sorted by its labels and is read in order. For many steps in a row the model sees one class and
+forgets the others, and batch normalisation learns the statistics of one class at a time.
 
 Why: `shuffle=True` is missing on the DataLoader of the training set.
 
@@ -27,8 +27,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         NAME,
         "proven",
         f"the training data comes class by class: {facts['classes']} classes, sorted, and not shuffled",
-        f"the first {facts['first']} of {facts['length']} items are all of one class, and batches of {facts['batch']} are "
-        "taken in the order of the dataset",
+        f"the first {facts['first']} of {facts['length']} items are all of one class, and batches of "
+        f"{facts['batch']} are taken in the order of the dataset",
     )
     built = evidence.calls_in(incident.cause.file, "DataLoader")
     if len(built) == 1:

@@ -2,8 +2,8 @@
 
 What: `requires_grad` is off for everything that the optimizer holds. They get no gradient, and `step()` does nothing.
 
-Why: the parameters were frozen after, or before, they were given to the optimizer, and those that are left to train were
-not given to any.
+Why: the parameters were frozen after, or before, they were given to the optimizer, and those that are left to train
+were not given to any.
 
 Cure: freeze what shall stay as it is, and give the optimizer the rest.
 """
@@ -35,7 +35,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.because(
         f"{count(facts['updates'], 'update')} had no gradient to apply",
-        f"the loss reaches {count(facts['reached'], 'parameter')} that no optimizer has ({count(facts['elements'], 'weight')})",
+        f"the loss reaches {count(facts['reached'], 'parameter')} that no optimizer has "
+        f"({count(facts['elements'], 'weight')})",
     )
     draft.help("give the optimizer the parameters that shall be trained", safety="changes-training")
     return draft.done(step=incident.step, rank=evidence.rank)

@@ -1,7 +1,7 @@
 """The gradients are cleared between `backward()` and `step()`: the weights never change.
 
-What: `backward()` computes the gradients, `zero_grad()` clears them, and `step()` finds nothing to apply. Nothing raises,
-and the model stays as it was.
+What: `backward()` computes the gradients, `zero_grad()` clears them, and `step()` finds nothing to apply. Nothing
+raises, and the model stays as it was.
 
 Why: the calls stand in the wrong order.
 

@@ -44,9 +44,9 @@ def _layer(evidence: LoopEvidence) -> Diagnosis:
         _assigned(evidence, facts["names"], "here others take their place"),
     )
     draft.because(
-        f"the loss reaches {names} ({count(facts['elements'], 'weight')}), which are in no optimizer and did not change",
-        f"the optimizer holds {count(len(facts['old']), 'tensor')} that no model uses and that never get a gradient, of "
-        f"shape {listed([str(shape) for shape in facts['old']])}",
+        f"the loss reaches {names} ({count(facts['elements'], 'weight')}), which are in no optimizer and do not change",
+        f"the optimizer holds {count(len(facts['old']), 'tensor')} that no model uses and that never get a gradient, "
+        f"of shape {listed([str(shape) for shape in facts['old']])}",
     )
     draft.help("build the optimizer after the model is complete", safety="changes-training")
     return draft.done(step=incident.step, rank=evidence.rank)
@@ -66,8 +66,8 @@ def _model(evidence: LoopEvidence) -> Diagnosis:
         evidence.at("surfaced", incident.others.get("step"), "finds no gradient", "step"),
     )
     draft.because(
-        f"the loss reaches {count(facts['reached'], 'parameter')} of other tensors ({count(facts['elements'], 'weight')}), "
-        "which did not change",
+        f"the loss reaches {count(facts['reached'], 'other parameter')} ({count(facts['elements'], 'weight')}), which "
+        "did not change",
         f"{count(facts['updates'], 'update')} had no gradient to apply",
     )
     draft.help("build the optimizer from the parameters of the model that is trained", safety="changes-training")

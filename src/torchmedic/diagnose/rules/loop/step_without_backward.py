@@ -31,7 +31,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft.at(evidence.at("cause", incident.cause, "steps with gradients that were used already", "step"))
     draft.because("between these updates nothing has written to the gradients, and backward was not called at all")
     draft.help("call backward before every step, and clear the gradients after it", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank)
+    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

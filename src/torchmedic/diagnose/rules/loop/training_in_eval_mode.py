@@ -34,7 +34,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         evidence.at("surfaced", incident.others["forward"], "a training step, in evaluation mode"),
     )
     draft.because(
-        f"until update {facts['before']} it was trained in training mode, in the {facts['since']} since then it was not",
+        f"until update {facts['before']} it was in training mode, in the {facts['since']} since then it was not",
         f"off while it is trained: {_parts(facts['norms'], 'batch normalisation')}" if facts["norms"] else "",
         f"off while it is trained: {_parts(facts['dropouts'], 'dropout')}" if facts["dropouts"] else "",
     )

@@ -34,8 +34,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         CODE,
         NAME,
         "proven",
-        f"{count(facts['elements'], 'weight')} in the {kind} `{path}` are trained by nobody: they are not parameters of "
-        "the model",
+        f"{count(facts['elements'], 'weight')} in the {kind} `{path}` are trained by nobody: they are not parameters "
+        "of the model",
         f"`{path}` is a plain {kind}, so `parameters()` does not list what is in it, and no optimizer has got it",
     )
     draft.at(
@@ -43,8 +43,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         evidence.at("surfaced", incident.cause, "leaves them as they are", "step"),
     )
     draft.because(
-        f"the loss reaches {count(facts['tensors'], 'tensor')} there, which no update has changed; all other parameters "
-        "that it reaches are in an optimizer",
+        f"the loss reaches {count(facts['tensors'], 'tensor')} there, which no update has changed; all other "
+        "parameters that it reaches are in an optimizer",
         "they are missing from state_dict() too, and .to(device) does not move them",
     )
     wrapper = {"dict": "nn.ModuleDict"}.get(kind, "nn.ModuleList")

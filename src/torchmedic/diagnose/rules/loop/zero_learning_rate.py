@@ -2,8 +2,8 @@
 
 What: every update multiplies by 0.
 
-Why: the rate was computed with an integer division, a schedule that multiplies by 0 never leaves it, or a value was left
-over from an experiment.
+Why: the rate was computed with an integer division, a schedule that multiplies by 0 never leaves it, or a value was
+left over from an experiment.
 
 Cure: give the optimizer a rate above zero. A warm-up may begin at zero, but its schedule must move with every step.
 """

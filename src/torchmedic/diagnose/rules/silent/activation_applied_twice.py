@@ -2,9 +2,9 @@
 
 What: `cross_entropy` was given the result of a softmax, or `binary_cross_entropy_with_logits` that of a sigmoid.
 
-Why: both losses take *scores* and apply the activation themselves. Given probabilities, which lie between 0 and 1, the
-second activation flattens them: with ten classes the highest probability that is left is 0.23. The loss cannot come near
-0, gradients are small, and training is slow or stands still, without any error.
+Why: both losses take *scores* and apply the activation themselves. Given probabilities, which lie between 0 and 1,
+the second activation flattens them: with ten classes the highest probability that is left is 0.23. The loss cannot
+come near 0, gradients are small, and training is slow or stands still, without any error.
 
 Cure: let the model return scores, without the activation. Apply it where probabilities are needed, when predicting.
 """
@@ -34,7 +34,7 @@ def check(evidence: CheckUp) -> Diagnosis | None:
 
 def _is_doubled(call: LossCall, node: Node) -> bool:
     if call.name == "binary_cross_entropy_with_logits":
-        return node.kind == "SigmoidBackward"
+        return bool(node.kind == "SigmoidBackward")
     if call.name != "cross_entropy" or node.kind != "SoftmaxBackward" or node.shape is None or node.dim is None:
         return False
     if len(call.shape) < 2:

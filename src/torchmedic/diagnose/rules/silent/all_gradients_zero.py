@@ -1,11 +1,11 @@
 """Every gradient is exactly 0, because each way from the loss to the weights leads through a gate that is shut.
 
-What: backward ran and every gradient is 0. On each way back lies an operation that lets no gradient pass: a clamp whose
-bound is active for all values, a ReLU that gives 0 everywhere, a sigmoid or tanh that is saturated, or `round`, `floor`
-and `sign`, whose derivative is 0 wherever there is one.
+What: backward ran and every gradient is 0. On each way back lies an operation that lets no gradient pass: a clamp
+whose bound is active for all values, a ReLU that gives 0 everywhere, a sigmoid or tanh that is saturated, or `round`,
+`floor` and `sign`, whose derivative is 0 wherever there is one.
 
-Why: where a clamp holds a value at its bound, a small change of the value changes nothing, so its derivative is 0. The
-optimizer then has nothing to go by, and nothing learns. No error is raised.
+Why: where a clamp holds a value at its bound, a small change of the value changes nothing, so its derivative is 0.
+The optimizer then has nothing to go by, and nothing learns. No error is raised.
 
 Cure: bring the values into the range in which the operation answers to them: other bounds, a smaller scale, another
 initialisation; a smooth function (`softplus` for a clamp or ReLU at 0); a straight-through estimate for `round`.
@@ -39,7 +39,7 @@ _KINDS = {
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         seen = evidence.of_line(graph)
-        if evidence.optimized and len(seen) < _ONCE_MORE:
+        if evidence.optimized and not evidence.is_enough(len(seen), _ONCE_MORE):
             continue  # one batch may be unlucky
         shut = [shut_gates(other) for other in seen]
         if all(shut):

@@ -2,12 +2,13 @@
 
 What: in each of the steps that were looked at, all values of this ReLU were 0 for the whole batch.
 
-Why: a ReLU that gives 0 has the derivative 0. If all its inputs are negative, no gradient comes to the layers before it,
-so their weights stay as they are, and the inputs stay negative. The usual causes are a large negative bias, inputs that are
-not normalised, a learning rate that was far too high in one step, or a ReLU after an operation that gives no positive value.
+Why: a ReLU that gives 0 has the derivative 0. If all its inputs are negative, no gradient comes to the layers before
+it, so their weights stay as they are, and the inputs stay negative. The usual causes are a large negative bias,
+inputs that are not normalised, a learning rate that was far too high in one step, or a ReLU after an operation that
+gives no positive value.
 
-Cure: check the initialisation and the scale of the inputs; put a normalisation before the ReLU; or use a function that does
-not shut, such as `leaky_relu` or `gelu`.
+Cure: check the initialisation and the scale of the inputs; put a normalisation before the ReLU; or use a function
+that does not shut, such as `leaky_relu` or `gelu`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _STEPS = 3
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         seen = evidence.of_line(graph)
-        if len(seen) < _STEPS or any(shut_gates(other) for other in seen):
+        if not evidence.is_enough(len(seen), _STEPS) or any(shut_gates(other) for other in seen):
             continue
         common = set.intersection(*(set(_dead(other)) for other in seen))
         for place, node in _dead(seen[-1]).items():

@@ -1,11 +1,11 @@
 """The model ends in an activation that cannot give the values of the targets.
 
 What: the output of a ReLU, sigmoid, tanh or softmax went into a regression loss, and a good part of the targets lies
-outside of what that activation can give; or a ReLU cut off all negative scores before `binary_cross_entropy_with_logits`,
-so that no probability below one half can be predicted.
+outside of what that activation can give; or a ReLU cut off all negative scores before
+`binary_cross_entropy_with_logits`, so that no probability below one half can be predicted.
 
-Why: a ReLU gives nothing below 0, a sigmoid nothing outside of 0 to 1. Where the target lies beyond, the output is pushed
-against the end of the range, the gradient there is 0 or vanishes, and the error stays.
+Why: a ReLU gives nothing below 0, a sigmoid nothing outside of 0 to 1. Where the target lies beyond, the output is
+pushed against the end of the range, the gradient there is 0 or vanishes, and the error stays.
 
 Cure: end the model with the linear layer. Or bring the targets into the range of the activation.
 """

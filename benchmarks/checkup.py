@@ -1,0 +1,88 @@
+"""What the check-up costs: the first step under it, in plain steps, and a later step with it over one without.
+
+Everything is measured in one process on steps that are warm, so that what torch itself does at first is no part of it.
+
+    python benchmarks/checkup.py [--device cuda]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from overhead import MODELS
+from torch import nn
+
+from torchmedic.observe import agent as agents
+from torchmedic.observe.agent import Agent
+from torchmedic.observe.checkup import Checkup
+
+BAR = 15.0
+ROUNDS = 7
+STEPS = 20
+
+
+def step_of(model: nn.Module, batch: torch.Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        out = model(batch)
+        loss = out if out.numel() == 1 else nn.functional.mse_loss(out, torch.zeros_like(out))
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def timed(step: Callable[[], None], device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def measure(agent: Agent, step: Callable[[], None], device: str) -> tuple[float, float, float]:
+    """Seconds of a plain step, of one under the check-up, and of one after it."""
+    plain, first, later = [], [], []
+    for _ in range(ROUNDS):
+        agent.checkup = agent.hooks.checkup = Checkup(agent)
+        plain += [timed(step, device) for _ in range(STEPS)]
+        agent.checkup.start()
+        first.append(timed(step, device))
+        later += [timed(step, device) for _ in range(STEPS)]
+    return statistics.median(plain), statistics.median(first), statistics.median(later)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    device = parser.parse_args().device
+    torch.manual_seed(0)
+    agents.install(tempfile.mkdtemp())
+    agent = agents.current()
+    assert agent is not None
+    print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads; bar: {BAR:.0f} plain steps")
+    for build in MODELS[device]:
+        model, batch = build(device)
+        step = step_of(model.to(device), batch.to(device))
+        for _ in range(30):
+            step()
+        plain, first, later = measure(agent, step, device)
+        verdict = "ok" if first <= BAR * plain else "ABOVE THE BAR"
+        print(
+            f"{build.__name__:>12}: plain step {plain * 1e3:8.3f} ms, under the check-up {first * 1e3:8.3f} ms "
+            f"= {first / plain:5.2f} plain steps ({verdict}); after it {later / plain:5.3f}x"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Mean losses of several micro-batches are added up: the gradients are as many times too large.
+
+What: the loop calls `backward()` for N batches before it updates the weights. Each loss is a mean over its batch, so the
+sum of their gradients is N times the gradient of one large batch. With SGD that is the same as N times the learning rate.
+
+Why: `loss / N` was left out when accumulation was added.
+
+Cure: divide the loss by the number of micro-batches, or know that the learning rate is to be read with that factor.
+Optimizers such as Adam, which divide by the size of the gradients, are not told of.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM603", "loss-not-divided"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "not divided":
+        return None
+    incident = evidence.incident
+    size = evidence.facts["size"]
+    draft = Draft(
+        CODE,
+        NAME,
+        "likely",
+        f"the gradients are {size} times as large as those of one batch: {size} mean losses are added up",
+        f"each update follows {size} calls of backward, each with a loss that is a mean and is not divided by {size}",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, f"called {size} times per update, with a mean each time", "backward"),
+        evidence.at("surfaced", incident.others["step"], f"as with {size} times the learning rate", "step"),
+    )
+    draft.because(
+        f"so in {evidence.facts['cycles']} updates, with {size} batches of one dataset each",
+        "nothing has divided the gradients before the update, and they were not clipped",
+    )
+    name = evidence.receiver(incident.cause, "backward") or "loss"
+    draft.help(f"({name} / {size}).backward()", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

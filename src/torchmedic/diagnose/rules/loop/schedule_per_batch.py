@@ -1,0 +1,36 @@
+"""The schedule moves with every batch, but its numbers mean epochs.
+
+What: `scheduler.step()` is called after every update. A period that was meant in epochs is over within the first one:
+the learning rate is close to zero for the rest of the training, or goes up and down many times in one epoch.
+
+Why: `scheduler.step()` stands inside of the loop over batches.
+
+Cure: call it once per epoch, after the loop over the batches; or give it its period in batches.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM612", "schedule-per-batch"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "schedule per batch":
+        return None
+    incident, facts = evidence.incident, evidence.facts
+    draft = Draft(
+        CODE,
+        NAME,
+        "likely",
+        f"{facts['schedule']} moves with every batch, although its numbers mean epochs",
+        facts["why"],
+    )
+    draft.at(evidence.at("cause", incident.cause, "called after every update", "step"))
+    draft.help("call it once per epoch, or give it its period in batches", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,78 @@
+"""Runs of many very short steps, of which most are not noted in full: what goes wrong late is found all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from running import Finished, marked_line, run_script
+
+LOOP = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+{late}
+torch.manual_seed(0)
+inputs, labels = torch.randn(5600, 6), torch.randint(0, 3, (5600,))
+BAD = 4477
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        {forward}
+        return self.b(h)
+
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+{damage}
+for x, y in DataLoader(TensorDataset(inputs, labels), batch_size=8):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+"""
+
+DIVIDED = "h = h / x.norm(dim=-1, keepdim=True)  # <- cause"
+
+
+def run(folder: Path, *, forward: str = "pass", damage: str = "", late: bool = False) -> tuple[Finished, str]:
+    source = LOOP.format(forward=forward, damage=damage, late="import late_cpu" if late else "")
+    (folder / "late_cpu.py").write_text((Path(__file__).parent.parent / "late_cpu.py").read_text())
+    return run_script(folder, source), source
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["read at once", "read late"])
+def test_a_healthy_run_is_counted_right(tmp_path: Path, late: bool) -> None:
+    finished, _ = run(tmp_path, late=late)
+
+    assert finished.report.diagnoses == ()
+    assert finished.report.outcome.steps == 700
+    assert "fault" not in (finished.run / "rank0" / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["read at once", "read late"])
+def test_a_bad_loss_is_traced_to_its_item(tmp_path: Path, late: bool) -> None:
+    finished, source = run(tmp_path, forward=DIVIDED, damage="inputs[BAD] = 0", late=late)
+
+    diagnosis = finished.only
+    assert diagnosis.code == "TM201", finished.stderr
+    assert diagnosis.cause_location is not None
+    assert diagnosis.cause_location.line == marked_line(source), finished.stderr
+    assert "4477" in finished.stderr, finished.stderr
+
+
+def test_an_exception_is_explained(tmp_path: Path) -> None:
+    finished, _ = run(tmp_path, damage="labels[BAD] = 3")
+
+    diagnosis = finished.only
+    assert diagnosis.code == "TM301", finished.stderr
+    assert "dataset item 4477" in diagnosis.cause
+    assert diagnosis.step == 4477 // 8
+    assert finished.report.outcome.steps == 4477 // 8
