@@ -12,7 +12,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from overhead import MODELS
@@ -23,8 +22,8 @@ from torchmedic.observe.agent import Agent
 from torchmedic.observe.checkup import Checkup
 
 BAR = 15.0
-ROUNDS = 7
-STEPS = 20
+ROUNDS = 5
+STEPS = 8
 
 
 def step_of(model: nn.Module, batch: torch.Tensor) -> Callable[[], None]:
@@ -74,7 +73,7 @@ def main() -> None:
     for build in MODELS[device]:
         model, batch = build(device)
         step = step_of(model.to(device), batch.to(device))
-        for _ in range(30):
+        for _ in range(10):
             step()
         plain, first, later = measure(agent, step, device)
         verdict = "ok" if first <= BAR * plain else "ABOVE THE BAR"

@@ -14,7 +14,7 @@ HOOKS = sorted(
 )
 
 # Comes past every hook: data with a worker and a fork, a scaler, an optimizer, NaN, an exception in a worker, and
-# an exit that somebody catches.
+# an exit that somebody catches; and a gate that is shut, for the check-up.
 SCRIPT = """
 import multiprocessing
 import sys
@@ -45,6 +45,7 @@ child = multiprocessing.get_context("fork").Process(target=quiet)
 child.start()
 child.join()
 print(child.exitcode)
+nn.functional.relu(-torch.ones(2, requires_grad=True)).sum().backward()  # worth a look, and no mistake
 try:
     sys.exit(3)
 except SystemExit as end:

@@ -67,7 +67,8 @@ def test_a_code_can_be_ignored_in_the_project(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("comment", "found"), [("torchmedic: ignore", 0), ("torchmedic: ignore[TM601]", 0), ("torchmedic: ignore[TM602]", 1)]
+    ("comment", "found"),
+    [("torchmedic: ignore", 0), ("torchmedic: ignore[TM601]", 0), ("torchmedic: ignore[TM602]", 1)],
 )
 def test_a_line_can_say_that_it_is_meant(tmp_path: Path, comment: str, found: int) -> None:
     finished = run_script(tmp_path, NEVER_CLEARED.replace("<- cause", comment))

@@ -68,6 +68,20 @@ for step in range(8):
         optimizer.step()
         optimizer.zero_grad()
 """,
+    "accumulation, with memory given back after every update": """
+model = nn.Linear(100, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(40):
+    inputs, labels = torch.randn(64, 100, device=device), torch.randn(64, 1, device=device)
+    loss = nn.functional.mse_loss(model(inputs), labels) / 4
+    loss.backward()
+    if (step + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+        del inputs, labels, loss
+        if device == "cpu":
+            torch.cuda.empty_cache()
+""",
     "a round trip through another device": """
 x = torch.randn(10, device=device, requires_grad=True)
 y = x.cpu().mean().to(device)
@@ -88,6 +102,29 @@ with torch.autocast(device, dtype=torch.bfloat16):
 }
 
 FAILING = {
+    "every value clamped before the log": (
+        "TM635",
+        """
+x = torch.randn(10, device=device, requires_grad=True) - 2
+x.clamp_(min=1e-6)  # <- cause
+loss = x.log().mean()
+loss.backward()
+""",
+    ),
+    "gradients cleared for every micro-batch": (
+        "TM602",
+        """
+model = nn.Linear(10, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(16):
+    inputs, labels = torch.randn(8, 10, device=device), torch.randn(8, 1, device=device)
+    optimizer.zero_grad()  # <- cause
+    loss = nn.functional.mse_loss(model(inputs), labels) / 4
+    loss.backward()
+    if (step + 1) % 4 == 0:
+        optimizer.step()
+""",
+    ),
     "division by y - y": (
         "TM201",
         """

@@ -39,6 +39,13 @@ def test_a_wrong_setting_is_one_line(tmp_path: Path, pyproject: str, environ: di
     assert "\n" not in str(caught.value)
 
 
+def test_codes_to_ignore(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.torchmedic]\nignore = ['TM601']\ncheckup = false")
+    assert load({}, folder=tmp_path, environ={}) == Settings(ignore=("TM601",), checkup=False)
+    found = load({"checkup": True}, folder=tmp_path, environ={"TORCHMEDIC_IGNORE": "TM602, TM603"})
+    assert found == Settings(ignore=("TM602", "TM603"), checkup=True)
+
+
 def test_a_broken_pyproject_is_its_owners_business(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.torchmedic\n")
     assert load({}, folder=tmp_path, environ={}) == Settings()

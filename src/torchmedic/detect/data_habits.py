@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,9 +11,11 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from torchmedic.detect.incident import LoopIncident
-from torchmedic.observe.habits import Event, Habits
+from torchmedic.observe.habits import Habits
+from torchmedic.observe.loop_events import Event, Place
 
 _FETCHES = 8
+_RESEEDING = frozenset({"seed", "manual_seed", "get_worker_info", "setstate", "set_state", "__setattr__", "spawn"})
 _MOST_LABELS = 1 << 20
 
 
@@ -19,6 +23,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     trained_on = list(_trained_on(habits.events))
     yield from _same_batch(trained_on)
     yield from _sorted_labels(habits, trained_on)
+    yield from _same_randomness(habits, trained_on)
 
 
 def _trained_on(events: list[Event]) -> Iterator[Event]:
@@ -71,12 +76,48 @@ def _sorted_labels(habits: Habits, fetches: list[Event]) -> Iterator[LoopInciden
         classes, counts = torch.unique_consecutive(labels, return_counts=True)
         if not 2 <= len(classes) <= len(labels) // 4 or int(counts.min()) < order:
             continue
+        if not torch.equal(classes, torch.arange(len(classes), dtype=classes.dtype)):
+            continue  # lengths, perhaps, or groups: not the numbers of classes
         yield LoopIncident(
             kind="sorted labels",
             step=start.step,
             cause=start.place,
             facts={"classes": len(classes), "batch": order, "length": len(labels), "first": int(counts[0])},
         )
+
+
+def _same_randomness(habits: Habits, fetches: list[Event]) -> Iterator[LoopIncident]:
+    """Every worker has a copy of one generator, in the same state, and draws the same numbers from it."""
+    for number in {event.fact.dataset for event in fetches}:
+        fetch = next(event for event in fetches if event.fact.dataset == number)
+        dataset = habits.thing(number)
+        getter = getattr(type(dataset), "__getitem__", None)
+        code = getattr(getter, "__code__", None)
+        if fetch.fact.workers < 2 or code is None or len(fetches) < 4:
+            continue
+        if _RESEEDING & set(code.co_names) or any(op.opname == "STORE_ATTR" for op in dis.get_instructions(code)):
+            continue
+        for name, value in vars(dataset).items():
+            if _is_generator(value) and name in code.co_names:
+                yield LoopIncident(
+                    kind="same randomness",
+                    step=fetch.step,
+                    cause=Place(code.co_filename, code.co_firstlineno),
+                    others={"data": fetch.place},
+                    facts={
+                        "name": name,
+                        "kind": type(value).__name__,
+                        "workers": fetch.fact.workers,
+                        "dataset": type(dataset),
+                    },
+                )
+
+
+def _is_generator(value: Any) -> bool:
+    """Whether this draws random numbers from a state of its own."""
+    if isinstance(value, random.Random | torch.Generator):
+        return True
+    return type(value).__module__.startswith("numpy.random") and type(value).__name__ in ("Generator", "RandomState")
 
 
 def labels_of(dataset: Dataset[Any]) -> torch.Tensor | None:

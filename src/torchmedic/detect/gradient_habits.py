@@ -8,7 +8,8 @@ import torch
 
 from torchmedic.detect.incident import LoopIncident
 from torchmedic.detect.intervals import Interval, intervals
-from torchmedic.observe.habits import Event, Habits, Place
+from torchmedic.observe.habits import Habits
+from torchmedic.observe.loop_events import Event, Place
 
 _IN_A_ROW = 4  # intervals that show a habit
 _UNCLEARED = 6  # more of them, as nothing but their number speaks against a long accumulation
@@ -63,11 +64,16 @@ def _never_cleared(habits: Habits, number: int, known: list[Interval]) -> Iterat
 
 def _cleared_inside(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
     """Of several micro-batches only the last ones are in the gradients when the weights are updated."""
-    last = known[-_CYCLES:]
-    seen = {_thrown_away(part) for part in last}
-    if len(seen) != 1 or (found := next(iter(seen))) is None:
+    found = _thrown_away(known[-1])
+    if found is None:
         return
     lost, kept, place = found
+    # The first cycle may be a short one. Steps that are left out when a loss looks bad must not be taken for cycles:
+    # they differ from each other sooner or later.
+    cycles = known if _thrown_away(known[0]) == found else known[1:]
+    if len(cycles) < {1: 6, 2: 4}.get(lost, _CYCLES) or any(_thrown_away(part) != found for part in cycles):
+        return
+    last = known[-_CYCLES:]
     step = last[-1].step
     assert step is not None
     yield LoopIncident(
@@ -76,7 +82,7 @@ def _cleared_inside(number: int, known: list[Interval]) -> Iterator[LoopIncident
         cause=place,
         optimizer=number,
         others={"step": step.place, "backward": last[-1].of("backward")[-1].place},
-        facts={"lost": lost, "kept": kept, "cycles": len(known)},
+        facts={"lost": lost, "kept": kept, "cycles": len(cycles)},
     )
 
 
@@ -149,6 +155,8 @@ def _all_zero(habits: Habits, number: int) -> bool:
         [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer is not None else []
     )
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+    if any(gradient.is_cuda for gradient in gradients) and torch.cuda.is_current_stream_capturing():
+        return False
     return all(type(gradient) is torch.Tensor and not bool(gradient.any()) for gradient in gradients)
 
 

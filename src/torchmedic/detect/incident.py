@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from torchmedic.observe.habits import Place
+from torchmedic.observe.loop_events import Place
 
 Kind = Literal[
     "never cleared",
@@ -22,6 +22,8 @@ Kind = Literal[
     "train mode",
     "same batch",
     "sorted labels",
+    "same randomness",
+    "empty cache",
     "unregistered",
     "replaced",
     "other parameters",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchmedic.observe.habits import Event
+from torchmedic.observe.loop_events import Event
 from torchmedic.observe.witness import State
 
 _BEGINS = frozenset({"backward", "step", "zero", "clip", "unscale"})
@@ -15,9 +15,9 @@ class Interval:
     """What happened between two updates by one optimizer, the later update included.
 
     `acts` are the events that matter to it, in order: a `backward` that reached its witness, a `zero` that cleared it,
-    `clip`, `unscale`, `scale`, `scaler step`, the `step` of another optimizer, `forward`, `fetch`. `touched` says that somebody
-    else wrote to the gradient or replaced it: by hand, through a hook, for another algorithm. Nothing is claimed of
-    such an interval.
+    `clip`, `unscale`, `scale`, `scaler step`, the `step` of another optimizer, `forward`, `fetch`. `touched` says
+    that somebody else wrote to the gradient or replaced it: by hand, through a hook, for another algorithm. Nothing is
+    claimed of such an interval.
     """
 
     def __init__(self) -> None:

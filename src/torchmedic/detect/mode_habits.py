@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from torch import nn
 
 from torchmedic.detect.incident import LoopIncident
-from torchmedic.observe.habits import Event, Habits, Place
+from torchmedic.observe.habits import Habits
+from torchmedic.observe.loop_events import Event, Place
 
 _STEPS = 4  # in evaluation mode that show a habit
 _BATCHES = 4  # of a validation

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from torchmedic.detect.incident import LoopIncident
-from torchmedic.observe.habits import Event, Habits, Place
+from torchmedic.observe.habits import Habits
+from torchmedic.observe.loop_events import Event, Place
 
 _STEPS = 4
 

@@ -9,7 +9,8 @@ from typing import Any
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 
 from torchmedic.detect.incident import LoopIncident
-from torchmedic.observe.habits import Event, Habits
+from torchmedic.observe.habits import Habits
+from torchmedic.observe.loop_events import Event
 
 _STEPS = 8  # with a rate of exactly zero
 _PER_BATCH = 8  # moves, each after one update
@@ -89,7 +90,9 @@ def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
     for number in numbers:
         moves = [event for event in habits.events if event.kind == "schedule" and event.who == number]
         whose = moves[0].fact[0]
-        around = [event for event in habits.events if (event.kind, event.who) in (("schedule", number), ("step", whose))]
+        around = [
+            event for event in habits.events if (event.kind, event.who) in (("schedule", number), ("step", whose))
+        ]
         in_turn = all(a.kind != b.kind for a, b in itertools.pairwise(around))
         if len(moves) < _PER_BATCH or not in_turn or len({move.site for move in moves}) != 1:
             continue

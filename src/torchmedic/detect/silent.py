@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchmedic.detect import data_habits, gradient_habits, mode_habits, ownership, schedule_habits
+from torchmedic.detect import cache_habits, data_habits, gradient_habits, mode_habits, ownership, schedule_habits
 from torchmedic.detect.incident import LoopIncident
 from torchmedic.observe.habits import Habits
 
@@ -19,6 +19,7 @@ _FINDERS = (
     schedule_habits.find,
     mode_habits.find,
     data_habits.find,
+    cache_habits.find,
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchmedic.observe.habits import Place
+from torchmedic.observe.loop_events import Place
 from torchmedic.replay.source import relative, source_line
 
 

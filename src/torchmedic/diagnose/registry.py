@@ -139,6 +139,8 @@ SILENT: tuple[str, ...] = (
     "loop.validation_in_train_mode",
     "loop.same_batch_every_step",
     "loop.classes_in_order",
+    "loop.same_randomness_in_workers",
+    "loop.empty_cache_every_step",
 )
 
 # Asked of the first steps, each rule for itself: what their graphs show.
@@ -150,6 +152,7 @@ CHECKUP: tuple[str, ...] = (
     "silent.all_gradients_zero",
     "silent.dead_relu_layer",
     "silent.parameters_cut_off",
+    "silent.unused_layer",
 )
 
 # Asked in the parent, of a process that is gone.

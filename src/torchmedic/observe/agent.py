@@ -59,7 +59,7 @@ class Agent:
         self.pasts = Pasts(self.notes, self.batches, self.clock)
         self.rewind = Rewind()
         self.finite = FiniteWatch(self, self.pasts, self.rewind)
-        self.habits = Habits(self._look_at_loop)
+        self.habits = Habits(self._look_at_loop, _judge_of_loops)
         self.hooks = Hooks(self.clock, self.batches, self.notes, self.finite, self.rewind, self.habits)
         self.checkup = self.hooks.checkup = Checkup(self)
         self._suspected: set[Any] = set()  # of the loop, which the rules have been asked about
@@ -67,6 +67,7 @@ class Agent:
         self.device_lost = False  # and that has been explained
         self._stacks: Any = None
         self._catches = False
+        self._kept_iterators: list[Any] = []  # of loaders whose workers have failed
 
     def open(self) -> None:
         """Claim a folder in the run and start to write there. A second call does nothing."""
@@ -114,6 +115,21 @@ class Agent:
             return result
 
         setattr(signal_handling, name, both)
+        news = "_error_if_any_worker_fails"
+        setattr(signal_handling, news, self._keeping_iterators(getattr(signal_handling, news)))
+
+    def _keeping_iterators(self, original: Any) -> Any:
+        """A handler that raises in the middle of anything ends the loop, and with it the iterator and its dataset."""
+
+        @functools.wraps(original)
+        def _error_if_any_worker_fails() -> None:
+            try:
+                original()
+            except RuntimeError:
+                self._kept_iterators = self.batches.iterators()
+                raise
+
+        return _error_if_any_worker_fails
 
     def fault(self, fault: Fault) -> None:
         """Leave word of a bug of ours where the parent will find it."""
@@ -149,7 +165,7 @@ class Agent:
             return  # something else went wrong, and has been said
         incidents = [
             incident
-            for incident in importlib.import_module("torchmedic.detect.silent").incidents(habits)
+            for incident in _judge_of_loops().incidents(habits)
             if (incident.kind, incident.cause) not in self._suspected
         ]
         if not incidents:
@@ -179,6 +195,7 @@ class Agent:
     def examine(self, optimizer: Any, frame: FrameType, what: str, at: str) -> Any:
         """A number is NaN or infinite: find its origin, while the step that made it is there, and let the run go on."""
         self.open()
+        self.checkup.pause()
         self.hooks.paused = True
         try:
             return _later_stages().nonfinite(optimizer, frame, what, at, self)
@@ -304,6 +321,11 @@ def _on_exit() -> None:
     if _agent is not None:
         contained("observe.endings")(endings.look_back)(_on_exception)
         _agent.exiting()
+
+
+def _judge_of_loops() -> Any:
+    """What tells a mistake from a habit; named as text because imports point one way."""
+    return importlib.import_module("torchmedic.detect.silent")
 
 
 def _later_stages() -> Any:

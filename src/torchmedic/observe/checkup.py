@@ -23,6 +23,7 @@ from torchmedic.observe.unreached import Unreached
 
 _ARMED = 24  # times that births are noted, at most
 _LOOKS = 3  # at a line that shows something suspicious
+_REST = 3  # steps before the last of them
 _SITES = 8  # lines that call backward
 
 
@@ -44,10 +45,11 @@ class Checkup:
         self.on = False
         self.births = NodeBirths()
         self.unreached = Unreached()
-        self.graphs: list[LossGraph] = []  # that were judged
+        self.graphs: list[LossGraph] = []  # of lines that will be looked at again
         self._fresh: list[LossGraph] = []  # of the step under way
         self._looks: Counter[tuple[str, int]] = Counter()
         self._wanted: set[tuple[str, int]] = set()
+        self._due: dict[tuple[str, int], int] = {}  # lines that are to be looked at again from that step on
         self._armed = 0
         self._steps = 0
 
@@ -61,6 +63,11 @@ class Checkup:
         self.births.refuse()
         self.unreached.cuts.disarm()
         self._fresh.clear()
+
+    def pause(self) -> None:
+        """A replay is about to run: it is no step."""
+        self.births.disarm()
+        self.unreached.cuts.disarm()
 
     @property
     def is_armed(self) -> bool:
@@ -112,6 +119,9 @@ class Checkup:
         self._steps += 1
         if self._fresh:
             self._settle(frame)
+        for key in [key for key, step in self._due.items() if self._steps >= step]:
+            del self._due[key]
+            self._wanted.add(key)
         if self._wanted:
             self._arm()
         self.unreached.step_ended()
@@ -129,10 +139,14 @@ class Checkup:
         for graph in fresh:
             graph.read()
             if any(node.closed for node in graph.gates()) and self._looks[graph.key] < _LOOKS:
-                self._wanted.add(graph.key)
+                if self._looks[graph.key] < _LOOKS - 1:
+                    self._wanted.add(graph.key)
+                else:
+                    self._due[graph.key] = self._steps + _REST
         self.graphs.extend(fresh)
         if any(graph.is_remarkable() for graph in fresh):
             self._judge.check_up(self.graphs, frame)
+        self.graphs = [graph for graph in self.graphs if graph.key in self._wanted or graph.key in self._due]
 
 
 def _is_plain_backward() -> bool:

@@ -1,8 +1,8 @@
 """Where tensors leave the graph, watched for one step of a run in which some parameters get no gradient.
 
 `detach`, `.data`, `numpy` and their like build no node, so for that one step these methods of `torch.Tensor` are
-replaced by ones that note the caller and the parameters behind the tensor; and a global module hook notes which of
-their results are given to a layer.
+replaced by ones that note the caller and the parameters behind the tensor; and a global module hook notes which
+layers are called, from where, and which of those results they are given.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as nn_module
@@ -39,6 +39,15 @@ class Cut:
         self.result: weakref.ref[torch.Tensor] | None = None
 
 
+class Called(NamedTuple):
+    """The first call of a module in that step."""
+
+    module: weakref.ref[torch.nn.Module]
+    with_gradient: bool
+    sites: tuple[Site, ...]
+    once: bool  # there was no other
+
+
 class GraphCuts:
     """Notes who cuts some parameters off, while it is armed."""
 
@@ -46,6 +55,7 @@ class GraphCuts:
         self.armed = False
         self.done = False
         self.cuts: list[Cut] = []
+        self._called: dict[int, Called] = {}
         self._watched: frozenset[int] = frozenset()
         self._undo: list[tuple[str, Any]] = []
 
@@ -72,6 +82,15 @@ class GraphCuts:
                 delattr(torch.Tensor, name)
             else:
                 setattr(torch.Tensor, name, original)
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """Those that were called in that step."""
+        return [module for called in self._called.values() if (module := called.module()) is not None]
+
+    def call_of(self, module: torch.nn.Module) -> Called | None:
+        called = self._called.get(id(module))
+        return called if called is not None and called.module() is module else None
 
     def _put(self, name: str, patch: Any) -> None:
         # Most of these belong to the base class, which is torch's C code: ours stand before them.
@@ -114,6 +133,12 @@ class GraphCuts:
 
     def _module_called(self, module: torch.nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
+            called = self._called.get(id(module))
+            if called is None:
+                called = Called(weakref.ref(module), torch.is_grad_enabled(), _sites(sys._getframe(1)), once=True)
+            else:
+                called = called._replace(once=False)
+            self._called[id(module)] = called
             given = {id(argument) for argument in args if isinstance(argument, torch.Tensor)}
             for cut in self.cuts:
                 cut.fed |= cut.result is not None and id(cut.result()) in given

@@ -40,6 +40,7 @@ class HabitHooks:
         wrap(GradScaler, "unscale_", self._around_unscale)
         wrap(GradScaler, "step", self._around_scaler_step)
         wrap(LRScheduler, "step", self._around_schedule)
+        wrap(torch.cuda, "empty_cache", self._around_empty_cache)
 
     @property
     def _sleeps(self) -> bool:
@@ -112,6 +113,20 @@ class HabitHooks:
             return original(scaler, optimizer, *args, **kwargs)
 
         return step
+
+    def _around_empty_cache(self, original: Wrapped) -> Wrapped:
+        """Time the user's call, for a few steps. It waits for the device by itself, which is no cost of its own."""
+
+        @functools.wraps(original)
+        def empty_cache() -> Any:
+            if _is_compiling() or self._sleeps:
+                return original()
+            self._habits.cache_emptying(sys._getframe(1))
+            result = original()
+            self._habits.cache_emptied()
+            return result
+
+        return empty_cache
 
     def _around_schedule(self, original: Wrapped) -> Wrapped:
         @functools.wraps(original)

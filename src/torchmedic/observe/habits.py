@@ -11,105 +11,37 @@ Whether gradients were cleared is not told by who was called but by a *witness*:
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
+from time import perf_counter
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
 
 from torchmedic.contained import contained
 from torchmedic.observe.frames import outside_torch, user_frame
+from torchmedic.observe.loop_events import NOWHERE, Event, Fetched, Place, Watched, are_numbers, is_mean, rates
 from torchmedic.observe.reach import Reach
-from torchmedic.observe.thrown_away import ThrownAway
-from torchmedic.observe.witness import State, Witness, witness_of
 
 _FIRST = 64  # steps that are noted when training begins
 _AGAIN = 24  # and after a change
 _WAKES = 4  # changes that are looked at
 _MOST = 4000  # events that are kept
 _LOOKS = frozenset({6, 12, 24, 40})  # steps since it woke at which the evidence is looked at
+_EMPTIED = 12  # calls of `empty_cache` that are timed
 _IDLE = 64  # batches and forward passes in a row, as of a validation, that are noted
 _NORMS = 24  # steps in which the witness is also measured, on the CPU
-
-
-class Place(NamedTuple):
-    """A line of the user's."""
-
-    file: str
-    line: int
-
-
-_NOWHERE = Place("", 0)
-
-
-class Event(NamedTuple):
-    """One thing that the loop did.
-
-    `who` is the number of the optimizer, scheduler or module that it was done to. `site` tells calls apart, in the
-    user's code or in a library's. `states` holds the witness of every optimizer, by its number.
-    """
-
-    kind: str
-    who: int
-    site: int
-    place: Place
-    states: dict[int, State]
-    step: int
-    fact: Any = None
-
-
-class Watched:
-    """An optimizer that was seen to be built or to step."""
-
-    def __init__(self, optimizer: Any, number: int, built: Place | None) -> None:
-        self.reference = weakref.ref(optimizer)
-        self.number = number
-        self.built = built
-        self.witness: Witness | None = None
-        self.searched = 0
-        self.thrown_away = ThrownAway()
-        self.used: State | None = None  # the state of the witness when it was last updated
-
-    @property
-    def optimizer(self) -> Any:
-        return self.reference()
-
-    def find_witness(self) -> None:
-        optimizer = self.optimizer
-        if optimizer is not None and self.searched <= 16:
-            self.searched += 1
-            self.witness = witness_of(optimizer)
-
-    def is_used_gradient(self) -> bool:
-        """Whether the gradients that the last update used are still in place."""
-        used, witness = self.used, self.witness
-        return used is not None and witness is not None and witness.look().gradient == used.gradient
-
-    def norm(self, *, wait: bool) -> float | None:
-        return self.witness.norm(wait=wait) if self.witness is not None else None
-
-
-class Fetched(NamedTuple):
-    """A batch that was fetched: its number in its pass, what it is made of, and how many the pass has.
-
-    `in_order` is the size of a batch where the items come in the order of the dataset.
-    """
-
-    position: int
-    items: int | None
-    dataset: int
-    length: int | None
-    in_order: int | None
-    direct: bool  # the user's own code asked for it
 
 
 class Habits:
     """The ledger. Fed by the hooks; `look` is called when there is enough of it to be judged."""
 
-    def __init__(self, look: Callable[[Habits], None]) -> None:
+    def __init__(self, look: Callable[[Habits], None], prepare: Callable[[], object]) -> None:
         self._look = look
+        self._prepare = prepare  # to look: done before training begins, as it takes some milliseconds
         self.listening = False  # until it is switched on
         self.awake = False
         self.mode: tuple[bool, bool] | None = None  # of the last root module: training, gradients
@@ -126,6 +58,8 @@ class Habits:
         self._objects: dict[int, Any] = {}  # weak references, by number
         self._count = 0
         self._stepping = False
+        self._emptied = 0  # times that the user has emptied the cache of the device
+        self._emptying = (0.0, 0.0)
         self._places: dict[tuple[int, int], tuple[int, Place, CodeType]] = {}
         self._idle = 0  # batches and forward passes since anything else happened
 
@@ -181,7 +115,8 @@ class Habits:
                 del numbers[key]
             objects.pop(number, None)
 
-        objects[number] = weakref.ref(thing, gone)
+        with contextlib.suppress(TypeError):  # a list, as a dataset: it gets a number, and is not found by it
+            objects[number] = weakref.ref(thing, gone)
         return number
 
     def thing(self, number: int) -> Any:
@@ -203,7 +138,7 @@ class Habits:
             return
         else:
             self._idle += 1
-        site, place = self._where(frame) if frame is not None else (0, _NOWHERE)
+        site, place = self._where(frame) if frame is not None else (0, NOWHERE)
         states = {
             watched.number: watched.witness.look()
             for watched in self.optimizers.values()
@@ -218,13 +153,13 @@ class Habits:
         """Where a call comes from. To ask a frame for its line takes long, so lines of the user's are remembered."""
         outer = outside_torch(frame)
         if outer is None:
-            return 0, _NOWHERE
+            return 0, NOWHERE
         key = (id(outer.f_code), outer.f_lasti)
         known = self._places.get(key)
         if known is not None:
             return known[0], known[1]
         user = user_frame(outer)
-        place = Place(user.f_code.co_filename, user.f_lineno) if user is not None else _NOWHERE
+        place = Place(user.f_code.co_filename, user.f_lineno) if user is not None else NOWHERE
         site = hash(key)
         if user is outer and len(self._places) < 256:
             self._places[key] = (site, place, outer.f_code)  # the code is kept, so that its identity stays its own
@@ -232,6 +167,10 @@ class Habits:
 
     @contained("observe.habits")
     def optimizer_built(self, optimizer: Any, frame: FrameType | None) -> None:
+        if not self.listening and not self.awake:
+            return
+        if not self.optimizers:
+            self._prepare()
         self.wake()
         user = user_frame(frame)
         built = Place(user.f_code.co_filename, user.f_lineno) if user is not None else None
@@ -270,8 +209,8 @@ class Habits:
                 # What was cleared before everybody's eyes need not be measured.
                 if watched.is_used_gradient():
                     norms[number] = watched.norm(wait=self.wants_norms)
-        is_mean = bool(roots) and all(isinstance(root, torch.Tensor) and _is_mean(root.grad_fn) for root in roots)
-        self._add("backward", 0, frame, (self._stepping, norms, is_mean))
+        means = bool(roots) and all(isinstance(root, torch.Tensor) and is_mean(root.grad_fn) for root in roots)
+        self._add("backward", 0, frame, (self._stepping, norms, means))
 
     @contained("observe.habits")
     def backward_ended(self) -> None:
@@ -288,7 +227,7 @@ class Habits:
         groups = optimizer.param_groups
         has_gradient = any(tensor.grad is not None for group in groups for tensor in group["params"])
         self._stepping = True
-        self._add("step", watched.number, frame, (has_gradient, _rates(optimizer)))
+        self._add("step", watched.number, frame, (has_gradient, rates(optimizer)))
 
     @contained("observe.habits")
     def step_ended(self, optimizer: Any, *, stepped: bool) -> None:
@@ -324,6 +263,22 @@ class Habits:
         self._add("scaler step", self.number(optimizer), frame)
 
     @contained("observe.habits")
+    def cache_emptying(self, frame: FrameType) -> None:
+        """The user gives cached memory back to the driver. What is measured is not how long the device was busy."""
+        self._emptied += 1
+        if self._emptied <= _EMPTIED and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+        began = perf_counter()
+        self._add("empty cache", 0, frame)
+        self._emptying = (began, perf_counter())
+
+    @contained("observe.habits")
+    def cache_emptied(self) -> None:
+        began, called = self._emptying
+        if self._emptied <= _EMPTIED:
+            self._add("cache emptied", 0, None, (began, perf_counter() - called))
+
+    @contained("observe.habits")
     def scaled(self, scaler: Any) -> None:
         if scaler.is_enabled():
             self._add("scale", self.number(scaler), None, float(getattr(scaler, "_init_scale", 0.0)))
@@ -332,8 +287,8 @@ class Habits:
     def scheduled(self, scheduler: Any, frame: FrameType, *, explicit: bool) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
         whose = self.number(optimizer) if optimizer is not None else 0
-        rates = _rates(optimizer) if optimizer is not None else ()
-        self._add("schedule", self.number(scheduler), frame, (whose, explicit, rates))
+        lr = rates(optimizer) if optimizer is not None else ()
+        self._add("schedule", self.number(scheduler), frame, (whose, explicit, lr))
 
     @contained("observe.habits")
     def forward(self, module: torch.nn.Module, frame: FrameType | None) -> None:
@@ -355,30 +310,13 @@ class Habits:
     def fetched(self, iterator: Any, indices: Any, frame: FrameType, *, direct: bool) -> None:
         dataset = getattr(iterator, "_dataset", None)
         position = getattr(iterator, "_num_yielded", 0)
-        known = hash(tuple(indices)) if isinstance(indices, list | tuple) and _are_numbers(indices) else None
+        known = hash(tuple(indices)) if isinstance(indices, list | tuple) and are_numbers(indices) else None
         length = in_order = None
+        workers = getattr(iterator, "_num_workers", 0) if getattr(iterator, "_worker_init_fn", None) is None else 0
         if known is not None and position <= 1:
             sampler = iterator._index_sampler
             length = len(sampler)
             if type(getattr(sampler, "sampler", None)) is SequentialSampler:
                 in_order = getattr(sampler, "batch_size", None)
         number = self.number(dataset) if dataset is not None else 0
-        self._add("fetch", number, frame, Fetched(position, known, number, length, in_order, direct))
-
-
-def _is_mean(node: Any) -> bool:
-    """Whether the loss is a mean over several values, with nothing done to it afterwards."""
-    name = type(node).__name__
-    if name == "MeanBackward0":
-        return bool(getattr(node, "_saved_self_numel", 0) > 1)
-    return name.startswith(("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss")) and node._saved_reduction == 1
-
-
-def _rates(optimizer: Any) -> tuple[float | None, ...]:
-    """The learning rates of all groups; None for one that is kept in a tensor, which may be on a device."""
-    rates = (group.get("lr") for group in optimizer.param_groups)
-    return tuple(float(rate) if isinstance(rate, float | int) else None for rate in rates)
-
-
-def _are_numbers(indices: list[Any] | tuple[Any, ...]) -> bool:
-    return bool(indices) and all(type(index) is int for index in indices)
+        self._add("fetch", number, frame, Fetched(position, known, number, length, in_order, workers, direct))

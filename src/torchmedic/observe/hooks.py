@@ -122,7 +122,10 @@ class Hooks:
         except Exception as error:
             if self.checkup is not None:
                 self.checkup.stop()
-            report_fault("observe.checkup", error)
+            if is_device_error(error):
+                self._finite.device_failed(error, sys._getframe(2))
+            else:
+                report_fault("observe.checkup", error)
 
     def remove(self) -> None:
         """Leave torch as it was; `install` puts everything back."""

@@ -61,7 +61,8 @@ class Loss:
         self.node = node
         self.size = root.numel()
         self.identity = id(root)
-        self.value: Any = root.detach().clone() if root.numel() == 1 and root.is_floating_point() else None
+        is_number = type(root) is torch.Tensor and root.numel() == 1 and root.is_floating_point() and not root.is_meta
+        self.value: Any = root.detach().clone() if is_number else None
 
 
 class LossGraph:
@@ -220,7 +221,7 @@ class LossGraph:
             target = call.target()
             if call.name not in _PAIRED or node is None or node.kind not in _RANGES or target is None:
                 continue
-            if not target.is_floating_point() or not 0 < target.numel() <= _BIG:
+            if not target.is_floating_point() or not 0 < target.numel() <= _BIG or target.is_meta:
                 continue
             low, high = _RANGES[node.kind]
             if call.name == "binary_cross_entropy_with_logits":

@@ -95,8 +95,7 @@ class NodeBirths:
         if torch.is_anomaly_enabled() or not hasattr(traces, "format_stack"):
             self.refused = torch.is_anomaly_enabled()
             return False
-        top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-        self.has_hooks = top is not None and top(True) is not None
+        self.has_hooks = _has_saved_tensor_hooks()
         self.layers, self._count = {}, 0
         self._put(traces, "format_stack", self._answering(traces.format_stack))
         self._put(
@@ -140,10 +139,17 @@ class NodeBirths:
 
     def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
         give_way = contained("observe.checkup")(self.refuse)
+        step_aside = contained("observe.checkup")(self.disarm)
+        come_back = contained("observe.checkup")(self.arm)
 
         def __init__(mode: Any, *args: Any, **kwargs: Any) -> None:
-            give_way()
-            original(mode, *args, **kwargs)
+            if isinstance(mode, torch.autograd.set_detect_anomaly) and args[:1] == (False,):
+                step_aside()  # it is only made sure that it is off
+                original(mode, *args, **kwargs)
+                come_back()
+            else:
+                give_way()
+                original(mode, *args, **kwargs)
 
         return __init__
 
@@ -154,7 +160,7 @@ class NodeBirths:
             try:
                 return self._birth(sys._getframe(1))
             except Exception as error:
-                self.armed = False
+                self.refuse()
                 report_fault("observe.checkup", error)
                 return Birth()
 
@@ -221,6 +227,11 @@ class NodeBirths:
         if not any(side is not None and side.shape and not side.has_gradient for side in (left, right)):
             return None
         return None if len(shapes) == 2 and shapes[0] == shapes[1] else (left, right)
+
+
+def _has_saved_tensor_hooks() -> bool:
+    top: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(True) is not None
 
 
 def _operand(value: Any) -> Operand | None:

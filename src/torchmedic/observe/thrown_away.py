@@ -66,6 +66,8 @@ def _gradients(optimizer: Any) -> list[torch.Tensor]:
         if tensor.grad is not None
     ]
     is_plain = all(type(gradient) is torch.Tensor and gradient.layout is torch.strided for gradient in found)
+    if any(gradient.is_cuda for gradient in found) and torch.cuda.is_current_stream_capturing():
+        return []  # copies would become part of the user's graph
     return found if is_plain and sum(gradient.numel() for gradient in found) <= _MOST else []
 
 

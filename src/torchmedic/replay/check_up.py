@@ -64,7 +64,8 @@ class CheckUp:
     @functools.cached_property
     def models(self) -> list[torch.nn.Module]:
         """The models in sight."""
-        return list({id(module): module for module in (*self._models, *roots(self.frames))}.values())
+        called = self.unreached.cuts.modules if self.unreached is not None else ()
+        return list({id(module): module for module in (*self._models, *roots(self.frames), *called)}.values())
 
     def of_line(self, graph: LossGraph) -> list[LossGraph]:
         """All that was seen of the line that called backward, oldest first."""
@@ -115,7 +116,7 @@ class CheckUp:
 
     def name_of(self, tensor: torch.Tensor) -> str:
         """A parameter as its model calls it; empty where no model in sight has it."""
-        return next((name for _, name, _ in self.owners(tensor)), "")
+        return max((name for _, name, _ in self.owners(tensor)), key=len, default="")
 
     def owners(self, tensor: torch.Tensor) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Module]]:
         """The models that have a parameter, its name there, and the layer that holds it."""

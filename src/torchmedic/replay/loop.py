@@ -9,7 +9,8 @@ from typing import Any
 
 from torchmedic.detect.incident import LoopIncident
 from torchmedic.observe.frames import is_user_file
-from torchmedic.observe.habits import Habits, Place
+from torchmedic.observe.habits import Habits
+from torchmedic.observe.loop_events import Place
 from torchmedic.records import Location, Role
 from torchmedic.replay.frames import node_location, place, syntax_tree
 

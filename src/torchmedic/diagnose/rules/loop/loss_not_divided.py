@@ -1,7 +1,8 @@
 """Mean losses of several micro-batches are added up: the gradients are as many times too large.
 
-What: the loop calls `backward()` for N batches before it updates the weights. Each loss is a mean over its batch, so the
-sum of their gradients is N times the gradient of one large batch. With SGD that is the same as N times the learning rate.
+What: the loop calls `backward()` for N batches before it updates the weights. Each loss is a mean over its batch, so
+the sum of their gradients is N times the gradient of one large batch. With SGD that is the same as N times the learning
+rate.
 
 Why: `loss / N` was left out when accumulation was added.
 

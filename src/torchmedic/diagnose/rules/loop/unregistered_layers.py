@@ -16,7 +16,7 @@ import inspect
 
 from torchmedic.diagnose.describe import count
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.habits import Place
+from torchmedic.observe.loop_events import Place
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.frames import node_location
 from torchmedic.replay.loop import LoopEvidence

@@ -13,6 +13,8 @@ that does not shut, such as `leaky_relu` or `gelu`.
 
 from __future__ import annotations
 
+import math
+
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.rules.silent.all_gradients_zero import shut_gates
 from torchmedic.observe.loss_graph import LossGraph, Node
@@ -22,6 +24,7 @@ from torchmedic.replay.check_up import CheckUp
 
 CODE, NAME = "TM636", "dead-relu-layer"
 _STEPS = 3
+_UNITS = 4  # a single gate may well be shut
 
 
 def check(evidence: CheckUp) -> Diagnosis | None:
@@ -45,7 +48,7 @@ def _dead(graph: LossGraph) -> dict[tuple[int | None, tuple[Site, ...]], Node]:
             continue
         layer = node.birth.layer() if node.birth.layer is not None else None
         place = (id(layer) if layer is not None else None, node.birth.sites)
-        if node.closed and len(node.shape or ()) > 1 and graph.is_followed_by_weights(node):
+        if node.closed and math.prod((node.shape or ())[1:]) >= _UNITS and graph.is_followed_by_weights(node):
             found[place] = node
         else:
             open_at.add(place)  # the same line may run several times

@@ -1,0 +1,56 @@
+"""All workers of the DataLoader draw the same random numbers: they have copies of one generator.
+
+What: the dataset holds a random generator of its own. Each worker gets a copy of the dataset and so of the generator,
+in the same state. So all of them augment their samples in the same way, and in every epoch in the same way again.
+
+Why: the DataLoader seeds `random`, `numpy.random` and `torch` anew in every worker, but knows nothing of a generator
+that the dataset keeps.
+
+Cure: draw from `torch` or `numpy.random` directly, or seed the generator in a `worker_init_fn` from
+`torch.utils.data.get_worker_info().seed`.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.frames import node_location
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM618", "same-randomness-in-workers"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "same randomness" or not evidence.is_users(evidence.incident.cause):
+        return None
+    incident, facts = evidence.incident, evidence.facts
+    name, workers = facts["name"], facts["workers"]
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"all {workers} workers draw the same random numbers from `self.{name}`",
+        f"`self.{name}` is a {facts['kind']} of the dataset, of which every worker has a copy in the same state",
+    )
+    draft.at(
+        _made(evidence, "copied into every worker as it is")
+        or evidence.at("cause", incident.cause, f"draws from `self.{name}`"),
+        evidence.at("surfaced", incident.others["data"], f"{workers} workers read the samples"),
+    )
+    draft.because("no worker_init_fn is given, and __getitem__ does not seed it")
+    draft.help("draw from torch or numpy.random, which are seeded in every worker, or seed it in a worker_init_fn")
+    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+
+
+def _made(evidence: LoopEvidence, label: str) -> Location | None:
+    """Where the dataset makes its generator."""
+    file = evidence.incident.cause.file
+    owner = evidence.facts["dataset"].__name__
+    for cls in evidence.classes(file):
+        for node in evidence.assignments(file, f"self.{evidence.facts['name']}"):
+            if cls.name == owner and cls.lineno <= node.lineno <= (cls.end_lineno or cls.lineno):
+                return node_location("cause", file, node, label)
+    return None
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,13 @@
+"""Two optimizers that take turns; only the one that steps is cleared."""
+
+import torch
+from torch import nn
+torch.manual_seed(0)
+a, b = nn.Linear(10, 8), nn.Linear(8, 1)
+oa, ob = torch.optim.SGD(a.parameters(), lr=.01), torch.optim.SGD(b.parameters(), lr=.01)
+for i in range(60):
+    o = oa if i % 2 == 0 else ob
+    loss = b(torch.relu(a(torch.randn(8, 10)))).square().mean()
+    o.zero_grad()
+    loss.backward()
+    o.step()
