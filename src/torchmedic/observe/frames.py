@@ -7,7 +7,6 @@ import sys
 import sysconfig
 from types import FrameType
 
-import torch
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = tuple(
@@ -56,8 +55,12 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return None
 
 
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _inner: dict[str, bool] = {}
+
+
+def _torch_folder() -> str:
+    """Asked of a process that has torch; the parent reads this module too, and must never import it."""
+    return os.path.dirname(os.path.abspath(str(sys.modules["torch"].__file__))) + os.sep
 
 
 def outside_torch(frame: FrameType | None) -> FrameType | None:
@@ -67,7 +70,7 @@ def outside_torch(frame: FrameType | None) -> FrameType | None:
         filename = frame.f_code.co_filename
         verdict = known(filename)
         if verdict is None:
-            verdict = _inner[filename] = filename.startswith((_TORCH, _PACKAGE))
+            verdict = _inner[filename] = filename.startswith((_torch_folder(), _PACKAGE))
         if not verdict:
             return frame
         frame = frame.f_back

@@ -70,21 +70,22 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
                 supervisor.watch()
 
         status = forwarder.wait(child, watch)
+        forwarder.hold_on()
+        try:
+            contained("supervise.tee_end")(stream.finish)()
+            if heard is not None:
+                heard.look()
+            if supervisor is None:
+                sys.stderr.writelines(owning_up(fault) for fault in faults[:1])
+                return shell_status(status)
+            for fault in faults:
+                supervisor.note_fault(fault)  # from before there was one to tell
+            return supervisor.conclude(child.pid, status, killed=forwarder.killed, through_shell=not hide)
+        finally:
+            with contextlib.suppress(Exception):
+                stream.let_go()
     finally:
         forwarder.release()
-    try:
-        contained("supervise.tee_end")(stream.finish)()
-        if heard is not None:
-            heard.look()
-        if supervisor is None:
-            sys.stderr.writelines(owning_up(fault) for fault in faults[:1])
-            return shell_status(status)
-        for fault in faults:
-            supervisor.note_fault(fault)  # from before there was one to tell
-        return supervisor.conclude(child.pid, status, killed=forwarder.killed, through_shell=not hide)
-    finally:
-        with contextlib.suppress(Exception):
-            stream.let_go()
 
 
 def _supervisor(folder: Path, settings: Settings, rank: int | None, stream: tee.Stream) -> Supervisor:

@@ -22,6 +22,8 @@ _OURS = frozenset(
 )
 FORWARDED = frozenset(signal.valid_signals() - _OURS)
 
+_LAUNCHERS = frozenset({signal.SIGTERM})  # what a launcher sends to the ranks that are left
+
 _SI_KERNEL = 0x80
 _DOUBLE = 5.0  # seconds within which a second Ctrl-C is meant as "end it"
 _GRACE = 5.0  # seconds between that and the end
@@ -45,7 +47,18 @@ class Forwarder:
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
+    def hold_on(self) -> None:
+        """The child has ended, and what it left is still to be explained: a launcher that ends us must wait for that.
+
+        Ctrl-C need not: whoever is in a hurry is let go.
+        """
+        if self.blocked:
+            signal.pthread_sigmask(signal.SIG_SETMASK, {*self.inherited, *_LAUNCHERS})
+
     def release(self) -> None:
+        """Take signals as ever. Those that were for the child, which has ended by itself, are over with it."""
+        while self.blocked and signal.sigtimedwait(_LAUNCHERS - self.inherited, 0) is not None:
+            pass
         signal.pthread_sigmask(signal.SIG_SETMASK, self.inherited)
 
     def wait(self, child: subprocess.Popen[bytes], on_tick: Callable[[], None]) -> int:
