@@ -1,10 +1,10 @@
 """torchmedic: the cause, the line and the evidence when a PyTorch training step fails."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from torchmedic.records import Diagnosis, Location, Outcome, Report, Treatment
 
-if TYPE_CHECKING:
+if _TYPE_CHECKING:
     from torchmedic.diagnose.unit_check import checkup
 
 __all__ = ["Diagnosis", "Location", "Outcome", "Report", "Treatment", "__version__", "checkup"]
@@ -12,7 +12,7 @@ __all__ = ["Diagnosis", "Location", "Outcome", "Report", "Treatment", "__version
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "checkup":  # needs torch, which those who only read reports may not have
         from torchmedic.diagnose.unit_check import checkup
 

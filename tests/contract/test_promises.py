@@ -111,7 +111,15 @@ def test_save_fork_and_silence(tmp_path: Path) -> None:
 
 
 def test_the_public_names_are_frozen() -> None:
-    assert sorted(torchmedic.__all__) == ["Diagnosis", "Location", "Outcome", "Report", "Treatment", "__version__"]
+    assert sorted(torchmedic.__all__) == [
+        "Diagnosis",
+        "Location",
+        "Outcome",
+        "Report",
+        "Treatment",
+        "__version__",
+        "checkup",
+    ]
     code = "import sys, torchmedic; print(sorted(n for n in dir(torchmedic) if n[0] != '_'), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "['Diagnosis', 'Location', 'Outcome', 'Report', 'Treatment', 'records'] False\n"
