@@ -7,7 +7,6 @@ import sys
 import sysconfig
 from types import FrameType
 
-
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = tuple(
     {
