@@ -184,3 +184,23 @@ def test_a_traceback_of_the_first_step_is_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CAUGHT)
 
     assert torchmedic(tmp_path, "train.py").stderr == plainly(tmp_path, "train.py").stderr
+
+
+ANOMALY = """
+import torch
+from torch import nn
+
+model = nn.Linear(4, 4)
+with torch.autograd.detect_anomaly():
+    model(torch.randn(2, 4)).mean().backward()
+print(torch.is_anomaly_enabled())
+"""
+
+
+def test_the_warning_of_anomaly_mode_names_the_users_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ANOMALY)
+    plain = plainly(tmp_path, "train.py")
+    finished = torchmedic(tmp_path, "train.py")
+
+    assert "train.py:6: UserWarning: Anomaly" in plain.stderr
+    assert (finished.stdout, finished.stderr) == (plain.stdout, plain.stderr)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dis
 import importlib
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -147,9 +148,13 @@ class NodeBirths:
                 step_aside()  # it is only made sure that it is off
                 original(mode, *args, **kwargs)
                 come_back()
-            else:
-                give_way()
+                return
+            give_way()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
                 original(mode, *args, **kwargs)
+            for warning in caught:  # it names the line that called, which must not be ours
+                warnings.warn(warning.message, stacklevel=2)
 
         return __init__
 
