@@ -156,26 +156,33 @@ def _built_in_class(owner: type, path: str, kind: type | None = None) -> tuple[s
     return None
 
 
+def own_names(body: ast.ClassDef) -> frozenset[str]:
+    """What the methods of a class call their object: `self`, whatever somebody else calls it."""
+    methods = (node for node in body.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return frozenset({"self"} | {method.args.args[0].arg for method in methods if method.args.args})
+
+
 def _values_of(body: ast.ClassDef, attr: str) -> Iterator[ast.expr]:
+    own = own_names(body)
     for node in ast.walk(body):
         match node:
             case ast.Assign(targets=targets, value=value):
-                if any(_is_self(target, attr) for target in targets):
+                if any(is_attribute_of(target, attr, own) for target in targets):
                     yield value
             case ast.AnnAssign(target=target, value=ast.expr() as value):
-                if _is_self(target, attr):
+                if is_attribute_of(target, attr, own):
                     yield value
             case ast.Call(func=ast.Attribute(attr="add_module"), args=[ast.Constant(value=name), value]):
                 if name == attr:
                     yield value
 
 
-def _is_self(node: ast.expr, attr: str) -> bool:
+def is_attribute_of(node: ast.AST, attr: str, names: frozenset[str]) -> bool:
     return (
         isinstance(node, ast.Attribute)
         and node.attr == attr
         and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
+        and node.value.id in names
     )
 
 

@@ -11,7 +11,15 @@ import torch
 from torchmedic.records import Location, Role
 from torchmedic.replay.bindings import ENTRY, binds, own_statements
 from torchmedic.replay.calls import UNKNOWN, Argument, Call, raising_call, read
-from torchmedic.replay.construction import _built_in_class, _descend, built_at, class_node, module_path
+from torchmedic.replay.construction import (
+    _built_in_class,
+    _descend,
+    built_at,
+    class_node,
+    is_attribute_of,
+    module_path,
+    own_names,
+)
 from torchmedic.replay.frames import Frame, node_location, syntax_tree
 from torchmedic.replay.reading import mangled
 from torchmedic.replay.scopes import assignment_before, assignments, function_body, header, parameters
@@ -166,33 +174,27 @@ def attribute_assignments(kind: type, attr: str) -> Iterator[tuple[str, ast.stmt
         if found is None:
             continue
         file, body = found
+        own = own_names(body)
         for statement in ast.walk(body):
             targets: list[ast.expr] = []
             if isinstance(statement, ast.Assign):
                 targets = statement.targets
             elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
                 targets = [statement.target]
-            elif isinstance(statement, ast.Expr) and _registers(statement.value, attr):
+            elif isinstance(statement, ast.Expr) and _registers(statement.value, attr, own):
                 yield file, statement
-            if any(_is_self(part, attr) for target in targets for part in ast.walk(target)):
+            if any(is_attribute_of(part, attr, own) for target in targets for part in ast.walk(target)):
                 assert isinstance(statement, ast.stmt)
                 yield file, statement
 
 
-def _is_self(node: ast.AST, attr: str) -> bool:
-    match node:
-        case ast.Attribute(value=ast.Name(id="self"), attr=own):
-            return own == attr
-    return False
-
-
-def _registers(node: ast.expr, attr: str) -> bool:
+def _registers(node: ast.expr, attr: str, names: frozenset[str]) -> bool:
     match node:
         case ast.Call(
-            func=ast.Attribute(value=ast.Name(id="self"), attr="register_buffer" | "register_parameter" | "add_module"),
+            func=ast.Attribute(value=ast.Name(id=owner), attr="register_buffer" | "register_parameter" | "add_module"),
             args=[ast.Constant(value=own), *_],
         ):
-            return bool(own == attr)
+            return owner in names and bool(own == attr)
     return False
 
 

@@ -11,15 +11,13 @@ Cure: `nn.ModuleList` for a list, `nn.ModuleDict` for a dict, `nn.ParameterList`
 
 from __future__ import annotations
 
-import ast
-import inspect
-
 from torchmedic.diagnose.describe import count
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.loop_events import Place
+from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.frames import node_location
 from torchmedic.replay.loop import LoopEvidence
+from torchmedic.replay.origins import attribute_assignments
 
 CODE, NAME = "TM607", "unregistered-layers"
 
@@ -56,29 +54,10 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
 
 def _assigned(evidence: LoopEvidence, label: str) -> Location | None:
     """Where the attribute is assigned in the class that holds it."""
-    kind, name = evidence.facts["module"], evidence.facts["name"]
-    for owner in kind.__mro__:
-        try:
-            file = inspect.getsourcefile(owner)
-        except TypeError:
-            continue
-        if file is None or not evidence.is_users(Place(file, 1)):
-            continue
-        found = [
-            node
-            for node in evidence.assignments(file, f"self.{name}")
-            if _is_inside(node, evidence, file, owner.__name__)
-        ]
-        if found:
-            return node_location("cause", file, found[0], label)
+    for file, statement in attribute_assignments(evidence.facts["module"], evidence.facts["name"]):
+        if is_user_file(file):
+            return node_location("cause", file, statement, label)
     return evidence.at("cause", evidence.incident.cause, label)
-
-
-def _is_inside(node: ast.stmt, evidence: LoopEvidence, file: str, owner: str) -> bool:
-    return any(
-        cls.name == owner and cls.lineno <= node.lineno <= (cls.end_lineno or cls.lineno)
-        for cls in evidence.classes(file)
-    )
 
 
 RULE = Rule(CODE, NAME, check)
