@@ -6,7 +6,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -14,6 +14,7 @@ from torchmedic.errors import UsageError
 
 Format = Literal["full", "concise", "json"]
 FailOn = Literal["error", "warning", "never"]
+OnStall = Literal["report", "kill", "checkpoint"]
 
 # How the parent finds its agents, and they their parent. Not for users.
 RUN_DIR_VARIABLE = "TORCHMEDIC_RUN_DIR"
@@ -28,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Settings of `torchmedic run`. Each has a key in [tool.torchmedic], a TORCHMEDIC_* variable and mostly a flag.
 
     `checkup` is whether to look for mistakes that raise nothing (TM6xx), `ignore` the codes of those not to be told of.
+    `stall_after` is after how many seconds without progress a run is examined: None is learned, 0 is never.
     """
 
     output: str | None = None
@@ -35,6 +37,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fail_on: FailOn = "never"
     confidential: bool = False
     checkup: bool = True
+    stall_after: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    on_stall: OnStall = "report"
     ignore: tuple[str, ...] = ()
 
 

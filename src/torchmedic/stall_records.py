@@ -9,11 +9,15 @@ from typing import Literal
 
 import msgspec
 
-from torchmedic.records import BoxContents, GpuHealth, Phase
+from torchmedic.records import BoxContents, GpuHealth, HostPressure, Phase, PressureRates
 
 
 class ThreadView(msgspec.Struct, frozen=True, kw_only=True):
-    """One thread as the kernel shows it. `busy` is its share of one core between two looks."""
+    """One thread as the kernel shows it.
+
+    `busy` is its share of one core between two looks, `wakes` how often a second it was given one. `switches` is that
+    in all. `syscall` is `running` on a CPU, empty where the kernel holds it outside any call or does not tell us.
+    """
 
     tid: int
     name: str = ""
@@ -21,6 +25,7 @@ class ThreadView(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float = 0.0
     busy: float | None = None
     switches: int = 0
+    wakes: float | None = None
     wchan: str = ""
     syscall: str = ""
     arguments: tuple[int, ...] = ()
@@ -29,36 +34,64 @@ class ThreadView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FutexWait(msgspec.Struct, frozen=True, kw_only=True):
-    """A thread that waits for a mutex: `owner` is the thread that the mutex itself names, which may not exist."""
+    """A thread that waits for a futex, and if that is a mutex, the thread that the mutex itself names as its owner.
+
+    `owner_lives` is whether that is a thread of this process (for a mutex that processes share: of any). `owner_process`
+    is the process that has a thread of this number now. `joins` is the thread whose end is waited for, if that is so.
+    `timed` is that the wait ends by itself.
+    """
 
     tid: int
     address: int
     owner: int | None = None
     owner_lives: bool | None = None
+    owner_process: int | None = None
+    joins: int | None = None
+    timed: bool = False
 
 
 class FileWait(msgspec.Struct, frozen=True, kw_only=True):
-    """A thread in a system call on an open file. `peers` are the processes that hold the other end of its pipe."""
+    """A thread in a system call on an open file. `peers` are the processes that hold the other end of its pipe or socket.
+
+    Those of other users are hidden. `wants` is what a poll waits for. `timed` is that the wait ends by itself. `remote`
+    and `connection` are of a TCP socket: `10.0.0.2:29500`, `SYN_SENT`. There is no descriptor (-1) yet in `open`.
+    """
 
     tid: int
-    action: Literal["read", "write", "lock", "poll", "connect", "accept"]
+    action: Literal["read", "write", "lock", "poll", "connect", "accept", "open"]
     descriptor: int
     target: str = ""
     peers: tuple[int, ...] = ()
+    wants: Literal["read", "write", ""] = ""
+    timed: bool = False
+    remote: str = ""
+    connection: str = ""
 
 
 class LockHeld(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds the file lock that a process waits for, by /proc/locks."""
+    """Who holds the file lock that a thread waits for, by /proc/locks. `age` is that of the process that holds it.
+
+    `holder_lives` is whether the process that took the lock is still there: else one that inherited the open file
+    holds it. A `holder` of 0 cannot be named.
+    """
 
     kind: str
     path: str
     holder: int
     command: str = ""
     age: float | None = None
+    tid: int = 0
+    holder_lives: bool = True
 
 
 class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
-    """One process as the kernel shows it, and what changed between two looks (`elapsed` seconds apart)."""
+    """One process as the kernel shows it, and what changed between two looks (`elapsed` seconds apart).
+
+    `name` is the kernel's, `exit_status` that of a zombie, negative for a signal. `open_to_us` is whether the calls of
+    its threads may be seen. `taken` is the monotonic time of the look. `faults` (major ones) and `io` (rchar, wchar,
+    read_bytes, write_bytes) are the totals from which `major_faults`, `bytes_read` and `bytes_written`, all per second,
+    are made.
+    """
 
     pid: int
     parent: int = 0
@@ -79,6 +112,14 @@ class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
     bytes_read: float | None = None
     bytes_written: float | None = None
     caught_signals: int = 0
+    name: str = ""
+    group: int = 0
+    session: int = 0
+    exit_status: int | None = None
+    open_to_us: bool = True
+    taken: float = 0.0
+    faults: int = 0
+    io: tuple[int, ...] = ()
 
     @property
     def main(self) -> ThreadView | None:
@@ -162,7 +203,12 @@ class LoaderView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InsideView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process says of itself. Absent where it could not answer, because the GIL is held, say."""
+    """What a process says of itself. Absent where it could not answer, because the GIL is held, say.
+
+    `threads_at_fork` is how many threads the parent had when this process was forked. `item` is the dataset item
+    that a worker is reading, `batches` how many batches came while we looked. `by_signal` is that it could not answer,
+    and faulthandler wrote its stacks: one look, no more.
+    """
 
     pid: int
     time: float
@@ -170,11 +216,13 @@ class InsideView(msgspec.Struct, frozen=True, kw_only=True):
     loaders: tuple[LoaderView, ...] = ()
     torch_threads: int | None = None
     forked: bool = False
-    torch_threads_at_fork: int | None = None
+    threads_at_fork: int | None = None
     device_busy: bool | None = None
     allocator_retries: int | None = None
     loop: LoopView | None = None
     item: str = ""
+    batches: int = 0
+    by_signal: bool = False
 
     @property
     def main(self) -> PyThread | None:
@@ -199,25 +247,21 @@ class LoopView(msgspec.Struct, frozen=True, kw_only=True):
     empty_iterable: bool = False
 
 
-class HostView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the host says of pressure, in the seconds of the examination. None where it does not say."""
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the weights of a hung process could be saved, and where, or why not."""
 
-    memory_full: float | None = None
-    io_full: float | None = None
-    throttled: float | None = None
-    cpu_quota: float | None = None
-    swap_in: float | None = None
-    shm_free: int | None = None
-    shm_total: int | None = None
-    cores: int | None = None
+    pid: int
+    path: str = ""
+    refused: str = ""
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
     """A process of the run that has not got on for longer than its phase ever took.
 
-    `pid` is the process whose progress is missing; `processes` are it, its children and theirs. `stuck` is that
-    nothing moved in all the looks; else something did, and `still` says for how many seconds no step or phase has
-    ended. `usual` is the longest that this phase has taken before, None in the first steps.
+    `pid` is the process whose progress is missing; `processes` are it, its children and theirs. `still` says for how
+    many seconds no step or phase has ended, `usual` what the longest such time was before, None in the first steps.
+    `ended` are wait statuses of processes that are gone, `mute` are those that listen and did not answer. `attached` is
+    that the run is not torchmedic's own.
     """
 
     pid: int
@@ -231,9 +275,11 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     box: BoxContents | None = None
     processes: tuple[ProcessView, ...] = ()
     inside: dict[int, InsideView] = {}
-    host: HostView = HostView()
+    host: HostPressure | None = None
+    pressure: PressureRates | None = None
     gpu: GpuHealth | None = None
     ended: dict[int, int] = {}
+    mute: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     def process(self, pid: int) -> ProcessView | None:
@@ -246,3 +292,8 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def inner(self) -> InsideView | None:
         return self.inside.get(self.pid)
+
+    @property
+    def thread(self) -> PyThread | None:
+        """The main thread of the process that does not get on, as Python shows it."""
+        return self.inner.main if self.inner is not None else None

@@ -43,6 +43,18 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="do not look for mistakes that raise nothing (TM6xx)",
     )
+    parser.add_argument(
+        "--stall-after",
+        "--stall_after",
+        metavar="SECONDS",
+        help="examine a run that has not got on for so long; 0 is never (default: learned from the run, 30 at least)",
+    )
+    parser.add_argument(
+        "--on-stall",
+        "--on_stall",
+        choices=("report", "kill", "checkpoint"),
+        help="what to do with a run that hangs, once it has been reported (default: report, and leave it alone)",
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as with python -m")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="script.py ...", help="the script and its arguments"
@@ -59,7 +71,8 @@ def execute(args: argparse.Namespace) -> int:
         command = command[1:]
     if not command:
         raise UsageError("nothing to run (torchmedic run script.py, run -m module, or run -- command)")
-    flags = {name: getattr(args, name) for name in ("output", "format", "fail_on", "confidential", "checkup")}
+    names = ("output", "format", "fail_on", "confidential", "checkup", "stall_after", "on_stall")
+    flags = {name: getattr(args, name) for name in names}
     settings = load(flags, folder=Path.cwd())
     if is_command:
         return run(command, settings, name=command[-1] if len(command) == 1 else _script_of(command), hide=False)

@@ -28,11 +28,16 @@ from torchmedic.observe.blackbox import BlackBox
 from torchmedic.observe.checkup import Checkup
 from torchmedic.observe.clock import Clock
 from torchmedic.observe.device_marks import DeviceMarks
+from torchmedic.observe.device_queue import CudaQueue
+from torchmedic.observe.device_waits import DeviceWaits
 from torchmedic.observe.events import Events
 from torchmedic.observe.finite import FiniteWatch
 from torchmedic.observe.habit_hooks import HabitHooks
 from torchmedic.observe.habits import Habits
 from torchmedic.observe.hooks import Hooks
+from torchmedic.observe.inside.ear import Ear
+from torchmedic.observe.leaks import LeakWatch
+from torchmedic.observe.memory_series import MemorySeries
 from torchmedic.observe.notes import StepNotes
 from torchmedic.observe.past import Pasts
 from torchmedic.observe.rewind import Rewind
@@ -62,8 +67,13 @@ class Agent:
         self.habits = Habits(self._look_at_loop, _judge_of_loops)
         self.hooks = Hooks(self.clock, self.batches, self.notes, self.finite, self.rewind, self.habits)
         self.checkup = self.hooks.checkup = Checkup(self)
+        self.checkup.waits = DeviceWaits(
+            CudaQueue(), lambda: self.clock.step, lambda: not self.habits.awake, self.habits.waits_measured
+        )
         self._suspected: set[Any] = set()  # of the loop, which the rules have been asked about
+        self.leaks = self.hooks.leaks = LeakWatch(self._look_at_growth)
         self.marks = DeviceMarks()
+        self.ear = Ear(self)
         self.device_lost = False  # and that has been explained
         self._stacks: Any = None
         self._catches = False
@@ -84,6 +94,8 @@ class Agent:
             cuda=torch.version.cuda,
         )
         self.clock.box = BlackBox(self.folder / BLACK_BOX)
+        series = MemorySeries(self.events.write, lambda: (self.clock.step, self.clock.phase_name))
+        self.clock.gauge.on_reading = series.reading
         reserve(self.folder)
 
     def catch_fatal_signals(self) -> None:
@@ -177,6 +189,20 @@ class Agent:
         finally:
             self.hooks.paused = False
 
+    @contained("observe.leaks")
+    def _look_at_growth(self, watch: LeakWatch, frame: FrameType) -> None:
+        """Something has grown at every one of the last looks."""
+        if not self.finite.on or self.device_lost:
+            return  # something else went wrong, and has been said
+        found = [growth for growth in _judge_of_growth().growths(watch) if watch.wants_to_know(growth)]
+        if not found:
+            return
+        self.hooks.paused = True
+        try:
+            _later_stages().growing(found, watch.looks, frame, self)
+        finally:
+            self.hooks.paused = False
+
     @contained("observe.exception")
     def raised(self, error: BaseException) -> None:
         """An exception has ended this process's work: find out why, while its frames are alive."""
@@ -254,6 +280,7 @@ class Agent:
         self.folder = self.events = None
         self.habits.reset()
         self.checkup.stop()
+        self.leaks.stop()
         if self._catches:
             faulthandler.disable()
             self._catches = False
@@ -263,6 +290,7 @@ class Agent:
     def child_ends(self) -> None:
         """A child of `multiprocessing` ends well: its file of last words, still empty, has served its purpose."""
         self.exiting()
+        self.ear.close()
         if self._stacks is not None and os.fstat(self._stacks.fileno()).st_size == 0:
             os.unlink(self._stacks.name)
 
@@ -288,11 +316,13 @@ def install(run_dir: str) -> None:
     if wants_checkup(agent.run):
         contained("observe.install")(HabitHooks(agent.habits, agent.hooks).install)()
         agent.habits.start()
+        agent.leaks.start()
         contained("observe.checkup")(agent.checkup.start)()
     contained("observe.worker")(workers.install)()
     contained("observe.cuda_start")(cuda_start.install)()
     contained("observe.endings")(endings.install)(_on_exception, _on_child_end, _on_giving_up)
-    os.register_at_fork(after_in_child=_on_fork)
+    contained("observe.ear")(agent.ear.open)()
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_on_fork)
     atexit.register(_on_exit)
 
 
@@ -311,10 +341,21 @@ def _on_giving_up(frame: FrameType) -> None:
         _agent.gives_up(frame)
 
 
+def _before_fork() -> None:
+    if _agent is not None:
+        contained("observe.ear")(_agent.ear.before_fork)()
+
+
+def _after_fork() -> None:
+    if _agent is not None:
+        contained("observe.ear")(_agent.ear.after_fork_in_parent)()
+
+
 def _on_fork() -> None:
     if _agent is not None:
         _agent.clock.box = None  # before anything else can go wrong: two writers would spoil it
         _agent.forked()
+        contained("observe.ear")(_agent.ear.after_fork_in_child)()
 
 
 def _on_exit() -> None:
@@ -326,6 +367,10 @@ def _on_exit() -> None:
 def _judge_of_loops() -> Any:
     """What tells a mistake from a habit; named as text because imports point one way."""
     return importlib.import_module("torchmedic.detect.silent")
+
+
+def _judge_of_growth() -> Any:
+    return importlib.import_module("torchmedic.detect.growth")
 
 
 def _later_stages() -> Any:

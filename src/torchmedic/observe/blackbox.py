@@ -14,9 +14,10 @@ import os
 import struct
 from pathlib import Path
 from time import time as now
+from typing import NamedTuple
 
 from torchmedic.errors import UnreadableRun
-from torchmedic.records import PHASES, BoxContents, Moment
+from torchmedic.records import PHASES, BoxContents, Moment, Phase
 
 MAGIC = b"TMBLKBOX"
 VERSION = 1
@@ -33,6 +34,16 @@ _SLOT = struct.Struct("<QdIIHHIQQQQ")  # sequence, time, step, micro, phase, fil
 _SIZE = _RING_AT + SLOTS * _SLOT.size
 
 assert _SLOT.size == 64
+
+
+class Beat(NamedTuple):
+    """What tells of progress in a moment."""
+
+    time: float
+    step: int
+    micro_step: int
+    updates: int
+    phase: Phase
 
 
 class BlackBox:
@@ -143,6 +154,43 @@ def read(path: Path) -> BoxContents:
             for _, when, step, micro, phase, file, line, rss, device, updates in moments
         ),
     )
+
+
+class Follower:
+    """Reads what is new in a black box while its writer goes on; a look costs some microseconds.
+
+    Raises:
+        UnreadableRun: There is no whole black box yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with open(path, "rb") as file:
+                self._map = mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise UnreadableRun(f"cannot read {path}: {error}") from None
+        magic, version, _, self.pid, self.started, _ = _HEADER.unpack_from(self._map, 0)
+        if magic != MAGIC or version != VERSION:
+            raise UnreadableRun(f"cannot read {path}: it is not a whole black box")
+        self._sequence = 0
+
+    @property
+    def clean_exit(self) -> bool:
+        return bool(_CLEAN_EXIT.unpack_from(self._map, _CLEAN_EXIT_AT)[0])
+
+    def new(self, most: int = 256) -> list[Beat]:
+        """The latest moments since the last look, the oldest first."""
+        found: list[Beat] = []
+        fronts = memoryview(self._map)[_RING_AT:].cast("Q")[:: _SLOT.size // 8]
+        last = max(fronts)
+        for sequence in range(max(self._sequence, last - most, last - SLOTS + 1) + 1, last + 1):
+            front, when, step, micro, phase, _, _, _, _, updates, back = _SLOT.unpack_from(
+                self._map, _RING_AT + (sequence % SLOTS) * _SLOT.size
+            )
+            if front == back == sequence and phase < len(PHASES):
+                found.append(Beat(when, step, micro, updates, PHASES[phase]))
+        self._sequence = max(self._sequence, last)
+        return found
 
 
 def _read_table(data: bytes) -> list[str]:

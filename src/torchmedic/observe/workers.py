@@ -111,7 +111,7 @@ def describe(error: BaseException, worker: int | None) -> WorkerFailure:
         exception=type(error).__name__,
         message=text_of(error),
         stage=stage,
-        index=plain(_failing_index(entries, batch, dataset)) if stage == "sample" else None,
+        index=plain(_failing_index([frame for frame, _ in entries], batch, dataset)) if stage == "sample" else None,
         batch_indices=_indices(through_subsets(dataset, batch)),
         frames=tuple(
             StackFrame(file=frame.f_code.co_filename, line=tb.tb_lineno, function=frame.f_code.co_name)
@@ -179,12 +179,24 @@ def _indices(batch: Any) -> tuple[Any, ...]:
     return tuple(plain(item) for item in batch[:_SAMPLES])
 
 
-def _failing_index(entries: list[Entry], batch: Any, dataset: Any) -> Any:
+def index_under_way(frames: list[FrameType]) -> Any:
+    """The index that a process is reading now, by its frames, the innermost first."""
+    outer = next((at for at, frame in enumerate(frames) if is_fetch(frame.f_code.co_filename)), None)
+    if outer is None:
+        return None
+    if frames[outer].f_code.co_name != "fetch" and outer + 1 < len(frames):
+        outer += 1  # from its comprehension, a frame of its own before Python 3.12
+    known = frames[outer].f_locals
+    dataset = getattr(known.get("self"), "dataset", None)
+    return _failing_index(frames[outer::-1], known.get("possibly_batched_index"), dataset)
+
+
+def _failing_index(frames: list[FrameType], batch: Any, dataset: Any) -> Any:
     """The index that was being read, of the user's own dataset: an argument of `__getitem__`, or a loop variable."""
     wanted = through_subsets(dataset, batch)
     if not isinstance(wanted, list | tuple):
         return wanted
-    for frame, _ in entries:
+    for frame in frames:
         code = frame.f_code
         # The comprehension of torch's fetcher, which has no frame of its own since Python 3.12.
         if is_fetch(code.co_filename) and "idx" in frame.f_locals:

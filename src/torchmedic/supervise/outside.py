@@ -11,65 +11,36 @@ import subprocess
 from pathlib import Path
 
 from torchmedic.records import MemoryLimits
-from torchmedic.settings import CGROUP_VARIABLE
-
-_NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as a huge number
+from torchmedic.supervise import cgroups
 
 
 def memory_limits(listing: Path = Path("/proc/self/cgroup"), root: Path | None = None) -> MemoryLimits:
     """The memory cgroup of a process: its count of OOM kills, its limit and its peak. Version 2, then version 1."""
-    folder = _memory_cgroup(listing, root or Path(os.environ.get(CGROUP_VARIABLE, "/sys/fs/cgroup")))
+    folder = _memory_cgroup(listing, root or cgroups.default_root())
     if folder is None:
         return MemoryLimits()
-    if (folder / "memory.events").exists():
+    if os.path.exists(f"{folder}/memory.events"):
         return MemoryLimits(
-            oom_kills=_count(folder / "memory.events", "oom_kill"),
-            limit=_number(folder / "memory.max"),
-            peak=_number(folder / "memory.peak"),
+            oom_kills=cgroups.table(f"{folder}/memory.events", "oom_kill").get("oom_kill"),
+            limit=cgroups.number(f"{folder}/memory.max"),
+            peak=cgroups.number(f"{folder}/memory.peak"),
         )
     return MemoryLimits(
-        oom_kills=_count(folder / "memory.oom_control", "oom_kill"),
-        limit=_number(folder / "memory.limit_in_bytes"),
-        peak=_number(folder / "memory.max_usage_in_bytes"),
+        oom_kills=cgroups.table(f"{folder}/memory.oom_control", "oom_kill").get("oom_kill"),
+        limit=cgroups.number(f"{folder}/memory.limit_in_bytes"),
+        peak=cgroups.number(f"{folder}/memory.max_usage_in_bytes"),
     )
 
 
-def _memory_cgroup(listing: Path, root: Path) -> Path | None:
-    try:
-        lines = listing.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        base = root / "memory" if "memory" in controllers.split(",") else root if not controllers else None
-        if base is None:
-            continue
-        # In a container the path of the host may not exist; the group is then mounted at the root.
-        for folder in (base / path.lstrip("/"), base):
-            if (folder / "memory.events").exists() or (folder / "memory.oom_control").exists():
-                return folder
-    return None
-
-
-def _count(path: Path, key: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == key:
-                return int(value)
-    return None
-
-
-def _number(path: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        value = int(path.read_text())
-        return value if value < _NO_LIMIT else None
-    return None
+def _memory_cgroup(listing: Path, root: Path) -> str | None:
+    marks = ("memory.events", "memory.oom_control")
+    groups = cgroups.folders("memory", listing, root)
+    return next((folder for folder in groups if any(os.path.exists(f"{folder}/{mark}") for mark in marks)), None)
 
 
 def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int | None:
     """How often the kernel has killed for memory on this host since it was started."""
-    return _count(vmstat, "oom_kill")
+    return cgroups.table(vmstat, "oom_kill").get("oom_kill")
 
 
 def kernel_log(pid: int, since: float) -> tuple[str, ...]:

@@ -67,7 +67,7 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
             if heard is not None:
                 heard.look()
             if supervisor is not None:
-                supervisor.watch()
+                supervisor.watch(child.pid)
 
         status = forwarder.wait(child, watch)
         forwarder.hold_on()

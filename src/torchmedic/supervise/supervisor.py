@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from torchmedic import rundir
+from torchmedic import inside_files, rundir
 from torchmedic.confidential import confidential
 from torchmedic.contained import contained, on_fault, owning_up
 from torchmedic.detect.death import signal_name
@@ -19,9 +19,12 @@ from torchmedic.settings import Settings
 from torchmedic.supervise import deaths, job
 from torchmedic.supervise.findings import Findings
 from torchmedic.supervise.signals import shell_status
+from torchmedic.supervise.stall.response import Response
 from torchmedic.supervise.vigil import Vigil
 
 _SILENT = "TM6"  # mistakes that raise nothing: the only ones that a user may know better about
+
+_HANGS = "TM5"
 
 
 class Supervisor:
@@ -45,13 +48,22 @@ class Supervisor:
         self._ledger = job.Ledger(run, rank)
         self._diagnoses: list[Diagnosis] = []
         self._vigil = Vigil(run, rank)
+        self._stalls = Response(run, rank, settings, self._add, self._amend, self._say)
         self._outcome = Outcome()
         self._fault: Fault | None = None
         on_fault(self.note_fault)
 
-    @contained("supervise.watch")
-    def watch(self) -> None:
+    def watch(self, pid: int) -> None:
         """Called a few times a second while the child runs."""
+        self._watch()
+        self._watch_progress(pid)
+
+    @contained("supervise.stall")
+    def _watch_progress(self, pid: int) -> None:
+        self._stalls.look(pid, self._vigil)
+
+    @contained("supervise.watch")
+    def _watch(self) -> None:
         self._vigil.look()
         for diagnosis in self._findings.new():
             self._add(diagnosis)
@@ -66,6 +78,15 @@ class Supervisor:
         if job.same_finding(diagnosis) not in said:
             with self._speaking():
                 self._emitter.say(diagnosis)
+
+    def _amend(self, before: Diagnosis, after: Diagnosis) -> None:
+        self._diagnoses = [after if each == before else each for each in self._diagnoses]
+        self._write()
+
+    def _say(self, line: str) -> None:
+        with self._speaking():
+            sys.stderr.write(f"torchmedic: {line}\n")
+            sys.stderr.flush()
 
     def _write(self) -> frozenset[object]:
         # A full disk must not hide what is already on the screen.
@@ -93,6 +114,7 @@ class Supervisor:
         )
         for diagnosis in self._findings.new():
             self._add(diagnosis)
+        killed = killed or self._stalls.killed
         dead = [] if killed else deaths.find(left, self._vigil, pid, status, through_shell=through_shell)
         if status != 0:  # else whatever was raised or died, the run got over it
             for diagnosis in self._findings.roots([self._explained(death) for death in dead]):
@@ -105,6 +127,7 @@ class Supervisor:
         )
         self._write()
         rundir.drop_empty_stacks(self._run)
+        inside_files.remove(self._run)
         self._emitter.finish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
 
     def _explained(self, death: Death) -> Diagnosis:
@@ -114,6 +137,8 @@ class Supervisor:
         return diagnose(death, registry.DEATHS)
 
     def _symptom(self) -> str | None:
+        if any(found.code.startswith(_HANGS) and found.severity == "error" for found in self._diagnoses):
+            return "hang"
         symptoms = (rundir.read_symptom(folder) for folder in self._findings.folders())
         return next((found for found in symptoms if found is not None), None)
 

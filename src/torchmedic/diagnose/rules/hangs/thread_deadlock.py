@@ -1,0 +1,106 @@
+"""Threads wait for each other's locks.
+
+What: every thread of a group waits for a lock that another one of the group holds, or one thread waits for a lock that
+it holds itself. None of them can ever go on.
+
+Why: two locks that are taken in a different order in two places; a `threading.Lock` that is taken again by the same
+thread (a method that locks calls another one that locks); a thread that is joined while its lock is held.
+
+Cure: take locks in the same order everywhere, use `threading.RLock` where a thread may come back to its own lock, and
+do not wait for a thread (`join`, `result`, `get`) while holding what it needs.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, at, lock_at, short
+from torchmedic.records import Diagnosis, Role
+from torchmedic.stall_records import InsideView, PyThread, Stall
+
+CODE, NAME = "TM502", "thread-deadlock"
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    for view in stall.inside.values():
+        cycle = _cycle(view)
+        if cycle:
+            return _told(stall, cycle)
+    return None
+
+
+def _cycle(view: InsideView) -> list[PyThread]:
+    """Threads of which each waits for the next, and the last for the first; the main thread first if it is one."""
+    threads = {thread.ident: thread for thread in view.threads}
+    for start in sorted(view.threads, key=lambda thread: not thread.main):
+        path: list[PyThread] = []
+        thread: PyThread | None = start
+        while thread is not None and thread not in path:
+            if thread.moved:
+                break
+            path.append(thread)
+            thread = threads.get(_awaited(thread, view) or 0)
+        else:
+            if thread is not None:
+                return path[path.index(thread) :]
+    return []
+
+
+def _awaited(thread: PyThread, view: InsideView) -> int | None:
+    """The thread that another one waits for."""
+    wanted = thread.waits_for
+    if wanted is None:
+        return None
+    if wanted.owner is not None:
+        return wanted.owner
+    holders = [each for each in view.threads if any(lock.identity == wanted.identity for lock in each.holds)]
+    # Whoever waits for a lock at a line does not hold it by that line.
+    return holders[0].ident if len(holders) == 1 else None
+
+
+def _told(stall: Stall, cycle: list[PyThread]) -> Diagnosis:
+    first = cycle[0]
+    wanted = first.waits_for
+    assert wanted is not None
+    if len(cycle) == 1:
+        draft = StallDraft(
+            stall,
+            CODE,
+            NAME,
+            "proven",
+            f"a thread waits for `{wanted.name}`, which it holds itself",
+            f"this {wanted.kind} was taken before by the same thread, and is not given back while it waits",
+        )
+    else:
+        draft = StallDraft(
+            stall,
+            CODE,
+            NAME,
+            "proven",
+            f"deadlock: {len(cycle)} threads wait for each other's locks",
+            f"each of {len(cycle)} threads waits for what the next one holds",
+        )
+    for thread in cycle:
+        lock = thread.waits_for
+        frame = next((frame for frame in thread.frames if frame.user), None)
+        if lock is None or frame is None:
+            continue
+        role: Role = "cause" if thread is first else "origin"
+        draft.at(at(frame, role, f"{_name(thread)} waits for {lock.kind} `{lock.name}`"))
+        for each in thread.holds:
+            if any(other.waits_for is not None and other.waits_for.identity == each.identity for other in cycle):
+                draft.at(lock_at(each, "holder", f"{_name(thread)} took `{each.name}` here and holds it"))
+        held = ", ".join(f"`{each.name}` (line {each.line})" for each in thread.holds)
+        also = f" and holds {held}" if held else ""
+        draft.because(f"{_name(thread)}, at {short(frame)}, waits for `{lock.name}`{also}")
+    if len(cycle) == 1:
+        draft.help("use `threading.RLock()`, which the same thread may take again, or do not take it twice")
+    else:
+        draft.help("take these locks in the same order everywhere, or give one back before waiting for the other")
+    return draft.done(step=stall.step, rank=stall.rank)
+
+
+def _name(thread: PyThread) -> str:
+    return "the main thread" if thread.main else f"thread `{thread.name}`" if thread.name else f"thread {thread.tid}"
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,48 @@
+"""The run stands still, and no rule can say why.
+
+What: nothing has moved for longer than it ever took before: no step, no phase, no instruction of Python in several
+looks. What each thread was doing is listed, and what was excluded; nothing is guessed.
+
+Why: not known. A wait for something outside of this machine, a native library that deadlocked, a kernel that does not
+end.
+
+Cure: look at the line that the main thread is in. `report.json` and the `inside` folder of the run hold the stacks
+of all threads and processes, to be attached to a question or an issue; `pip install torchmedic[py-spy]` adds the
+frames of C.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, idle, main_line, stands
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import Stall
+
+CODE, NAME = "TM590", "standstill-not-explained"
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    view = stall.view
+    moves = [view for view in stall.inside.values() if view.main is not None and view.main.moved]
+    if moves or not (stands(stall.inner) or stall.pid in stall.mute):
+        return None
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "possible",
+        "the run stands still, and no rule explains it",
+        "no thread of Python has moved in several looks",
+    )
+    draft.at(main_line(stall, "cause", "the main thread stands here"))
+    if view is not None and view.main is not None:
+        thread = view.main
+        call = f", in the system call `{thread.syscall}`" if thread.syscall and thread.syscall != "running" else ""
+        rate = f", {view.busy:.0%} of a core" if view.busy is not None else ""
+        draft.because(f"the main thread's state is {thread.state}{call}{rate}")
+    excluded = ["threads that wait for each other", "a dead or stuck DataLoader worker", "a full pipe", "a file lock"]
+    draft.because("excluded: " + ", ".join(excluded) + (", a busy loop" if idle(view) else ""))
+    return draft.finish()
+
+
+RULE = Rule(CODE, NAME, check)

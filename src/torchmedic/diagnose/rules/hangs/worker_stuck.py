@@ -1,0 +1,82 @@
+"""A DataLoader worker does not come back with its batch.
+
+What: the main process waits for a batch, and the worker that reads it stands still in the dataset's own code (or in
+what that calls). DataLoader says nothing of it: without a `timeout` it waits for ever.
+
+Why: one item that never ends (a download, a lock, a server that does not answer, a loop that does not stop), a file
+on storage that hangs, or a library that cannot be used in a worker.
+
+Cure: the line and the item are named: read that item alone (`dataset[i]`) to see it hang without workers. Give the
+read a time limit of its own; `DataLoader(..., timeout=60)` turns silence into an exception.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, at, busy, main_line, short
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import InsideView, PyThread, Stall
+
+CODE, NAME = "TM511", "worker-stuck"
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    if not waits_for_batch(stall.thread):
+        return None
+    for process in stall.processes:
+        view = stall.inside.get(process.pid)
+        thread = view.main if view is not None else None
+        if not process.is_loader_worker or view is None or thread is None or not _reads(thread):
+            continue
+        frame = thread.user_frame
+        if frame is None or (thread.moved and not view.loop):
+            continue
+        waits = "" if not thread.waits_for else f", waiting for {thread.waits_for.kind} `{thread.waits_for.name}`"
+        still = not thread.moved
+        item = f" item {view.item}" if view.item else ""
+        draft = StallDraft(
+            stall,
+            CODE,
+            NAME,
+            "proven" if still else "likely",
+            f"a DataLoader worker is stuck in the dataset{' on' + item if item else ''}",
+            f"worker {process.pid} {'stands' if still else 'goes round'} at {short(frame)}{waits}",
+        )
+        draft.at(
+            at(frame, "cause", f"the worker {'stands' if still else 'goes round'} here{',' + item if item else ''}")
+        )
+        draft.at(main_line(stall))
+        draft.because(*_given(stall, process.pid))
+        draft.because(f"it uses {process.busy:.0%} of a core" if busy(process) and process.busy is not None else "")
+        draft.help(
+            f"read it alone to see it hang: `dataset[{view.item}]`" if view.item else "read it with `num_workers=0`"
+        )
+        draft.help("`DataLoader(..., timeout=60)` raises an exception where this happens")
+        return draft.finish()
+    return None
+
+
+def waits_for_batch(thread: PyThread | None) -> bool:
+    """Whether a thread waits for what a DataLoader's workers send."""
+    return thread is not None and any(
+        frame.function in ("_try_get_data", "_get_data", "_next_data") and frame.file.endswith("dataloader.py")
+        for frame in thread.frames
+    )
+
+
+def _reads(thread: PyThread) -> bool:
+    return any(frame.file.endswith("fetch.py") and "torch" in frame.file for frame in thread.frames)
+
+
+def _given(stall: Stall, pid: int) -> list[str]:
+    inner: InsideView | None = stall.inner
+    for loader in inner.loaders if inner is not None else ():
+        if pid in loader.workers:
+            number = loader.workers.index(pid)
+            items = loader.given[number] if number < len(loader.given) else ()
+            shown = ", ".join(items[:8]) + (", ..." if len(items) > 8 else "")
+            return [f"worker {number} of {len(loader.workers)} has not delivered items {shown}"] if items else []
+    return []
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,117 @@
+"""A thread that waits for the parent to ask, so that a process which does not get on can tell why.
+
+It sleeps in a read of a named pipe: no lock, no GIL, no cost. It is no `threading.Thread`, so that whoever counts
+threads does not count it, and it is away while the process forks, as Python warns of a fork beside other threads.
+If the GIL is held for good it cannot answer; then a signal makes faulthandler write the stacks, which needs no GIL.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import faulthandler
+import os
+import signal
+from pathlib import Path
+from posix import read as wait_for_byte  # some libraries replace `os.read`
+from typing import Any
+
+import msgspec
+
+from torchmedic import inside_files
+from torchmedic.contained import report_fault
+
+_QUIT = b"q"
+_PATIENCE = 1.0
+
+
+class Ear:
+    """One per process."""
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+        self._born: int | None = None  # how many threads the parent had when this process was forked
+        self._pipe = -1
+        self._file: Any = None
+        self._ended = _thread.allocate_lock()
+        self._listens = False
+        self._threads_at_fork: int | None = None
+
+    def open(self) -> None:
+        """Begin to listen. A second call after a fork begins anew, in the child's own name."""
+        folder = self._agent.run / inside_files.FOLDER
+        folder.mkdir(mode=0o700, exist_ok=True)
+        path = inside_files.question(self._agent.run, os.getpid())
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()  # of an earlier process with this number
+        os.mkfifo(path, 0o600)
+        # For reading and writing, so that there is always a writer and a read waits.
+        self._pipe = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._dump_on_signal(inside_files.dump(self._agent.run, os.getpid()))
+        self._begin()
+
+    def _dump_on_signal(self, path: Path) -> None:
+        number = inside_files.signal_number()
+        if number is None or signal.getsignal(number) not in (signal.SIG_DFL, None):
+            return  # the user's
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - open to the end
+        faulthandler.register(number, file=self._file, all_threads=True, chain=False)
+
+    def _begin(self) -> None:
+        self._ended = _thread.allocate_lock()
+        self._ended.acquire()
+        self._listens = True
+        _thread.start_new_thread(self._listen, (self._pipe, self._ended))
+
+    def close(self) -> None:
+        """This process ends well and will not be asked any more: a run may have thousands of workers, one by one."""
+        for path in (inside_files.question, inside_files.dump):
+            with contextlib.suppress(OSError):
+                path(self._agent.run, os.getpid()).unlink()
+
+    def before_fork(self) -> None:
+        if self._listens:
+            self._listens = False
+            os.write(self._pipe, _QUIT)
+            self._ended.acquire(timeout=_PATIENCE)
+        with contextlib.suppress(OSError):
+            self._threads_at_fork = len(os.listdir("/proc/self/task"))
+
+    def after_fork_in_parent(self) -> None:
+        if self._pipe >= 0 and not self._listens:
+            self._begin()
+
+    def after_fork_in_child(self) -> None:
+        self._born = self._threads_at_fork or 1
+        self._listens = False
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+            self.open()
+
+    def _listen(self, pipe: int, ended: Any) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main thread's
+        try:
+            while True:
+                word = wait_for_byte(pipe, 1)
+                if word == _QUIT or not word:
+                    return
+                self._answer(word)
+        except OSError:
+            return
+        except Exception as error:
+            report_fault("observe.inside", error)
+        finally:
+            ended.release()
+
+    def _answer(self, word: bytes) -> None:
+        from torchmedic.observe.inside import device, keep, view
+
+        run = self._agent.run
+        if word == inside_files.SAVE:
+            inside_files.write(run, keep.saved(self._agent))
+            return
+        seen = view.looked_at(self._agent, self._born)
+        inside_files.write(run, seen)
+        # A driver that hangs may never answer: what is known by then is told first.
+        inside_files.write(run, msgspec.structs.replace(seen, **device.state()))

@@ -1,0 +1,200 @@
+"""Which lock a thread waits for, and which it holds, by its frames.
+
+A `threading.Lock` does not know its owner. But a frame that stands inside `with lock:` does, and so does one that has
+called `lock.acquire()` and not yet `lock.release()`.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from types import FrameType
+from typing import Any
+
+from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.inside.peek import MISSING, expression, tree_of, value_of, variables
+from torchmedic.stall_records import LockView
+
+# Files of the standard library and of torch in which a thread stands while it waits in the name of its caller.
+_WAITING_FILES = (
+    "threading.py",
+    "queue.py",
+    os.path.join("concurrent", "futures", "_base.py"),
+    os.path.join("concurrent", "futures", "thread.py"),
+    os.path.join("multiprocessing", "queues.py"),
+    os.path.join("multiprocessing", "connection.py"),
+    os.path.join("multiprocessing", "synchronize.py"),
+    os.path.join("multiprocessing", "process.py"),
+    os.path.join("multiprocessing", "popen_fork.py"),
+    os.path.join("multiprocessing", "popen_spawn_posix.py"),
+    os.path.join("multiprocessing", "pool.py"),
+    os.path.join("multiprocessing", "managers.py"),
+    "selectors.py",
+    "subprocess.py",
+    "socket.py",
+    "ssl.py",
+)
+_OWNER = re.compile(r"owner=(\d+)")
+_KINDS = {
+    "lock": "lock",
+    "RLock": "reentrant lock",
+    "_RLock": "reentrant lock",
+    "Condition": "condition",
+    "Event": "event",
+    "Semaphore": "semaphore",
+    "BoundedSemaphore": "semaphore",
+    "Barrier": "barrier",
+    "Lock": "lock between processes",
+    "Future": "future",
+    "Popen": "child process",
+    "Process": "child process",
+    "Thread": "thread",
+    "AsyncResult": "result of a pool",
+    "MapResult": "result of a pool",
+}
+_LOCKS = ("lock", "reentrant lock", "lock between processes", "semaphore", "condition")
+
+
+def kind_of(value: Any) -> str | None:
+    """What a thing that can be waited for is called."""
+    for kind in type(value).__mro__:
+        if kind.__name__ in _KINDS and kind.__module__.partition(".")[0] in (
+            "_thread", "threading", "multiprocessing", "concurrent", "subprocess", "torch",
+        ):  # fmt: skip
+            return _KINDS[kind.__name__]
+        if kind.__name__.endswith("Queue") and kind.__module__.partition(".")[0] in (
+            "queue", "_queue", "multiprocessing", "torch",
+        ):  # fmt: skip
+            return "queue"
+    return None
+
+
+def waited_for(frames: list[FrameType]) -> LockView | None:
+    """What a thread waits for, by its frames, the innermost first."""
+    outer = next((at for at, frame in enumerate(frames) if not _is_waiting_file(frame)), len(frames))
+    caller = frames[outer] if outer < len(frames) else None
+    if outer:
+        # The outermost of the library's frames is the method that was called, and its `self` what it was called on.
+        with variables(frames[outer - 1]) as known:
+            value = known.get("self", MISSING)
+        function = frames[outer - 1].f_code.co_name
+    elif caller is not None:
+        value, function = _called_on(caller)
+    else:
+        return None
+    kind = kind_of(value) if value is not MISSING else None
+    if kind is None or caller is None:
+        return None
+    if kind == "queue":
+        kind = f"queue {function}"
+    return LockView(
+        identity=id(value),
+        kind=kind,
+        name=_name(caller, function),
+        file=caller.f_code.co_filename,
+        line=caller.f_lineno,
+        owner=_owner(value),
+    )
+
+
+def held(frames: list[FrameType]) -> list[LockView]:
+    """The locks that a thread holds, by the frames of the user's that it is in."""
+    found: list[LockView] = []
+    for frame in frames:
+        file = frame.f_code.co_filename
+        tree = tree_of(file) if is_user_file(file) else None
+        if tree is None:
+            continue
+        taken = [*_entered(tree, frame), *_acquired(tree, frame)]
+        if not taken:
+            continue
+        with variables(frame) as known:
+            for node, line in taken:
+                value = value_of(node, frame, known)
+                kind = kind_of(value) if value is not MISSING else None
+                if kind in _LOCKS and _is_taken(value):
+                    found.append(LockView(identity=id(value), kind=kind, name=ast.unparse(node), file=file, line=line))
+    return found
+
+
+def _is_waiting_file(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.endswith(_WAITING_FILES) and not is_user_file(file)
+
+
+def _called_on(frame: FrameType) -> tuple[Any, str]:
+    """The object whose method of C a frame is in: of `x.acquire()` and `with x:` it is x."""
+    _, node = expression(frame)
+    function = "acquire"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        function = node.func.attr
+        node = node.func.value
+    with variables(frame) as known:
+        return value_of(node, frame, known), function
+
+
+def _name(frame: FrameType, function: str) -> str:
+    text, node = expression(frame)
+    for call in ast.walk(node) if node is not None else ():
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == function:
+            return ast.unparse(call.func.value)
+    if node is not None and not isinstance(node, ast.Call):
+        return ast.unparse(node)
+    return " ".join(text.split())[:60]
+
+
+def _owner(value: Any) -> int | None:
+    """The thread that a reentrant lock names in its own text, or that is waited for to end."""
+    if type(value).__name__ in ("RLock", "_RLock"):
+        match = _OWNER.search(object.__repr__(value) if type(value).__name__ == "_RLock" else repr(value))
+        return int(match[1]) or None if match else None
+    if kind_of(value) == "thread":
+        ident = value.__dict__.get("_ident")
+        return ident if isinstance(ident, int) else None
+    return None
+
+
+def _is_taken(value: Any) -> bool:
+    if type(value).__name__ == "lock":
+        return bool(value.locked())
+    return True
+
+
+def _function(tree: ast.Module, frame: FrameType) -> ast.AST:
+    """The function that a frame executes; the module itself where it is none."""
+    line = frame.f_lineno
+    found: ast.AST = tree
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == frame.f_code.co_name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first == frame.f_code.co_firstlineno or node.lineno <= line <= (node.end_lineno or 0):
+                found = node
+    return found
+
+
+def _entered(tree: ast.Module, frame: FrameType) -> list[tuple[ast.expr, int]]:
+    line = frame.f_lineno
+    return [
+        (item.context_expr, node.lineno)
+        for node in ast.walk(_function(tree, frame))
+        if isinstance(node, ast.With) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
+        for item in node.items
+        if line > item.context_expr.lineno
+    ]
+
+
+def _acquired(tree: ast.Module, frame: FrameType) -> list[tuple[ast.expr, int]]:
+    """Of `x.acquire()` in this function before the present line, those that no `x.release()` has followed."""
+    calls = [
+        (node.func.value, node.func.attr, node.lineno)
+        for node in ast.walk(_function(tree, frame))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("acquire", "release")
+        and node.lineno < frame.f_lineno
+    ]
+    last: dict[str, tuple[ast.expr, str, int]] = {}
+    for target, name, line in sorted(calls, key=lambda call: call[2]):
+        last[ast.unparse(target)] = (target, name, line)
+    return [(target, line) for target, name, line in last.values() if name == "acquire"]

@@ -1,0 +1,147 @@
+"""Look at what another thread is doing and holds, without running any code of the user's.
+
+No `__getattr__`, no property, no `__len__` of a class of theirs: names are looked up in dicts, and only builtin types
+are asked anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, ModuleType
+from typing import Any
+
+MISSING = object()
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_SIZED = (list, tuple, dict, set, frozenset, deque, bytearray)
+
+
+@contextmanager
+def variables(frame: FrameType) -> Iterator[dict[str, Any]]:
+    """The local variables of a frame, and nothing of them kept afterwards."""
+    optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if optimized and sys.version_info < (3, 13) and not {"locals", "vars"}.isdisjoint(frame.f_code.co_names):
+        yield {}  # there is one dict of locals per frame: reading it here would change the user's
+        return
+    values = frame.f_locals
+    try:
+        yield dict(values)
+    finally:
+        if optimized and sys.version_info < (3, 13):
+            values.clear()
+
+
+@functools.lru_cache(maxsize=64)
+def tree_of(file: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def span(frame: FrameType) -> tuple[int, int, int, int] | None:
+    """Line, end line, column and end column (in bytes, from 0) of what a frame is executing."""
+    for index, (line, end_line, column, end_column) in enumerate(frame.f_code.co_positions()):
+        if index == frame.f_lasti // 2:
+            if line is None or end_line is None or column is None or end_column is None:
+                return None
+            return line, end_line, column, end_column
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _nodes(file: str) -> dict[tuple[int, int, int, int], ast.AST]:
+    """Every node of a file by its place; of those at the same place the innermost."""
+    tree = tree_of(file)
+    return {
+        (node.lineno, node.end_lineno or 0, node.col_offset, node.end_col_offset or 0): node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.expr | ast.stmt)
+    }
+
+
+def under_way(frame: FrameType) -> ast.AST | None:
+    """The expression or statement that a frame is executing."""
+    place = span(frame)
+    return None if place is None else _nodes(frame.f_code.co_filename).get(place)
+
+
+def expression(frame: FrameType) -> tuple[str, ast.expr | None]:
+    """The text of what a frame is executing, and its tree if it is one expression."""
+    node = under_way(frame)
+    if isinstance(node, ast.With):
+        # Up to Python 3.13 the whole statement is under way while one of its locks is waited for: the last, most likely.
+        node = node.items[-1].context_expr
+    if isinstance(node, ast.expr):
+        return ast.unparse(node), node
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip(), None
+
+
+def value_of(node: ast.expr | None, frame: FrameType, known: dict[str, Any]) -> Any:
+    """What a name, an attribute or a constant item stands for; MISSING where finding out would run code."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        for names in (known, frame.f_globals):
+            if node.id in names:
+                return names[node.id]
+        return MISSING
+    if isinstance(node, ast.Attribute):
+        return attribute(value_of(node.value, frame, known), node.attr)
+    if isinstance(node, ast.Subscript):
+        holder = value_of(node.value, frame, known)
+        key = value_of(node.slice, frame, known)
+        if type(holder) in (list, tuple, dict) and type(key) in (int, str):
+            try:
+                return holder[key]
+            except (KeyError, IndexError, TypeError):
+                return MISSING
+    return MISSING
+
+
+def attribute(holder: Any, name: str) -> Any:
+    """An attribute that lies in a dict: of the object, of its module, or of its classes if it is no descriptor."""
+    if holder is MISSING:
+        return MISSING
+    if isinstance(holder, ModuleType):
+        return holder.__dict__.get(name, MISSING)
+    try:
+        own = object.__getattribute__(holder, "__dict__")
+    except AttributeError:
+        own = {}
+    if isinstance(own, dict):
+        if name in own:
+            return own[name]
+        for group in ("_modules", "_parameters", "_buffers"):
+            inner = own.get(group)
+            if isinstance(inner, dict) and name in inner:
+                return inner[name]
+    for kind in type(holder).__mro__:
+        if name in kind.__dict__:
+            found = kind.__dict__[name]
+            return MISSING if hasattr(type(found), "__get__") else found
+    return MISSING
+
+
+def fingerprint(value: Any) -> str:
+    """Short text that changes if the value does, as far as that can be seen without asking the user's own classes."""
+    if type(value) in _PLAIN:
+        return repr(value)[:80]
+    if type(value) in _SIZED:
+        return f"{type(value).__name__} of {len(value)}"
+    version = getattr(value, "_version", None) if type(value).__module__.startswith("torch") else None
+    if isinstance(version, int):
+        return f"{type(value).__name__} {id(value):x} version {version}"
+    return f"{type(value).__name__} {id(value):x}"
+
+
+def shown(value: Any) -> str:
+    """The same for people."""
+    return fingerprint(value) if type(value) in _PLAIN + _SIZED else f"a {type(value).__name__}"

@@ -1,0 +1,157 @@
+"""A process's own account of what each of its threads is doing, over several looks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from types import FrameType
+from typing import Any
+
+import torch
+
+from torchmedic.contained import report_fault
+from torchmedic.observe import workers
+from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.inside import loops
+from torchmedic.observe.inside.locks import held, waited_for
+from torchmedic.observe.inside.peek import expression, span
+from torchmedic.observe.sketch import plain
+from torchmedic.stall_records import InsideView, LoaderView, LockView, PyFrame, PyThread
+
+LOOKS = 6
+_BETWEEN = 0.2
+_DEEPEST = 60  # frames told of a thread: the innermost, where it is
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def looked_at(agent: Any, born: int | None) -> InsideView:
+    """Look several times, a little apart, and tell what was seen.
+
+    `born` is how many threads the parent had, if this process was forked.
+    """
+    samples: dict[int, list[str]] = defaultdict(list)
+    lines: dict[int, list[int]] = defaultdict(list)
+    looks: list[loops.Look] = []
+    main = threading.main_thread().ident
+    first_batch = agent.batches.number
+    for number in range(LOOKS):
+        if number:
+            time.sleep(_BETWEEN)
+        for ident, frames in _stacks().items():
+            places = loops.places_of(frames)
+            # A frame that came and went in between is as good as a movement: its identity tells.
+            samples[ident].append(" ".join(f"{place.frame:x}:{place.lasti}" for place in places))
+            user = next((frame for frame in frames if is_user_file(frame.f_code.co_filename)), None)
+            lines[ident].append(user.f_lineno if user is not None else 0)
+            if ident == main:
+                looks.append(loops.Look(places, loops.prints_of(frames)))
+    stacks = _stacks()
+    loop = _contained(loops.view, looks, stacks.get(main or 0, []))
+    return InsideView(
+        pid=os.getpid(),
+        time=time.time(),
+        threads=tuple(
+            _thread(ident, frames, tuple(samples[ident]), tuple(lines[ident]), main) for ident, frames in stacks.items()
+        ),
+        loaders=tuple(filter(None, (_contained(_loader, iterator, agent) for iterator in agent.batches.iterators()))),
+        batches=agent.batches.number - first_batch,
+        torch_threads=torch.get_num_threads(),
+        forked=born is not None,
+        threads_at_fork=born,
+        loop=loop,
+        item=_contained(_item, stacks.get(main or 0, [])) or "",
+    )
+
+
+def _stacks() -> dict[int, list[FrameType]]:
+    """The frames of all threads but the one that looks, innermost first."""
+    return {ident: _outwards(frame) for ident, frame in sys._current_frames().items() if not _is_ours(frame)}
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return any(each.f_code.co_filename.startswith(_HERE) for each in _outwards(frame))
+
+
+def _outwards(frame: FrameType | None) -> list[FrameType]:
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _thread(
+    ident: int, frames: list[FrameType], samples: tuple[str, ...], lines: tuple[int, ...], main: int | None
+) -> PyThread:
+    known = threading._active.get(ident)  # type: ignore[attr-defined]
+    locks = _contained(held, frames) or []
+    waits = _contained(waited_for, frames)
+    return PyThread(
+        ident=ident,
+        tid=getattr(known, "native_id", None) or 0,
+        name=getattr(known, "name", ""),
+        main=ident == main,
+        daemon=bool(getattr(known, "daemon", False)),
+        frames=tuple(_frame(frame) for frame in frames[:_DEEPEST]),
+        waits_for=waits if isinstance(waits, LockView) else None,
+        holds=tuple(locks),
+        samples=samples,
+        lines=lines,
+    )
+
+
+def _frame(frame: FrameType) -> PyFrame:
+    place = span(frame)
+    user = is_user_file(frame.f_code.co_filename)
+    column, end_column = (place[2] + 1, place[3] + 1) if place is not None and place[0] == place[1] else (1, 1)
+    return PyFrame(
+        file=frame.f_code.co_filename,
+        line=frame.f_lineno,
+        function=frame.f_code.co_name,
+        user=user,
+        lasti=frame.f_lasti,
+        column=column,
+        end_column=end_column,
+        code=expression(frame)[0].strip()[:200] if user else "",
+    )
+
+
+def _loader(iterator: Any, agent: Any) -> LoaderView | None:
+    processes = list(getattr(iterator, "_workers", ()))
+    if not processes:
+        return None
+    drawn = agent.batches.under_way(iterator)
+    given: list[tuple[str, ...]] = []
+    for number in range(len(processes)):
+        tasks = sorted(
+            index for index, task in list(iterator._task_info.items()) if len(task) == 1 and task[0] == number
+        )
+        items = [drawn[index] for index in tasks if index in drawn]
+        flat = [item for batch in items for item in (batch if isinstance(batch, list | tuple) else [batch])]
+        given.append(tuple(str(plain(item)) for item in flat if item is not None)[:64])
+    return LoaderView(
+        workers=tuple(process.pid for process in processes),
+        alive=tuple(process.is_alive() for process in processes),
+        exit_codes=tuple(process.exitcode for process in processes),
+        given=tuple(given),
+        timeout=float(getattr(iterator, "_timeout", 0) or 0),
+        start_method=type(processes[0]).__name__.removesuffix("Process").lower(),
+    )
+
+
+def _item(frames: list[FrameType]) -> str:
+    """Which item of the dataset a worker is reading."""
+    index = workers.index_under_way(frames)
+    return "" if index is None else str(plain(index))
+
+
+def _contained(question: Any, *arguments: Any) -> Any:
+    """One question that cannot be answered is no reason not to answer the others."""
+    try:
+        return question(*arguments)
+    except Exception as error:
+        report_fault(f"observe.inside.{question.__name__}", error)
+        return None

@@ -1,0 +1,146 @@
+"""The Python stacks of a process from outside, by py-spy where it is installed. It never fails: no answer is None.
+
+py-spy finds the interpreter in the memory of the process, so it needs no help from it and works with the GIL held.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from typing import Any
+
+import msgspec
+
+from torchmedic.stall_records import PyFrame, PyThread
+from torchmedic.supervise.proc.python_threads import is_user
+
+LIMIT = 3.0
+_MOST_LOCALS, _LONGEST_VALUE = 12, 120
+
+
+class Dump(msgspec.Struct, frozen=True, kw_only=True):
+    """What py-spy saw. `native` are the frames of C by thread, innermost first; `failure` is why it saw nothing.
+
+    `values` are the local variables of the innermost frame of the user's own code, by thread.
+    """
+
+    threads: tuple[PyThread, ...] = ()
+    native: dict[int, tuple[str, ...]] = {}
+    values: dict[int, dict[str, str]] = {}
+    failure: str = ""
+
+
+def executable() -> str | None:
+    """py-spy of our own environment, or the one on the PATH."""
+    name = "py-spy.exe" if os.name == "nt" else "py-spy"
+    for folder in (sysconfig.get_path("scripts"), os.path.dirname(sys.executable)):
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK):
+            return path
+    return shutil.which("py-spy")
+
+
+def dump(pid: int, *, native: bool = False, values: bool = False, limit: float = LIMIT) -> Dump | None:
+    """The stacks of all threads; None if py-spy is not installed.
+
+    Args:
+        pid: The process.
+        native: With frames of C, for which py-spy must stop the process for some milliseconds. Without, it never does.
+        values: With local variables, cut short.
+        limit: Seconds after which it is given up.
+    """
+    program = executable()
+    if program is None:
+        return None
+    command = [program, "dump", "--json", "--full-filenames", "--pid", str(pid)]
+    command += ["--native"] if native else ["--nonblocking"]
+    command += ["--locals"] if values else []
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=limit,
+            check=False,
+            env={**os.environ, "RUST_BACKTRACE": "0"},
+        )
+    except subprocess.TimeoutExpired:
+        return Dump(failure=f"py-spy did not answer in {limit:.0f} s")
+    except OSError as error:
+        return Dump(failure=f"py-spy cannot be run: {error.strerror or error}")
+    if done.returncode != 0:
+        return Dump(failure=_reason(done.stderr.decode("utf-8", "replace")))
+    return parse(done.stdout, pid)
+
+
+def parse(answer: bytes, pid: int) -> Dump:
+    """Read `py-spy dump --json`."""
+    try:
+        listed = [thread for thread in json.loads(answer) if isinstance(thread, dict)]
+        return _read(listed, pid)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return Dump(failure=f"py-spy's answer cannot be read: {error}")
+
+
+def _read(listed: list[dict[str, Any]], pid: int) -> Dump:
+    threads: list[PyThread] = []
+    native: dict[int, tuple[str, ...]] = {}
+    values: dict[int, dict[str, str]] = {}
+    for entry in listed:
+        tid = int(entry.get("os_thread_id") or 0)
+        name = str(entry.get("thread_name") or "")
+        frames = [frame for frame in entry.get("frames") or () if isinstance(frame, dict)]
+        python = [frame for frame in frames if not _is_native(frame)]
+        threads.append(
+            PyThread(
+                ident=int(entry.get("thread_id") or 0),
+                tid=tid,
+                name=name,
+                main=tid == pid or (not tid and name == "MainThread"),
+                frames=tuple(_frame(frame) for frame in python),
+                holds_gil=bool(entry.get("owns_gil")),
+            )
+        )
+        own = next((frame for frame in python if is_user(str(frame.get("filename")))), None)
+        if own is not None and own.get("locals"):
+            values[tid] = _values(own["locals"])
+        if len(python) < len(frames):
+            native[tid] = tuple(_native_name(frame) for frame in frames if _is_native(frame))
+    return Dump(threads=tuple(threads), native=native, values=values)
+
+
+def _frame(frame: dict[str, Any]) -> PyFrame:
+    """py-spy names a method with its class; elsewhere a function goes by its own name."""
+    file = str(frame.get("filename") or "")
+    function = str(frame.get("name") or "").rpartition(".")[2]
+    return PyFrame(file=file, line=int(frame.get("line") or 0), function=function, user=is_user(file))
+
+
+def _is_native(frame: dict[str, Any]) -> bool:
+    return bool(frame.get("module")) or not frame.get("filename") or not frame.get("line")
+
+
+def _native_name(frame: dict[str, Any]) -> str:
+    library = os.path.basename(str(frame.get("module") or frame.get("filename") or ""))
+    return f"{frame.get('name')} ({library})" if library else str(frame.get("name"))
+
+
+def _values(listed: list[dict[str, Any]]) -> dict[str, str]:
+    shown = {str(entry.get("name")): str(entry.get("repr")) for entry in listed[:_MOST_LOCALS]}
+    return {
+        name: value if len(value) <= _LONGEST_VALUE else value[: _LONGEST_VALUE - 3] + "..."
+        for name, value in shown.items()
+    }
+
+
+def _reason(complaint: str) -> str:
+    """py-spy's own words: the last `Error:` or `Reason:`, which is the innermost."""
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    telling = [line.partition(":")[2].strip() for line in lines if line.startswith(("Error:", "Reason:"))]
+    if not telling:
+        return f"py-spy failed: {lines[0] if lines else 'it said nothing'}"
+    return f"py-spy: {telling[-1]}"

@@ -1,0 +1,107 @@
+"""The parent's eye on progress: who stands still, what it was told about it, and whether it went on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchmedic import rundir
+from torchmedic.errors import UnreadableRun
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import Stall
+from torchmedic.supervise.proc import tree
+from torchmedic.supervise.stall.examination import examine
+from torchmedic.supervise.stall.progress import Progress
+from torchmedic.supervise.vigil import Vigil
+
+_INTERVAL = 0.5
+_AGAIN = 2.0  # what was examined and found to move is examined again after this many times as long
+
+
+class Case:
+    """One process, from the moment it stands still until it goes on."""
+
+    def __init__(self, progress: Progress, rank: int, limit: float) -> None:
+        self.progress = progress
+        self.rank = rank
+        self.limit = limit
+        self.next = limit
+        self.examination: Iterator[Stall | None] | None = None
+        self.said: Diagnosis | None = None
+        self.noted: set[str] = set()
+
+
+class StallWatch:
+    """Looks twice a second; costs some tens of microseconds as long as all goes on."""
+
+    def __init__(self, run: Path, rank: int | None, stall_after: float | None) -> None:
+        self._run = run
+        self._rank = rank
+        self._wanted = stall_after
+        self._followed: dict[Path, Progress] = {}
+        self._cases: dict[int, Case] = {}
+        self._due = 0.0
+        self._resumed: list[tuple[Diagnosis, float]] = []
+
+    def look(self, vigil: Vigil) -> Iterator[tuple[Case, Stall]]:
+        """What has been examined since the last look."""
+        for case in list(self._cases.values()):
+            if case.examination is not None:
+                seen = next(case.examination, None)
+                if seen is not None:
+                    case.examination = None
+                    if case.progress.look():  # it went on while we looked
+                        self._go_on(case)
+                    else:
+                        yield case, seen
+        now = time.monotonic()
+        if now < self._due or self._wanted == 0:
+            return
+        self._due = now + _INTERVAL
+        self._follow()
+        self._judge(vigil)
+
+    def resumed(self) -> list[tuple[Diagnosis, float]]:
+        """Who was said to stand still and has gone on since, and after how many seconds."""
+        found, self._resumed = self._resumed, []
+        return found
+
+    def _follow(self) -> None:
+        for folder in rundir.process_folders(self._run):
+            box = folder / rundir.BLACK_BOX
+            if box in self._followed or (self._rank is not None and rundir.rank_of(folder) != self._rank):
+                continue
+            with contextlib.suppress(UnreadableRun):
+                self._followed[box] = Progress(box, time.time())
+
+    def _judge(self, vigil: Vigil) -> None:
+        moving: set[int] = set()
+        silent: list[tuple[Path, Progress]] = []
+        for box, progress in self._followed.items():
+            case = self._cases.get(progress.pid)
+            if progress.look() and case is not None:
+                self._go_on(case)
+            if progress.ended or not os.path.exists(f"/proc/{progress.pid}"):
+                self._cases.pop(progress.pid, None)
+            elif progress.still(time.time()) < progress.limit(self._wanted):
+                moving.add(progress.pid)
+            else:
+                silent.append((box, progress))
+        for box, progress in silent:
+            if moving and not moving.isdisjoint(tree.pids(progress.pid)):
+                continue  # it waits for children that train
+            case = self._cases.get(progress.pid)
+            if case is None:
+                limit = progress.limit(self._wanted)
+                case = self._cases[progress.pid] = Case(progress, rundir.rank_of(box.parent), limit)
+            if case.examination is None and case.said is None and progress.still(time.time()) >= case.next:
+                case.next = _AGAIN * max(case.next, progress.still(time.time()))
+                case.examination = examine(self._run, progress, case.limit, case.rank, vigil.ended)
+
+    def _go_on(self, case: Case) -> None:
+        self._cases.pop(case.progress.pid, None)
+        if case.said is not None:
+            self._resumed.append((case.said, case.progress.last_silence))
