@@ -14,6 +14,7 @@ from machines import placed_on
 from running import Finished, marked_line
 
 PAGES = Path(__file__).parents[1] / "docs" / "diagnoses"
+HANGS = "TM5"  # run by test_hangs.py, many side by side
 FENCE = re.compile(r"^```python (fails|passes)([^\n]*)\n(.*?)^```$", re.M | re.S)
 
 
@@ -27,6 +28,8 @@ def scripts(kind: str, *, gpu: bool = False) -> list[object]:
     found: list[object] = []
     for page in sorted(PAGES.glob("TM*.md")):
         code = page.name.split("-")[0]
+        if code.startswith(HANGS) and not gpu:
+            continue
         blocks = [
             (words.split(), body) for kind_found, words, body in FENCE.findall(page.read_text()) if kind_found == kind
         ]
@@ -44,7 +47,7 @@ def check_failure(code: str, source: str, finished: Finished) -> None:
     assert diagnosis.cause_location is not None, finished.stderr
     where = (diagnosis.cause_location.file, diagnosis.cause_location.line)
     assert where == ("train.py", marked_line(source)), finished.stderr
-    assert f"[{code}]" in finished.stderr
+    assert (f"[{code}]" in finished.stderr) is (diagnosis.severity != "note")
 
 
 def check_health(finished: Finished) -> None:

@@ -1,6 +1,7 @@
 """How the parent asks a process of the run about itself, and where the answer is found.
 
 inside/<pid>.ask     a named pipe: a byte written here is a question
+inside/<pid>.heard   there as soon as the question was heard
 inside/<pid>.json    the answer, replaced as a whole
 inside/<pid>.saved   where the weights were saved to, if that was the question
 inside/<pid>.txt     the stacks, written by faulthandler on a signal if nobody answers
@@ -9,6 +10,7 @@ inside/<pid>.txt     the stacks, written by faulthandler on a signal if nobody a
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 from pathlib import Path
@@ -20,6 +22,7 @@ from torchmedic.stall_records import InsideView, Saved
 
 FOLDER = "inside"
 LOOK = b"?"
+GLANCE = b"p"  # of those who examine another process: any answer from now on will do
 SAVE = b"s"
 
 
@@ -29,6 +32,10 @@ def question(run: Path, pid: int) -> Path:
 
 def answer(run: Path, pid: int) -> Path:
     return run / FOLDER / f"{pid}.json"
+
+
+def heard(run: Path, pid: int) -> Path:
+    return run / FOLDER / f"{pid}.heard"
 
 
 def saved(run: Path, pid: int) -> Path:
@@ -47,9 +54,10 @@ def signal_number() -> int | None:
 
 def ask(run: Path, pid: int, word: bytes = LOOK) -> bool:
     """Ask a process; whether there is one that listens."""
-    path = answer(run, pid) if word == LOOK else saved(run, pid)
-    with contextlib.suppress(OSError):
-        path.unlink()
+    if word != GLANCE:
+        for path in (heard(run, pid), answer(run, pid) if word == LOOK else saved(run, pid)):
+            with contextlib.suppress(OSError):
+                path.unlink()
     try:
         pipe = os.open(question(run, pid), os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
@@ -92,3 +100,17 @@ def remove(run: Path) -> None:
             gone = not os.path.exists(f"/proc/{path.stem}")
             if gone and (path.suffix == ".ask" or not path.stat().st_size):
                 path.unlink()
+
+
+def ask_for_dump(pid: int, listener: int) -> bool:
+    """Have faulthandler write the stacks of a process, by a signal to the thread of ours in it and to no other.
+
+    A system call of any other thread would be interrupted by it.
+    """
+    number = signal_number()
+    if number is None:
+        return False
+    try:
+        return bool(ctypes.CDLL(None, use_errno=True).tgkill(pid, listener, number) == 0)
+    except (AttributeError, OSError):
+        return False

@@ -11,26 +11,35 @@ import msgspec
 
 from torchmedic.records import BoxContents, GpuHealth, HostPressure, Phase, PressureRates
 
+LISTENER = "torchmedic"  # what the kernel calls the thread that torchmedic has in a process
+
 
 class ThreadView(msgspec.Struct, frozen=True, kw_only=True):
     """One thread as the kernel shows it.
 
-    `busy` is its share of one core between two looks, `wakes` how often a second it was given one. `switches` is that
-    in all. `syscall` is `running` on a CPU, empty where the kernel holds it outside any call or does not tell us.
+    `busy` is its share of one core between two looks, `demand` the share that it would have taken had the machine not
+    been busy with others, `wakes` how often a second it was given one. `switches` is that in all, `waited` the seconds
+    that it had to wait for a core. `syscall` is `running` on a CPU, empty where the kernel holds it outside any call or
+    does not tell us. `asleep` is for how many seconds it has not run at all, where the kernel says so, `wakes_in` after how many at most
+    its sleep, or its wait with a time limit, ends by itself.
     """
 
     tid: int
     name: str = ""
     state: str = "?"
     cpu: float = 0.0
+    waited: float = 0.0
     busy: float | None = None
+    demand: float | None = None
     switches: int = 0
     wakes: float | None = None
+    asleep: float | None = None
     wchan: str = ""
     syscall: str = ""
     arguments: tuple[int, ...] = ()
     stack_pointer: int = 0
     native: tuple[str, ...] = ()
+    wakes_in: float | None = None
 
 
 class FutexWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,13 +93,21 @@ class LockHeld(msgspec.Struct, frozen=True, kw_only=True):
     holder_lives: bool = True
 
 
+class FileGrowth(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that a process has open for writing and that grew between two looks; `rate` is in bytes a second."""
+
+    path: str
+    size: int
+    rate: float
+
+
 class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
     """One process as the kernel shows it, and what changed between two looks (`elapsed` seconds apart).
 
     `name` is the kernel's, `exit_status` that of a zombie, negative for a signal. `open_to_us` is whether the calls of
     its threads may be seen. `taken` is the monotonic time of the look. `faults` (major ones) and `io` (rchar, wchar,
     read_bytes, write_bytes) are the totals from which `major_faults`, `bytes_read` and `bytes_written`, all per second,
-    are made.
+    are made. `libraries` are the compilers of the CUDA driver that it has loaded.
     """
 
     pid: int
@@ -120,10 +137,26 @@ class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
     taken: float = 0.0
     faults: int = 0
     io: tuple[int, ...] = ()
+    growing: tuple[FileGrowth, ...] = ()
+    libraries: tuple[str, ...] = ()
 
     @property
     def main(self) -> ThreadView | None:
         return self.thread(self.pid)
+
+    @property
+    def own_threads(self) -> tuple[ThreadView, ...]:
+        """The threads of the process itself, without the one that torchmedic has in it."""
+        return tuple(thread for thread in self.threads if thread.name != LISTENER)
+
+    @property
+    def listener(self) -> ThreadView | None:
+        return next((thread for thread in self.threads if thread.name == LISTENER), None)
+
+    @property
+    def demand(self) -> float:
+        """How many cores its threads wanted between two looks, whether they got them or not."""
+        return sum(thread.demand or 0.0 for thread in self.own_threads)
 
     def thread(self, tid: int) -> ThreadView | None:
         return next((thread for thread in self.threads if thread.tid == tid), None)
@@ -202,12 +235,36 @@ class LoaderView(msgspec.Struct, frozen=True, kw_only=True):
     start_method: str = ""
 
 
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """The job of several ranks that a process takes part in, by torch.distributed."""
+
+    backend: str
+    rank: int
+    world_size: int
+
+
+class MarkView(msgspec.Struct, frozen=True, kw_only=True):
+    """A point of the run that the device has come to, or has not: see `observe/device_marks.py`."""
+
+    what: str
+    step: int
+    file: str
+    line: int
+
+
 class InsideView(msgspec.Struct, frozen=True, kw_only=True):
     """What a process says of itself. Absent where it could not answer, because the GIL is held, say.
 
     `threads_at_fork` is how many threads the parent had when this process was forked. `item` is the dataset item
-    that a worker is reading, `batches` how many batches came while we looked. `by_signal` is that it could not answer,
-    and faulthandler wrote its stacks: one look, no more.
+    that a worker is reading, `batches` how many batches came while we looked, of `requests` asked for. `empty_loader`
+    is what is known of a loader that had none. `by_signal` is that it could not answer, and faulthandler wrote its
+    stacks: one look, no more. `partial` is that the device has not answered yet.
+
+    `compiles` are the seconds that earlier compilations took, `state_bytes` the size of what is being saved, `tunes`
+    whether cuDNN tries its algorithms out. `architectures` are those that this torch has code for, `gpus` the GPUs in
+    use with their compute capability.
+    `mark_made` and `mark_due` are the last mark that the device made and the next one, `marks_moved` whether it made
+    any while we looked.
     """
 
     pid: int
@@ -222,7 +279,19 @@ class InsideView(msgspec.Struct, frozen=True, kw_only=True):
     loop: LoopView | None = None
     item: str = ""
     batches: int = 0
+    requests: int = 0
+    empty_loader: str = ""
     by_signal: bool = False
+    partial: bool = False
+    job: JobView | None = None
+    compiles: tuple[float, ...] = ()
+    state_bytes: int | None = None
+    tunes: bool = False
+    architectures: tuple[str, ...] = ()
+    gpus: tuple[tuple[str, tuple[int, int]], ...] = ()
+    mark_made: MarkView | None = None
+    mark_due: MarkView | None = None
+    marks_moved: bool | None = None
 
     @property
     def main(self) -> PyThread | None:
@@ -247,6 +316,14 @@ class LoopView(msgspec.Struct, frozen=True, kw_only=True):
     empty_iterable: bool = False
 
 
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """Another process of the same run that may be a rank of the same job: from outside, and what it says of itself."""
+
+    process: ProcessView
+    inside: InsideView | None = None
+    updates: int | None = None
+
+
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the weights of a hung process could be saved, and where, or why not."""
 
@@ -261,7 +338,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     `pid` is the process whose progress is missing; `processes` are it, its children and theirs. `still` says for how
     many seconds no step or phase has ended, `usual` what the longest such time was before, None in the first steps.
     `ended` are wait statuses of processes that are gone, `mute` are those that listen and did not answer. `attached` is
-    that the run is not torchmedic's own.
+    that the run is not torchmedic's own. `peers` are the other processes of the run.
     """
 
     pid: int
@@ -281,6 +358,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     ended: dict[int, int] = {}
     mute: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    peers: tuple[Peer, ...] = ()
 
     def process(self, pid: int) -> ProcessView | None:
         return next((process for process in self.processes if process.pid == pid), None)

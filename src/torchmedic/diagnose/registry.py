@@ -12,11 +12,28 @@ from torchmedic.diagnose.rule import Rule
 
 _RULES = "torchmedic.diagnose.rules."
 
+# Among those: who is to blame that memory ran out. What only says that it did stands behind them.
+EXHAUSTED: tuple[str, ...] = (
+    "memory.accidental_broadcast",
+    "memory.retained_graph",
+    "memory.shared_device",
+    "memory.fragmented_memory",
+    "memory.first_optimizer_state",
+    "memory.dense_embedding_gradient",
+    "memory.evaluation_with_gradients",
+    "memory.collected_tensors",
+    "memory.growing_batch",
+    "memory.outlier_batch",
+    "memory.allocator_thrash",
+)
+
 # Asked in the process that raised, while its frames are alive.
 RAISED: tuple[str, ...] = (
     "process.recursion_limit",
     "process.disk_full",
+    *EXHAUSTED,
     "memory.host_memory_exhausted",
+    "memory.does_not_fit",
     "process.worker_killed",
     "devices.cuda_in_forked_process",
     "devices.cuda_not_available",
@@ -141,6 +158,10 @@ SILENT: tuple[str, ...] = (
     "loop.classes_in_order",
     "loop.same_randomness_in_workers",
     "loop.empty_cache_every_step",
+    "loop.needless_wait",
+    "loop.growing_graph",
+    "loop.leftover_micro_batches",
+    "loop.dropout_in_evaluation",
 )
 
 # Asked of the first steps, each rule for itself: what their graphs show.
@@ -153,6 +174,17 @@ CHECKUP: tuple[str, ...] = (
     "silent.dead_relu_layer",
     "silent.parameters_cut_off",
     "silent.unused_layer",
+    "silent.promoted_to_double",
+    "silent.first_loss_too_high",
+    "silent.backward_inside_autocast",
+    "silent.outdated_amp_names",
+)
+
+# Asked of what grows while training goes on.
+GROWING: tuple[str, ...] = (
+    "memory.graphs_kept",
+    "memory.graph_carried_on",
+    "memory.growing_holder",
 )
 
 # Asked in the parent, of a process that is gone.
@@ -166,10 +198,24 @@ DEATHS: tuple[str, ...] = (
     "process.killed",
 )
 
+# Asked of a run that does not get on.
+STALLED: tuple[str, ...] = (
+    "hangs.gil_held",
+    "hangs.lock_inherited_by_fork",
+    "hangs.thread_deadlock",
+    "hangs.openmp_after_fork",
+    "hangs.openmp_team_too_small",
+    "hangs.empty_loader",
+    "hangs.wait_inside_backward",
+    "hangs.endless_loop",
+    "hangs.worker_stuck",
+    "hangs.unknown_standstill",
+)
+
 # Asked by nobody: what remains when all others are silent.
 LAST: tuple[str, ...] = ("unknown",)
 
-ALL: tuple[str, ...] = (*RAISED, *LOST, *NUMBERS, *SILENT, *CHECKUP, *DEATHS, *LAST)
+ALL: tuple[str, ...] = (*RAISED, *LOST, *NUMBERS, *SILENT, *CHECKUP, *GROWING, *DEATHS, *STALLED, *LAST)
 
 
 def module_name(rule: str) -> str:

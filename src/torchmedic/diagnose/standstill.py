@@ -11,7 +11,7 @@ from torchmedic.records import Diagnosis, Grade, Location, Role, Severity
 from torchmedic.replay.source import relative, source_line
 from torchmedic.stall_records import InsideView, LockView, ProcessView, PyFrame, PyThread, Stall
 
-BUSY = 0.5  # of one core: whoever uses more is at work on something
+BUSY = 0.5  # of one core: whoever wants more is at work on something
 IDLE = 0.05
 
 
@@ -90,11 +90,11 @@ def stands(view: InsideView | None) -> bool:
 
 
 def idle(process: ProcessView | None) -> bool:
-    return process is not None and process.busy is not None and process.busy < IDLE
+    return process is not None and process.busy is not None and process.demand < IDLE
 
 
 def busy(process: ProcessView | None) -> bool:
-    return process is not None and (process.busy or 0.0) > BUSY
+    return process is not None and process.demand > BUSY
 
 
 def descendants(stall: Stall) -> list[ProcessView]:

@@ -35,6 +35,13 @@ class _Earlier(NamedTuple):
     batch: Any  # only where a library asked, which may be a batch ahead of the user and holds it too
 
 
+class Given(NamedTuple):
+    """The shape of what a module was called with, and whether it was in training mode."""
+
+    shape: torch.Size
+    training: bool
+
+
 class HostBatch(NamedTuple):
     """A batch in host memory, and which items of the dataset it was made of."""
 
@@ -58,7 +65,10 @@ class Batches:
         self._indices: Any = None
         self._source: weakref.ref[Any] | None = None
         self.number = -1
+        self.requests = 0  # for a batch, also those that found none
+        self.asked: weakref.ref[Any] | None = None  # for the last one
         self.nbytes = 0  # of the last batch
+        self.shapes: deque[Given] = deque(maxlen=64)  # of what root modules were called with, the last one last
         self.on_host = True  # all of it
         self.is_shared = False  # it lies in memory that workers and this process share, of which there may be little
 
@@ -75,6 +85,8 @@ class Batches:
 
     def requested(self, iterator: Any) -> None:
         """The user asked for the next batch: the last one is no longer ours to hold."""
+        self.requests += 1
+        self.asked = weakref.ref(iterator)
         tensors = [weakref.ref(tensor) for tensor in self.tensors()]
         batch = None if self._direct else self._strong
         self._earlier.append(_Earlier(tensors, self._indices, self._source, batch))
@@ -120,6 +132,12 @@ class Batches:
             self._strong = batch
         else:
             self._weak = [weakref.ref(tensor) for tensor in tensors]
+
+    def given(self, args: Any, training: bool) -> None:
+        """A root module is called: note how large its first argument is, should one turn out too large."""
+        first = args[0] if args else None
+        if type(first) is torch.Tensor:
+            self.shapes.append(Given(first.shape, training))
 
     def settle(self, in_use: Iterable[torch.Tensor]) -> None:
         """Make the batch that these tensors belong to the current one; forget it if that cannot be told."""

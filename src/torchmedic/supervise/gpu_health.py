@@ -22,6 +22,7 @@ _DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 _LOOK = 1.0
 _GLANCE = 0.25
 _READ = 10.0
+_CLOSE = 2.5  # seconds of a close look
 _LAST = 2.0  # seconds that the end of a run waits for a driver that does not answer
 _SERIOUS = frozenset(REASONS[bit] for bit in (0x08, 0x20, 0x40, 0x80))
 
@@ -36,6 +37,7 @@ class GpuWatch:
         self._looked = -_LOOK
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._close_until = 0.0
 
     def look(self, pids: Iterable[int]) -> None:
         """Called a few times a second with the processes that have imported torch."""
@@ -47,6 +49,10 @@ class GpuWatch:
         if self._thread is None and any(map(os.path.exists, _DEVICES)) and any(map(uses_gpu, self._pids)):
             self._thread = threading.Thread(target=self._run_contained, name="torchmedic-gpu", daemon=True)
             self._thread.start()
+
+    def look_closely(self) -> None:
+        """A process does not get on: put down how the GPUs are at every glance for a while."""
+        self._close_until = time.monotonic() + _CLOSE
 
     def last_look(self) -> None:
         """The run is over: put down how the GPUs are now."""
@@ -74,9 +80,10 @@ class GpuWatch:
         stopping = False
         while not stopping:
             stopping = self._stop.wait(_GLANCE)
-            if gpus.events() or stopping or time.monotonic() - read > _READ:
+            close = time.monotonic() < self._close_until
+            if gpus.events() or stopping or close or time.monotonic() - read > _READ:
                 now = gpus.read(self._pids)
-                if stopping or _notable(now) != _notable(last):
+                if stopping or close or _notable(now) != _notable(last):
                     self._write(now)
                     last = now
                 read = time.monotonic()

@@ -102,6 +102,7 @@ class Gpus:
         self._hottest[index] = max(self._hottest.get(index, 0), temperature or 0)
         memory = ask("nvmlDeviceGetMemoryInfo")
         pci = ask("nvmlDeviceGetPciInfo")
+        rates = ask("nvmlDeviceGetUtilizationRates")
         return GpuState(
             index=index,
             uuid=self._uuids[index],
@@ -122,6 +123,8 @@ class Gpus:
             slowdown_temperature=ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
             power=_watts(ask("nvmlDeviceGetPowerUsage")),
             power_limit=_watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
+            utilisation=int(rates.gpu) if rates is not None else None,
+            memory_utilisation=int(rates.memory) if rates is not None else None,
             memory_used=int(memory.used) if memory is not None else None,
             memory_total=int(memory.total) if memory is not None else None,
             memory_others=self._of_others(ask("nvmlDeviceGetComputeRunningProcesses"), ours),

@@ -51,6 +51,9 @@ class Vigil:
             self._sights.popleft()
         self._follow()
 
+    def look_closely_at_gpus(self) -> None:
+        self._gpus.look_closely()
+
     def last_look(self) -> None:
         """The child has ended: see what it left."""
         self._sights.append(_look())

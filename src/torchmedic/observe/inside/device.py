@@ -1,4 +1,4 @@
-"""Whether the device is still at work, asked without waiting for it."""
+"""Whether the device is still at work and how far it has come, asked without waiting for it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,43 @@ from typing import Any
 
 import torch
 
+from torchmedic.stall_records import MarkView
+
 _BETWEEN = 0.3
 
 
-def state() -> dict[str, Any]:
+def in_use() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def state(agent: Any = None) -> dict[str, Any]:
     """`device_busy`: whether work was outstanding at both looks; `allocator_retries`: of the run so far."""
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not in_use():
         return {}
-    devices = range(torch.cuda.device_count())
+    devices = _devices()
+    made, _ = _marks(agent)
     before = any(_is_busy(device) for device in devices)
     if before:
         time.sleep(_BETWEEN)
+    busy = before and any(_is_busy(device) for device in devices)
+    mark_made, mark_due = _marks(agent)
     return {
-        "device_busy": before and any(_is_busy(device) for device in devices),
+        "device_busy": busy,
         "allocator_retries": sum(_retries(device) for device in devices),
+        "architectures": tuple(torch.cuda.get_arch_list()),
+        "gpus": tuple((torch.cuda.get_device_name(each), torch.cuda.get_device_capability(each)) for each in devices),
+        "mark_made": mark_made,
+        "mark_due": mark_due,
+        "marks_moved": mark_made != made if mark_made is not None else None,
     }
+
+
+def _devices() -> list[int]:
+    """Those that this process uses: to ask another one would start it."""
+    started = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    if started is None:
+        return [torch.cuda.current_device()]
+    return [device for device in range(torch.cuda.device_count()) if started(device)]
 
 
 def _is_busy(device: int) -> bool:
@@ -30,3 +52,14 @@ def _is_busy(device: int) -> bool:
 
 def _retries(device: int) -> int:
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
+
+
+def _marks(agent: Any) -> tuple[MarkView | None, MarkView | None]:
+    if agent is None:
+        return None, None
+    made, due = agent.marks.last()
+    return _view(made), _view(due)
+
+
+def _view(mark: Any) -> MarkView | None:
+    return None if mark is None else MarkView(what=mark.what, step=mark.step, file=mark.file, line=mark.line)

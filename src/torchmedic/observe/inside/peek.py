@@ -77,7 +77,7 @@ def expression(frame: FrameType) -> tuple[str, ast.expr | None]:
     """The text of what a frame is executing, and its tree if it is one expression."""
     node = under_way(frame)
     if isinstance(node, ast.With):
-        # Up to Python 3.13 the whole statement is under way while one of its locks is waited for: the last, most likely.
+        # Up to Python 3.13 the whole statement is under way while one of its locks is waited for: the last, mostly.
         node = node.items[-1].context_expr
     if isinstance(node, ast.expr):
         return ast.unparse(node), node

@@ -15,9 +15,9 @@ import torch
 from torchmedic.contained import report_fault
 from torchmedic.observe import workers
 from torchmedic.observe.frames import is_user_file
-from torchmedic.observe.inside import loops
+from torchmedic.observe.inside import loops, work
 from torchmedic.observe.inside.locks import held, waited_for
-from torchmedic.observe.inside.peek import expression, span
+from torchmedic.observe.inside.peek import attribute, expression, span
 from torchmedic.observe.sketch import plain
 from torchmedic.stall_records import InsideView, LoaderView, LockView, PyFrame, PyThread
 
@@ -36,7 +36,7 @@ def looked_at(agent: Any, born: int | None) -> InsideView:
     lines: dict[int, list[int]] = defaultdict(list)
     looks: list[loops.Look] = []
     main = threading.main_thread().ident
-    first_batch = agent.batches.number
+    batches, requests = agent.batches.number, agent.batches.requests
     for number in range(LOOKS):
         if number:
             time.sleep(_BETWEEN)
@@ -57,11 +57,14 @@ def looked_at(agent: Any, born: int | None) -> InsideView:
             _thread(ident, frames, tuple(samples[ident]), tuple(lines[ident]), main) for ident, frames in stacks.items()
         ),
         loaders=tuple(filter(None, (_contained(_loader, iterator, agent) for iterator in agent.batches.iterators()))),
-        batches=agent.batches.number - first_batch,
+        batches=agent.batches.number - batches,
+        requests=agent.batches.requests - requests,
         torch_threads=torch.get_num_threads(),
         forked=born is not None,
         threads_at_fork=born,
+        empty_loader=_contained(_batching, agent) or "",
         loop=loop,
+        **(_contained(work.facts, stacks.get(main or 0, [])) or {}),
         item=_contained(_item, stacks.get(main or 0, [])) or "",
     )
 
@@ -140,6 +143,19 @@ def _loader(iterator: Any, agent: Any) -> LoaderView | None:
         timeout=float(getattr(iterator, "_timeout", 0) or 0),
         start_method=type(processes[0]).__name__.removesuffix("Process").lower(),
     )
+
+
+def _batching(agent: Any) -> str:
+    """How the loader that was asked last makes its batches."""
+    iterator = agent.batches.asked() if agent.batches.asked is not None else None
+    sampler = attribute(iterator, "_index_sampler")
+    size, drop = attribute(sampler, "batch_size"), attribute(sampler, "drop_last")
+    if type(size) is not int or type(drop) is not bool:
+        return ""
+    dataset = attribute(iterator, "_dataset")
+    length = len(dataset) if isinstance(dataset, torch.utils.data.TensorDataset | torch.utils.data.Subset) else None
+    known = f", its dataset has {length} items" if length is not None else ""
+    return f"it makes batches of {size} with drop_last={drop}{known}"
 
 
 def _item(frames: list[FrameType]) -> str:

@@ -107,10 +107,10 @@ def _thread(base: str, tid: int) -> ThreadView | None:
     stat = Stat(text(f"{base}/stat") or "")
     if not stat:
         return None
-    cpu, switches = stat.cpu, 0
+    cpu, waited, switches = stat.cpu, 0.0, 0
     with contextlib.suppress(ValueError):  # nanoseconds, where the ticks of `stat` are 10 ms
-        used, _, times = map(int, (text(f"{base}/schedstat") or "").split())
-        cpu, switches = used / 1e9, times
+        used, queued, times = map(int, (text(f"{base}/schedstat") or "").split())
+        cpu, waited, switches = used / 1e9, queued / 1e9, times
     call, arguments, pointer = syscalls.parse(text(f"{base}/syscall") or "")
     wchan = (text(f"{base}/wchan") or "").strip()
     return ThreadView(
@@ -118,6 +118,7 @@ def _thread(base: str, tid: int) -> ThreadView | None:
         name=stat.name,
         state=stat.state,
         cpu=cpu,
+        waited=waited,
         switches=switches,
         wchan="" if wchan == "0" else wchan,
         syscall=call,

@@ -6,7 +6,9 @@ py-spy finds the interpreter in the memory of the process, so it needs no help f
 from __future__ import annotations
 
 import json
+import linecache
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,10 +17,11 @@ from typing import Any
 
 import msgspec
 
+from torchmedic.observe.frames import is_user_file
 from torchmedic.stall_records import PyFrame, PyThread
-from torchmedic.supervise.proc.python_threads import is_user
 
 LIMIT = 3.0
+_STANDARD_LIBRARY = re.compile(r"/lib(64)?/python3\.\d+t?/")
 _MOST_LOCALS, _LONGEST_VALUE = 12, 120
 
 
@@ -45,7 +48,7 @@ def executable() -> str | None:
 
 
 def dump(pid: int, *, native: bool = False, values: bool = False, limit: float = LIMIT) -> Dump | None:
-    """The stacks of all threads; None if py-spy is not installed.
+    """All that py-spy sees of a process, or why it sees nothing; None if it is not installed.
 
     Args:
         pid: The process.
@@ -117,7 +120,14 @@ def _frame(frame: dict[str, Any]) -> PyFrame:
     """py-spy names a method with its class; elsewhere a function goes by its own name."""
     file = str(frame.get("filename") or "")
     function = str(frame.get("name") or "").rpartition(".")[2]
-    return PyFrame(file=file, line=int(frame.get("line") or 0), function=function, user=is_user(file))
+    line, user = int(frame.get("line") or 0), is_user(file)
+    code = linecache.getline(file, line).strip()[:200] if user else ""
+    return PyFrame(file=file, line=line, function=function, user=user, code=code)
+
+
+def is_user(file: str) -> bool:
+    """Whether a file is the user's own. The process may run under another Python than ours, known by its place only."""
+    return is_user_file(file) and not _STANDARD_LIBRARY.search(file)
 
 
 def _is_native(frame: dict[str, Any]) -> bool:

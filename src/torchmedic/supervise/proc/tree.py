@@ -130,8 +130,11 @@ def _same(before: ProcessView, after: ProcessView) -> bool:
 
 def _compare_threads(before: ThreadView | None, after: ThreadView, seconds: float) -> ThreadView:
     used = after.cpu - (before.cpu if before is not None else 0.0)
+    wanted = used + after.waited - (before.waited if before is not None else 0.0)
     times = after.switches - (before.switches if before is not None else 0)
-    return msgspec.structs.replace(after, busy=max(0.0, used) / seconds, wakes=max(0, times) / seconds)
+    return msgspec.structs.replace(
+        after, busy=max(0.0, used) / seconds, demand=max(0.0, wanted) / seconds, wakes=max(0, times) / seconds
+    )
 
 
 def _rate(before: tuple[int, ...], after: tuple[int, ...], index: int, seconds: float) -> float | None:

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from torchmedic.stall_records import FileWait, LockHeld, ProcessView, ThreadView
-from torchmedic.supervise.proc import file_locks, open_files, polls, sockets
+from torchmedic.supervise.proc import file_locks, hidden_calls, last_run, open_files, polls, sleeps, sockets
 from torchmedic.supervise.proc.futexes import futex_waits
 from torchmedic.supervise.proc.memory import peek
 from torchmedic.supervise.proc.process import PROC
@@ -31,8 +31,9 @@ _SETLKW, _OFD_SETLKW = 7, 38
 def with_waits(views: Iterable[ProcessView], *, proc: Path = PROC) -> tuple[ProcessView, ...]:
     """The same processes, with what they wait for."""
     filled = []
-    for view in views:
-        files = [wait for thread in view.threads for wait in _waits(view.pid, thread, proc)]
+    now = last_run.now(proc=proc)
+    for view in (_with_sleep(_with_calls(view), now, proc) for view in views):
+        files = [wait for thread in view.threads for wait in _waits(view, thread, proc)]
         filled.append(
             msgspec.structs.replace(
                 view,
@@ -44,9 +45,26 @@ def with_waits(views: Iterable[ProcessView], *, proc: Path = PROC) -> tuple[Proc
     return _with_peers(filled, proc)
 
 
-def _waits(pid: int, thread: ThreadView, proc: Path) -> list[FileWait]:
-    if thread.state in "RTtZX" or not thread.arguments:
+def _with_sleep(view: ProcessView, now: float | None, proc: Path) -> ProcessView:
+    return sleeps.with_sleeps(last_run.with_sleep(view, now, proc=proc), proc=proc)
+
+
+def _with_calls(view: ProcessView) -> ProcessView:
+    if view.open_to_us:
+        return view
+    threads = (
+        msgspec.structs.replace(thread, syscall=thread.syscall or hidden_calls.call_of(thread))
+        for thread in view.threads
+    )
+    return msgspec.structs.replace(view, threads=tuple(threads))
+
+
+def _waits(view: ProcessView, thread: ThreadView, proc: Path) -> list[FileWait]:
+    pid = view.pid
+    if thread.state in "RTtZX":
         return []
+    if not thread.arguments:
+        return [] if view.open_to_us else hidden_calls.waits_of(view, thread, proc=proc)
     if thread.syscall in polls.CALLS:
         timed = polls.is_timed(thread)
         return [

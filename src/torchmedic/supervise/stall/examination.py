@@ -6,7 +6,6 @@ It is a generator, taken a step further at every tick of the parent, which must 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +18,15 @@ from torchmedic.observe import blackbox
 from torchmedic.records import BoxContents
 from torchmedic.stall_records import InsideView, ProcessView, Stall
 from torchmedic.supervise import host_pressure
-from torchmedic.supervise.proc import pyspy, tree, waits
+from torchmedic.supervise.proc import growing_files, libraries, pyspy, tree, waits
 from torchmedic.supervise.stall.dumps import read_dump
+from torchmedic.supervise.stall.peers import Peers
 from torchmedic.supervise.stall.progress import Progress
 
 _LOOK = 1.3  # seconds between the two looks from outside; those from inside fall in between
-_ANSWER = 2.2  # seconds until a process that does not answer is taken to be unable to
+_ANSWER = 2.2  # seconds until a process that has not heard the question is taken to be unable to
+_LONGEST = 8.0  # seconds that an answer may take on a busy machine
+_STARVED = 0.2  # of a core that the listener wanted and did not get: it is not the GIL that it waits for
 _DUMP = 0.6  # seconds that faulthandler is given after that
 
 
@@ -34,15 +36,21 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
     pids = tree.pids(progress.pid)
     asked = [pid for pid in pids if inside_files.ask(run, pid)]
     pressure = host_pressure.read(progress.pid, pids)
+    peers = Peers(run, pids)
+    files = growing_files.sizes(pids, run)
     before = tree.tree(progress.pid)
     yield from _until(begun + _LOOK)
     after = waits.with_waits(tree.compare_all(before, tree.tree(progress.pid)))
+    after = growing_files.with_growth(after, files, growing_files.sizes(pids, run))
+    after = tuple(_with_libraries(view) if view.pid == progress.pid else view for view in after)
     rates = host_pressure.difference(pressure, later := host_pressure.read(progress.pid, pids))
-    while time.monotonic() < begun + _ANSWER and any(inside_files.read_answer(run, pid) is None for pid in asked):
+    while _waiting(run, asked, after, time.monotonic() - begun):
         yield None
     inside = {pid: answer for pid in asked if (answer := inside_files.read_answer(run, pid)) is not None}
-    mute = [view for view in after if view.pid in asked and view.pid not in inside]
-    dumped = {view.pid: _size(run, view.pid) for view in mute if _make_dump(view)}
+    mute = [view for view in after if view.pid in asked and view.pid not in inside and not _heard(run, view.pid)]
+    dumped = {view.pid: _size(run, view.pid) for view in mute}
+    for view in mute:
+        _make_dump(view)
     if dumped:
         yield from _until(time.monotonic() + _DUMP)
     for view in mute:
@@ -65,7 +73,12 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
         gpu=gpu_files.read_gpu_health(run),
         ended=ended,
         mute=tuple(view.pid for view in mute),
+        peers=peers.seen(),
     )
+
+
+def _with_libraries(view: ProcessView) -> ProcessView:
+    return msgspec.structs.replace(view, libraries=libraries.compilers(view.pid))
 
 
 def _until(moment: float) -> Iterator[None]:
@@ -73,15 +86,27 @@ def _until(moment: float) -> Iterator[None]:
         yield None
 
 
-def _make_dump(view: ProcessView) -> bool:
-    """Have faulthandler write the stacks: only where the signal is caught, as it would end the process elsewhere."""
-    number = inside_files.signal_number()
-    if number is None or view.state in "TtZX" or not view.caught_signals >> (number - 1) & 1:
-        return False
-    with contextlib.suppress(OSError):
-        os.kill(view.pid, number)
-        return True
+def _heard(run: Path, pid: int) -> bool:
+    return inside_files.heard(run, pid).exists()
+
+
+def _waiting(run: Path, asked: list[int], views: tuple[ProcessView, ...], passed: float) -> bool:
+    """Whether an answer may still come: from who has heard the question, or has no core to hear it on."""
+    for view in views:
+        answer = inside_files.read_answer(run, view.pid)
+        if view.pid not in asked or (answer is not None and (not answer.partial or passed > _ANSWER)):
+            continue  # a device that does not answer may never do so
+        starved = view.listener is not None and (view.listener.demand or 0.0) > _STARVED
+        if passed < (_LONGEST if _heard(run, view.pid) or starved else _ANSWER) and view.state not in "TtZX":
+            return True
     return False
+
+
+def _make_dump(view: ProcessView) -> None:
+    """Only where the signal is caught: it would end the process elsewhere."""
+    number = inside_files.signal_number()
+    if number is not None and view.listener is not None and view.caught_signals >> (number - 1) & 1:
+        inside_files.ask_for_dump(view.pid, view.listener.tid)
 
 
 def _size(run: Path, pid: int) -> int:

@@ -21,7 +21,7 @@ class Progress:
         self._box = Follower(path)
         self.pid = self._box.pid
         self.last: Beat | None = None
-        self._moved = max(self._box.started, now - 1.0)
+        self._moved: float = max(self._box.started, now - 1.0)
         self._longest: dict[Phase, float] = {}
         self._step_ended: float | None = None
         self.usual_step: float | None = None
@@ -79,7 +79,7 @@ class Progress:
         return self._longest.get(self.phase)
 
     def limit(self, wanted: float | None) -> float:
-        """For how many seconds it may be silent. `wanted` is the user's word for it, which overrides what was learned."""
+        """For how many seconds it may be silent. `wanted` is the user's word, which overrides what was learned."""
         if wanted is not None:
             return wanted
         if self.last is None or not self.last.updates:

@@ -61,9 +61,9 @@ class Response:
         from torchmedic.diagnose.engine import ask
 
         diagnosis = ask(stall, registry.STALLED)
-        if diagnosis is None or diagnosis.code in case.noted:
+        if diagnosis is None or (diagnosis.code, diagnosis.severity) in case.noted:
             return  # it moves, and nothing is wrong with that
-        case.noted.add(diagnosis.code)
+        case.noted.add((diagnosis.code, diagnosis.severity))
         self._tell(diagnosis)
         if diagnosis.severity != "error":
             return

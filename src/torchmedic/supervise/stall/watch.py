@@ -31,7 +31,7 @@ class Case:
         self.next = limit
         self.examination: Iterator[Stall | None] | None = None
         self.said: Diagnosis | None = None
-        self.noted: set[str] = set()
+        self.noted: set[tuple[str, str]] = set()
 
 
 class StallWatch:
@@ -98,6 +98,7 @@ class StallWatch:
                 limit = progress.limit(self._wanted)
                 case = self._cases[progress.pid] = Case(progress, rundir.rank_of(box.parent), limit)
             if case.examination is None and case.said is None and progress.still(time.time()) >= case.next:
+                vigil.look_closely_at_gpus()
                 case.next = _AGAIN * max(case.next, progress.still(time.time()))
                 case.examination = examine(self._run, progress, case.limit, case.rank, vigil.ended)
 

@@ -1,0 +1,47 @@
+"""A loader that yields nothing is started again and again.
+
+What: the loop asks for the next batch, is told that there is none, starts the loader from its beginning, and again
+there is none. No step is ever made, and nothing is raised.
+
+Why: an empty dataset (a wrong path or filter, a split that rounds to nothing), a batch size that is larger than the
+dataset with `drop_last=True`, a sampler or an iterable dataset that is already used up, inside of `while True` or an
+endless generator around the loader.
+
+Cure: check `len(dataset)` and `len(loader)` before training, and raise if they are 0. Drop `drop_last=True` or make the
+batch smaller.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, at
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import Stall
+
+CODE, NAME = "TM513", "empty-loader-cycled"
+
+_OFTEN = 3
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    inner, thread = stall.inner, stall.thread
+    if inner is None or thread is None or inner.batches or inner.requests < _OFTEN:
+        return None
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "proven",
+        "the loader yields no batch, and is started again and again",
+        f"it was asked for a batch {inner.requests} times in a second and had none",
+    )
+    frame = thread.user_frame
+    draft.at(at(frame, "cause", "this loop finds the loader empty every time"))
+    if inner.empty_loader:
+        draft.because(inner.empty_loader)
+    draft.because(f"in the loop at line {inner.loop.line}: `{inner.loop.code}`" if inner.loop is not None else "")
+    draft.help("check `len(loader)` before training; with `drop_last=True` a batch may not exceed the dataset")
+    return draft.finish()
+
+
+RULE = Rule(CODE, NAME, check)

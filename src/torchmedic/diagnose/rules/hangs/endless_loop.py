@@ -1,0 +1,81 @@
+"""A loop of the script never ends.
+
+What: the main thread goes round in a loop, burns a core, and makes no step. Nothing that could end the loop changes
+from one look to the next: its condition and the tests before its `break` read the same values every time.
+
+Why: a counter that is not counted, a flag that nobody sets, a condition on something that the loop does not touch, a
+`while True` without a way out, `continue` before the line that would change it.
+
+Cure: the condition, its values and the lines of the loop are shown: change what it reads inside of the loop, or bound
+the number of rounds.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.last_words import line_location
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import BUSY, StallDraft, at
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import InsideView, LoopView, ProcessView, Stall
+
+CODE, NAME = "TM514", "endless-loop"
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    for process in stall.processes:
+        view = stall.inside.get(process.pid)
+        row = process.main
+        if view is None or view.loop is None or row is None or (row.demand or 0.0) < BUSY:
+            continue
+        loop, thread = view.loop, view.main
+        if thread is None or not thread.moved or view.batches or not (loop.endless or loop.unchanged):
+            continue
+        if _may_be_ended_by_others(view, loop, stall, process):
+            continue
+        return _told(stall, process, view, loop)
+    return None
+
+
+def _may_be_ended_by_others(view: InsideView, loop: LoopView, stall: Stall, process: ProcessView) -> bool:
+    """A flag may be set by another thread that is at work, or a file or queue filled by another process."""
+    if loop.endless:
+        return False
+    others = [thread for thread in view.threads if not thread.main and thread.user_frame is not None]
+    return any(not _waits(thread.ident, view) for thread in others)
+
+
+def _waits(ident: int, view: InsideView) -> bool:
+    return any(thread.ident == ident and thread.waits_for is not None and not thread.moved for thread in view.threads)
+
+
+def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) -> Diagnosis:
+    thread = view.main
+    assert thread is not None
+    if loop.endless:
+        why = "it is `while True` without a `break`, `return` or `raise`"
+    else:
+        same = ", ".join(f"`{name}` = {value}" for name, value in zip(loop.unchanged, loop.values, strict=False))
+        why = f"what could end it never changes: {same}"
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "likely",
+        f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} does not end",
+        why,
+    )
+    draft.at(line_location("cause", loop.file, loop.line, "this loop goes round without an end"))
+    inner = thread.user_frame
+    if inner is not None and inner.line != loop.line:
+        draft.at(at(inner, "surfaced", "it was here at the last look"))
+    lines = sorted({line for line in thread.lines if line})
+    draft.because(
+        f"seen at line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))} in {len(thread.lines)} looks"
+    )
+    busy = process.main.busy if process.main is not None else None
+    draft.because(f"the thread uses {busy:.0%} of a core and makes no step" if busy is not None else "")
+    draft.help("change inside of the loop what its condition reads, or bound the number of rounds")
+    return draft.finish()
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,82 @@
+"""A native call holds Python's global lock (GIL).
+
+What: a thread is inside compiled code that has not given up the GIL. No other thread of Python can run meanwhile: no
+logging, no heartbeat, no signal handler, no Ctrl-C.
+
+Why: an extension or a `ctypes.PyDLL` function that works or waits without releasing the GIL, a regular expression
+that backtracks without end, one huge call of a builtin (`sum`, `sorted`, `int`, `json.loads`).
+
+Cure: look at the call: bound it, split it, or run it in a process of its own. Use `ctypes.CDLL`, which releases the
+GIL, and `py::call_guard<py::gil_scoped_release>` or `Py_BEGIN_ALLOW_THREADS` in extensions.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import BUSY, StallDraft, at, duration, main_line
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import InsideView, ProcessView, PyThread, Stall
+
+CODE, NAME = "TM501", "gil-held-by-native-code"
+
+_LONG = 60.0  # seconds, and this many times the limit, after which nobody would call it one long call
+_TIMES = 10
+_WAKES = 50.0  # a second: who waits for the GIL wakes every five milliseconds to ask for it again
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    for pid in stall.mute:
+        process, view = stall.process(pid), stall.inside.get(pid)
+        if process is None or process.state in "TtZXD" or (pid != stall.pid and not _main_is_idle(stall)):
+            continue
+        holder = _holder(process, view)
+        if holder is not None:
+            return _told(stall, process, holder)
+    return None
+
+
+def _main_is_idle(stall: Stall) -> bool:
+    return stall.view is not None and stall.view.demand < BUSY
+
+
+def _holder(process: ProcessView, view: InsideView | None) -> PyThread | None:
+    """The thread of Python that is at work in the kernel's eyes, or the one that does not even ask for the GIL."""
+    known = [thread for thread in (view.threads if view is not None else ()) if thread.frames]
+    seen = {thread.tid: process.thread(thread.tid) for thread in known if thread.tid}
+    at_work = [each for each in known if (row := seen.get(each.tid)) is not None and (row.demand or 0.0) > BUSY]
+    if at_work:
+        return at_work[0]
+    quiet = [each for each in known if (row := seen.get(each.tid)) is not None and (row.wakes or 0.0) < _WAKES]
+    if len(quiet) == 1 or len(known) == 1:
+        return (quiet or known)[0]
+    return None
+
+
+def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Diagnosis:
+    row = process.thread(holder.tid)
+    at_work = row is not None and (row.demand or 0.0) > BUSY
+    how = "is at work" if at_work else "waits"
+    frame = holder.user_frame or holder.frames[0]
+    others = "the main thread and all others wait" if not holder.main else "no other thread can run"
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "likely",
+        f"a native call {how} and has held Python's GIL for {duration(stall.still)}",
+        f"this call does not give up the GIL, so {others}",
+    )
+    draft.at(at(frame, "cause", f"this call {how} and holds the GIL"))
+    if not holder.main:
+        draft.at(main_line(stall, label="the main thread waits here for the GIL"))
+    draft.because("the process could not answer, and a thread of its own that only waits for a question needs the GIL")
+    if row is not None:
+        draft.because(f"thread {row.tid}: state {row.state}, {row.busy or 0:.0%} of a core")
+    if holder.frames[0] is not frame:
+        draft.because(f"the last Python function is `{holder.frames[0].function}`")
+    draft.help("bound or split this call, or run it in a process of its own")
+    for_good = stall.still > max(_LONG, _TIMES * stall.limit) or not at_work
+    return draft.done(step=stall.step, rank=stall.rank, severity="error" if for_good else "warning")
+
+
+RULE = Rule(CODE, NAME, check)

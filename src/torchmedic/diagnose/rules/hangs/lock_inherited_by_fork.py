@@ -1,0 +1,102 @@
+"""A forked process waits for a lock that was held when it was forked.
+
+What: a fork copies the memory of a process but only the thread that forks. A lock that another thread held at that
+moment is locked in the child for ever: the thread that would give it back does not exist there.
+
+Why: threads (loggers, prefetchers, progress bars, servers) beside a DataLoader or `multiprocessing` that forks; some
+libraries (OpenCV, tokenizers, database clients) have threads and locks of their own.
+
+Cure: start workers in another way (`multiprocessing_context="spawn"` or `"forkserver"`), start them before the
+threads, or make the lock anew in the child (`worker_init_fn`, `os.register_at_fork`).
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, at, lock_at, main_line, stands, who
+from torchmedic.records import Diagnosis, Grade
+from torchmedic.stall_records import InsideView, LockView, ProcessView, PyThread, Stall
+
+CODE, NAME = "TM503", "lock-inherited-through-fork"
+
+_OWN = ("lock", "reentrant lock", "condition", "semaphore")  # which no other process can give back
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    for process in stall.processes:
+        view = stall.inside.get(process.pid)
+        if view is None or not view.forked or not stands(view):
+            continue
+        for thread in view.threads:
+            found = _of_python(stall, process, view, thread) or _of_native_code(stall, process, thread)
+            if found is not None:
+                return found
+    return None
+
+
+def _of_python(stall: Stall, process: ProcessView, view: InsideView, thread: PyThread) -> Diagnosis | None:
+    wanted = thread.waits_for
+    if wanted is None or wanted.kind not in _OWN or any(_holds(each, wanted) for each in view.threads):
+        return None
+    alive = {each.ident for each in view.threads}
+    if wanted.owner in alive or (wanted.owner is None and len(alive) > 1):
+        return None
+    held = _holder_in_parent(stall, process, wanted)
+    grade: Grade = "proven" if held is not None or wanted.owner is not None else "likely"
+    if held is None and wanted.owner is None and wanted.kind != "lock":
+        return None
+    draft = _draft(stall, process, grade, f"{wanted.kind} `{wanted.name}`")
+    draft.at(at(thread.user_frame, "cause", f"{who(process)} waits here for `{wanted.name}`"))
+    if held is not None:
+        draft.at(lock_at(held, "holder", "a thread of the parent process holds it here"))
+        draft.because(f"in the parent process a thread holds `{held.name}`, taken at line {held.line}")
+    if wanted.owner is not None:
+        draft.because(f"the lock names thread {wanted.owner:#x} as its owner, which does not exist in this process")
+    else:
+        draft.because("this process has one thread of Python, which waits: nobody in it can give the lock back")
+    return _advised(draft, stall)
+
+
+def _of_native_code(stall: Stall, process: ProcessView, thread: PyThread) -> Diagnosis | None:
+    for futex in process.futexes:
+        if futex.tid == (thread.tid or process.pid) and futex.owner is not None and futex.owner_lives is False:
+            draft = _draft(stall, process, "proven", "a mutex of native code")
+            draft.at(at(thread.user_frame, "cause", f"{who(process)} waits here, in what this calls"))
+            draft.because(f"the mutex names thread {futex.owner} as its owner, which does not exist in this process")
+            return _advised(draft, stall)
+    return None
+
+
+def _draft(stall: Stall, process: ProcessView, grade: Grade, what: str) -> StallDraft:
+    return StallDraft(
+        stall,
+        CODE,
+        NAME,
+        grade,
+        f"{who(process)} waits for {what}, which was locked when it was forked",
+        "the thread that would give it back was not copied by the fork",
+    )
+
+
+def _advised(draft: StallDraft, stall: Stall) -> Diagnosis:
+    draft.at(main_line(stall))
+    draft.help('start the workers without a fork: `multiprocessing_context="spawn"` (or `"forkserver"`)')
+    draft.help("or start them before the threads that use this lock")
+    return draft.finish()
+
+
+def _holds(thread: PyThread, lock: LockView) -> bool:
+    return any(held.identity == lock.identity for held in thread.holds)
+
+
+def _holder_in_parent(stall: Stall, process: ProcessView, lock: LockView) -> LockView | None:
+    """A fork leaves objects at their addresses, so the parent's lock has the same identity."""
+    parent = stall.inside.get(process.parent)
+    for thread in parent.threads if parent is not None else ():
+        for held in thread.holds:
+            if held.identity == lock.identity:
+                return held
+    return None
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,61 @@
+"""Code that runs inside of `backward()` waits for something.
+
+What: a hook or the `backward` of a custom function waits for a lock, an event, a queue or another thread, while the
+pass that called it waits for it. If what it waits for comes only after the backward pass, or from a thread that itself
+waits for this pass, none of them ever goes on.
+
+Why: hooks that hand gradients over to a thread and wait until they are taken; a lock that the training loop holds
+around `loss.backward()` and that a hook takes as well; a second backward in another thread.
+
+Cure: do not wait in a hook: put the work into a queue and wait for it after `backward()` has returned.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, at
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import PyFrame, PyThread, Stall
+
+CODE, NAME = "TM515", "wait-inside-backward"
+
+_ENGINE = "_engine_run_backward"
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    inner = stall.inner
+    for thread in inner.threads if inner is not None else ():
+        hook, backward = _in_backward(thread, stall)
+        wanted = thread.waits_for
+        if hook is None or wanted is None or thread.moved:
+            continue
+        draft = StallDraft(
+            stall,
+            CODE,
+            NAME,
+            "likely",
+            f"`{hook.function}`, which runs inside of the backward pass, waits for {wanted.kind} `{wanted.name}`",
+            "the backward pass waits for it to return, and nothing moves",
+        )
+        draft.at(at(hook, "cause", "this waits while the backward pass waits for it"))
+        draft.at(at(backward, "surfaced", "the backward pass was started here"))
+        draft.help("do not wait inside of a hook: hand the work over, and wait for it after `backward()`")
+        return draft.finish()
+    return None
+
+
+def _in_backward(thread: PyThread, stall: Stall) -> tuple[PyFrame | None, PyFrame | None]:
+    """The user's frame that the engine has called, and the one that has called the engine."""
+    engine = next((at for at, frame in enumerate(thread.frames) if frame.function == _ENGINE), None)
+    if engine is not None:
+        inner = next((frame for frame in thread.frames[:engine] if frame.user), None)
+        return inner, next((frame for frame in thread.frames[engine:] if frame.user), None)
+    main = stall.thread
+    # A thread of the engine's own: Python sees nothing around the hook. Of the user's threads it sees the start.
+    started = any(frame.function == "_bootstrap" for frame in thread.frames)
+    if main is None or thread.main or started or not main.frames or main.frames[0].function != _ENGINE:
+        return None, None
+    return thread.user_frame, main.user_frame
+
+
+RULE = Rule(CODE, NAME, check)

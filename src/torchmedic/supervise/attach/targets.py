@@ -1,0 +1,79 @@
+"""Who trains in a tree of processes: ranks below a launcher, the script below a shell, workers below the script."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+from torchmedic.stall_records import ProcessView
+from torchmedic.supervise.cgroups import text
+from torchmedic.supervise.proc.process import PROC
+
+_PYTHON = re.compile(r"(python|pypy)[\d.]*t?$")
+_TORCH = re.compile(r"/libtorch_cpu\.so|/libtorch_python\.so")
+# Helpers that multiprocessing, joblib and torch.compile start; nobody waits for their progress.
+_HELPERS = (
+    "multiprocessing.resource_tracker",
+    "multiprocessing.semaphore_tracker",
+    "multiprocessing.forkserver",
+    "resource_tracker import main",
+    "loky.backend.popen_loky",
+    "torch/_inductor/compile_worker",
+    "torch._inductor.compile_worker",
+)
+
+
+def is_python(view: ProcessView) -> bool:
+    with contextlib.suppress(OSError):
+        if _PYTHON.fullmatch(os.path.basename(os.readlink(f"{PROC}/{view.pid}/exe"))):
+            return True
+    return "/libpython" in (text(f"{PROC}/{view.pid}/maps") or "")
+
+
+def has_torch(view: ProcessView) -> bool:
+    return _TORCH.search(text(f"{PROC}/{view.pid}/maps") or "") is not None
+
+
+def is_helper(view: ProcessView) -> bool:
+    line = " ".join(view.command)
+    return any(name in line for name in _HELPERS)
+
+
+def rank_of(view: ProcessView) -> int | None:
+    rank = view.environment.get("RANK", "")
+    return int(rank) if rank.isdecimal() else None
+
+
+def training(views: tuple[ProcessView, ...], python: set[int]) -> list[ProcessView]:
+    """The processes whose progress counts.
+
+    These are the ranks of a launcher; else the topmost that use torch, and those that they have started to train as
+    well (`torch.multiprocessing.spawn`); else the topmost that run Python at all.
+    """
+    alive = [view for view in views if view.state not in "ZX" and view.pid in python and not is_helper(view)]
+    known = {view.pid: view for view in views}
+    ranks = [view for view in alive if rank_of(view) is not None and _rank_of_parent(view, known) is None]
+    if ranks:
+        return ranks
+    users = [view for view in alive if has_torch(view)]
+    chosen = users or alive
+    numbers = {view.pid for view in chosen}
+    top = [view for view in chosen if view.parent not in numbers]
+    started = [view for view in users if view.parent in numbers and not view.is_loader_worker]
+    return [*top, *started]
+
+
+def _rank_of_parent(view: ProcessView, known: dict[int, ProcessView]) -> int | None:
+    """A worker inherits the variables of its rank."""
+    parent = known.get(view.parent)
+    return rank_of(parent) if parent is not None else None
+
+
+def below(pid: int, views: tuple[ProcessView, ...]) -> tuple[ProcessView, ...]:
+    """A process and its descendants."""
+    found = {pid}
+    for view in views:  # parents come before children
+        if view.parent in found:
+            found.add(view.pid)
+    return tuple(view for view in views if view.pid in found)

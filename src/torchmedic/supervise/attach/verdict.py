@@ -1,0 +1,128 @@
+"""From what was seen of a process that is not ours to a verdict: hung, and why; or not.
+
+The rules are made for a run that torchmedic has watched: they are asked once its own clock says that a step takes too
+long. Here nobody kept that clock, so what they say is held against what can be seen from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from torchmedic.diagnose import engine
+from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.rules.hangs import unknown_standstill
+from torchmedic.diagnose.standstill import BUSY, IDLE, duration, main_line
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import ProcessView, Stall
+from torchmedic.supervise.attach.targets import is_helper
+
+LONG = 30.0  # seconds; whoever has not run for longer than this does not just wait for the next batch
+_TRICKLE = 10_000.0  # bytes a second; log lines and heartbeats are less
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """`moves` is that the process gets on, or may well do so; `words` says what was seen of that."""
+
+    state: Literal["hung", "moves", "unclear"]
+    diagnosis: Diagnosis | None = None
+    words: str = ""
+
+
+def judge(stall: Stall, rules: Iterable[str]) -> Verdict:
+    found = engine.ask(stall, rules)
+    if found is not None and found.severity != "error":
+        return Verdict(state="moves", diagnosis=found)
+    words = _movement(stall)
+    if found is not None and found.code == unknown_standstill.CODE:
+        found = None
+    if found is not None and (found.grade == "proven" or not words):
+        return Verdict(state="hung", diagnosis=_with_time(found, stall))
+    if words:
+        return Verdict(state="moves", words=words)
+    slept = _asleep(stall)
+    if slept is not None and slept > LONG:
+        return Verdict(state="hung", diagnosis=_not_explained(stall, slept))
+    return Verdict(state="unclear", words=_doing(stall))
+
+
+def _family(stall: Stall) -> list[ProcessView]:
+    return [view for view in stall.processes if view.state not in "ZX" and not is_helper(view)]
+
+
+def _movement(stall: Stall) -> str:
+    """What shows that something gets on; empty if nothing does."""
+    for view in _family(stall):
+        inner = stall.inside.get(view.pid)
+        main = inner.main if inner is not None else None
+        if main is not None and main.moved:
+            lines = sorted({line for line in main.lines if line})
+            frame = main.user_frame
+            where = f" at {frame.file}, lines {_range(lines)}" if frame is not None and lines else ""
+            return f"the main thread of process {view.pid} moved between the looks{where}"
+        written = max(view.bytes_read or 0.0, view.bytes_written or 0.0)
+        if written > _TRICKLE:
+            return f"process {view.pid} reads or writes {written / 1e6:.2g} MB a second"
+    busy = [view for view in _family(stall) if (view.busy or 0.0) > IDLE]
+    if busy:
+        most = max(busy, key=lambda view: view.busy or 0.0)
+        return f"process {most.pid} uses {most.busy:.0%} of a core{_at(stall, most)}"
+    return ""
+
+
+def _range(lines: list[int]) -> str:
+    return f"{lines[0]}-{lines[-1]}" if len(lines) > 1 else str(lines[0])
+
+
+def _at(stall: Stall, view: ProcessView) -> str:
+    inner = stall.inside.get(view.pid)
+    frame = inner.main.user_frame if inner is not None and inner.main is not None else None
+    return f" at {frame.file}:{frame.line}" if frame is not None else ""
+
+
+def _asleep(stall: Stall) -> float | None:
+    """For how many seconds the main threads of the process and of its descendants have all not run."""
+    times = [view.main.asleep for view in _family(stall) if view.main is not None]
+    known = [time for time in times if time is not None]
+    return min(known) if known and len(known) == len(times) else None
+
+
+def _with_time(found: Diagnosis, stall: Stall) -> Diagnosis:
+    """Say how long that is known to last, as a rule can only go by the clock of a run of ours."""
+    main = stall.view.main if stall.view is not None else None
+    slept = main.asleep if main is not None else None
+    if slept is None or slept < 1 or stall.box is not None:
+        return found
+    fact = f"its main thread has not run for {duration(slept)}"
+    return msgspec.structs.replace(found, evidence=(fact, *found.evidence))
+
+
+def _not_explained(stall: Stall, slept: float) -> Diagnosis:
+    draft = Draft(
+        unknown_standstill.CODE,
+        unknown_standstill.NAME,
+        "possible",
+        f"process {stall.pid} stands still, and no rule explains it",
+        f"no process of it has run for {duration(slept)}",
+    )
+    draft.at(main_line(stall, "cause", "the main thread stands here"))
+    return draft.because(*_doing(stall).split("; ")).done(step=stall.step or None, rank=stall.rank)
+
+
+def _doing(stall: Stall) -> str:
+    """What each process does, as far as the kernel tells."""
+    return "; ".join(_one(stall, view) for view in _family(stall)[:8])
+
+
+def _one(stall: Stall, view: ProcessView) -> str:
+    main = view.main
+    if main is None:
+        return f"process {view.pid} ({view.name}) is in state {view.state}"
+    how = "runs" if main.state == "R" else f"waits in `{main.syscall}`" if main.syscall else f"is in state {main.state}"
+    files = [wait for wait in view.files if wait.tid == view.pid and wait.target]
+    what = f" on {files[0].remote or files[0].target}" if files and main.syscall else ""
+    slept = f", has not run for {duration(main.asleep)}" if main.asleep is not None and main.asleep > 1 else ""
+    rate = f", {view.busy:.0%} of a core" if (view.busy or 0) > BUSY else ""
+    return f"process {view.pid} ({view.name}) {how}{what}{slept}{rate}{_at(stall, view)}"

@@ -1,0 +1,110 @@
+"""Questions that may never be answered (a driver, a file system, an import), asked in a process with a time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+_GRACE = 1.0  # seconds to die; what waits for a driver or a disk cannot, and is left behind
+
+
+class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The installed torch by its own word. `why` is its reason for not seeing a GPU, `error` for not being there."""
+
+    version: str = ""
+    cuda: str | None = None
+    available: bool = False
+    devices: int = 0
+    why: str = ""
+    archs: tuple[str, ...] = ()
+    threads: int | None = None
+    backward_ends: bool | None = None
+    error: str = ""
+
+
+class Question:
+    """A module of ours that runs as a program and answers in lines of JSON."""
+
+    def __init__(self, module: str, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            # -P: what lies in the working folder may have the name of a module.
+            [sys.executable, "-P", "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(os.environ if environ is None else environ),
+        )
+        self._heard: dict[int, bytes] = {1: b"", 2: b""}
+        self._selector = selectors.DefaultSelector()
+        for stream, number in ((self._process.stdout, 1), (self._process.stderr, 2)):
+            assert stream is not None
+            self._selector.register(stream, selectors.EVENT_READ, number)
+
+    def line(self, limit: float) -> Any:
+        """The next line.
+
+        Raises:
+            TimeoutError: There was none in time.
+            EOFError: It has ended without one, with its last words.
+        """
+        end = time.monotonic() + limit
+        while b"\n" not in self._heard[1]:
+            if not self._selector.get_map():
+                words = self._heard[2].decode("utf-8", "replace").strip().splitlines()
+                raise EOFError(words[-1] if words else f"it ended with status {self._process.wait()}")
+            if not self._hear(end - time.monotonic()):
+                raise TimeoutError
+        line, _, self._heard[1] = self._heard[1].partition(b"\n")
+        return msgspec.json.decode(line)
+
+    def _hear(self, limit: float) -> bool:
+        events = self._selector.select(max(limit, 0))
+        for key, _ in events:
+            data = os.read(key.fd, 1 << 16)
+            self._heard[key.data] += data
+            if not data:
+                self._selector.unregister(key.fileobj)
+        return bool(events)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE)
+        self._selector.close()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def torch_facts(question: Question, limit: float, trial: float | None) -> TorchFacts:
+    """What torch says of itself.
+
+    Args:
+        question: Which `observe.installation` answers.
+        limit: Seconds for the import.
+        trial: Seconds for the backward pass that it was told to try, if it was.
+    """
+    try:
+        facts = msgspec.convert(question.line(limit), TorchFacts)
+    except TimeoutError:
+        return TorchFacts(error=f"`import torch` did not end in {limit:g} s")
+    except (EOFError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        return TorchFacts(error=f"torch cannot be imported: {error}")
+    if trial is None:
+        return facts
+    try:
+        question.line(trial)
+    except TimeoutError:
+        return msgspec.structs.replace(facts, backward_ends=False)
+    except (EOFError, msgspec.DecodeError):
+        return facts
+    return msgspec.structs.replace(facts, backward_ends=True)

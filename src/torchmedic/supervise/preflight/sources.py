@@ -1,0 +1,102 @@
+"""The text of a script and of the modules beside it that it imports, as trees."""
+
+from __future__ import annotations
+
+import ast
+import os
+import tokenize
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from torchmedic.errors import UsageError
+
+_MOST_FILES = 60
+_LARGEST = 4 << 20  # bytes; what is larger was not written by a person
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """One file. `name` is how the user would call it."""
+
+    path: Path
+    name: str
+    tree: ast.Module
+
+    def at(self, node: ast.AST) -> str:
+        """`train.py:12`."""
+        return f"{self.name}:{getattr(node, 'lineno', 1)}"
+
+
+def read_script(script: Path) -> list[Source]:
+    """The script first, then what it imports from its own folder, and what that imports.
+
+    Raises:
+        UsageError: The script is not there, or is not Python.
+    """
+    if not script.exists():
+        raise UsageError(f"cannot find the script {script}")
+    if (script / "__main__.py").is_file():
+        script = script / "__main__.py"
+    if not script.is_file():
+        raise UsageError(f"cannot read {script}: it is not a script")
+    if script.suffix == ".ipynb":  # which happens to be Python too, but says nothing
+        raise UsageError(f"cannot read {script}: it is a notebook; save its code as a script first")
+    try:
+        tree = _parsed(script)
+    except SyntaxError as error:
+        place = f"{script}:{error.lineno}" if error.lineno else str(script)
+        raise UsageError(f"cannot read {place}: {error.msg or 'it is not Python'}") from None
+    except (ValueError, RecursionError, MemoryError):
+        raise UsageError(f"cannot read {script}: it is not Python") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {script}: {error.strerror}") from None
+    found = [Source(path=script, name=str(script), tree=tree)]
+    seen = {script.resolve()}
+    folder = script.resolve().parent
+    for source in found:  # grows as we go
+        for path in _beside(source, folder):
+            if path.resolve() not in seen and len(found) < _MOST_FILES:
+                seen.add(path.resolve())
+                try:
+                    found.append(Source(path=path, name=_name(path), tree=_parsed(path)))
+                except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
+                    continue  # its own business: it may be imported under a condition
+    return found
+
+
+def _parsed(path: Path) -> ast.Module:
+    if path.stat().st_size > _LARGEST:
+        raise ValueError("too large")
+    with tokenize.open(path) as file:  # in the encoding that it declares
+        text = file.read()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as of "\d" in a plain string
+        return ast.parse(text)
+
+
+def _name(path: Path) -> str:
+    name = os.path.relpath(path)
+    return str(path) if name.startswith("..") else name
+
+
+def _beside(source: Source, folder: Path) -> Iterator[Path]:
+    """Files of the modules that a file imports from the script's folder or from its own package."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _files(folder, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = folder if not node.level else source.path.resolve().parents[max(node.level - 1, 0)]
+            module = node.module or ""
+            yield from _files(base, module)
+            for alias in node.names:
+                yield from _files(base, f"{module}.{alias.name}" if module else alias.name)
+
+
+def _files(base: Path, module: str) -> Iterator[Path]:
+    path = base.joinpath(*module.split(".")) if module else base
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if module and candidate.is_file():
+            yield candidate

@@ -1,0 +1,65 @@
+"""The other processes of a run beside the one that does not get on: its ranks wait for each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from torchmedic import inside_files, rundir
+from torchmedic.errors import UnreadableRun
+from torchmedic.observe import blackbox
+from torchmedic.stall_records import Peer, ProcessView
+from torchmedic.supervise.proc import process, sleeps, tree
+
+_MOST = 64
+
+
+class Peers:
+    """Asked at the beginning of an examination, read at its end."""
+
+    def __init__(self, run: Path, own: Iterable[int]) -> None:
+        self._run = run
+        family = set(own)
+        views = [process.read(pid) for pid in _candidates(run, family) if pid not in family]
+        self._before = [view for view in views if view is not None and not view.is_loader_worker][:_MOST]
+        self._began = time.time()
+        self._asked = {view.pid for view in self._before if inside_files.ask(run, view.pid, inside_files.GLANCE)}
+
+    def seen(self) -> tuple[Peer, ...]:
+        if not self._before:
+            return ()
+        updates = _updates(self._run)
+        later = [view for each in self._before if (view := process.read(each.pid)) is not None]
+        compared = tree.compare_all(self._before, later)
+        return tuple(self._peer(view, updates) for view in compared if view.state not in "ZX")
+
+    def _peer(self, view: ProcessView, updates: dict[int, int]) -> Peer:
+        answer = inside_files.read_answer(self._run, view.pid) if view.pid in self._asked else None
+        return Peer(
+            process=sleeps.with_sleeps(view),
+            inside=answer if answer is not None and answer.time >= self._began else None,
+            updates=updates.get(view.pid),
+        )
+
+
+def _candidates(run: Path, family: set[int]) -> list[int]:
+    """Whoever listens, and the children of the same launcher, which may still be importing torch."""
+    found = dict.fromkeys(inside_files.listeners(run))
+    parents = {view.parent for pid in family if (view := process.read(pid)) is not None} - family
+    for parent in parents - {0, 1, os.getpid()}:
+        found.update(dict.fromkeys(tree.pids(parent)[1:]))
+    return [pid for pid in found if os.path.exists(f"/proc/{pid}")]
+
+
+def _updates(run: Path) -> dict[int, int]:
+    """How many updates each process has made, by its black box."""
+    found = {}
+    for folder in rundir.process_folders(run):
+        with contextlib.suppress(UnreadableRun):
+            box = blackbox.read(folder / rundir.BLACK_BOX)
+            if box.last is not None:
+                found[box.pid] = box.last.updates
+    return found

@@ -1,0 +1,204 @@
+"""A run folder read from another terminal, while its run goes on or after it is over. Nothing in it is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+
+from torchmedic import gpu_files, rundir
+from torchmedic.errors import UnreadableRun
+from torchmedic.observe import blackbox
+from torchmedic.records import BoxContents, GpuHealth, GpuState, Moment, Report
+from torchmedic.report.live import State, View, Watched
+from torchmedic.supervise.nvml import Gpus
+
+_HOME = ".torchmedic"
+_MARKS = (rundir.REPORT, rundir.STACKS, ".confidential", ".no-checkup", ".job", ".parts", "rank*", "gpu*.json")
+_WINDOW = 30.0  # seconds of steps that a rate is taken from
+_FRESH = 10.0  # seconds for which a sign of life counts although there is no such process
+_READ = 3.0
+
+
+def find_run(requested: Path | None, cwd: Path) -> Path:
+    """The folder to watch: the one named, or the newest of this working folder.
+
+    Raises:
+        UnreadableRun: There is none, or it is something else.
+    """
+    if requested is None:
+        with contextlib.suppress(OSError):
+            runs = [path for path in (cwd / _HOME).iterdir() if path.is_dir() and path.name[0] != "."]
+            if runs:
+                return max(runs, key=lambda path: path.name)  # names begin with the time
+        raise UnreadableRun(f"there is no run in {_HOME} (torchmedic watch RUN, or start one with torchmedic run)")
+    folder = requested.parent if requested.name == rundir.REPORT and requested.is_file() else requested
+    try:
+        is_run = folder.is_dir() and (not any(folder.iterdir()) or any(any(folder.glob(mark)) for mark in _MARKS))
+    except OSError as error:
+        raise UnreadableRun(f"cannot read {folder}: {error.strerror}") from None
+    if not is_run:
+        raise UnreadableRun(f"{requested} is not a run folder")
+    return folder
+
+
+class Watch:
+    """Looks at one run folder again and again."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._gpus = _GpuReader()
+
+    def look(self) -> View:
+        now = time.time()
+        report = self._report()
+        boxes = {folder: _box(folder) for folder in rundir.process_folders(self._run)}
+        outcome = report.outcome if report is not None else None
+        closed = outcome is not None and outcome.exit_status is not None
+        processes = tuple(_watched(folder, box, now, closed=closed) for folder, box in boxes.items())
+        state = _state(processes, closed=closed)
+        began = min((box.started for box in boxes.values() if box is not None), default=None)
+        last = max((box.last.time for box in boxes.values() if box is not None and box.last is not None), default=began)
+        until = now if state in ("waiting", "running") else last
+        diagnoses = [found for found in (report.diagnoses if report is not None else ()) if found.severity != "note"]
+        return View(
+            run=_name(self._run),
+            state=state,
+            seconds=until - began if began is not None and until is not None else None,
+            outcome=outcome,
+            processes=processes,
+            gpus=self._cards(live=state == "running"),
+            found=len(diagnoses),
+            last=diagnoses[-1] if diagnoses else None,
+        )
+
+    def _report(self) -> Report | None:
+        with contextlib.suppress(UnreadableRun, OSError):
+            return rundir.read_report(self._run)
+        return None
+
+    def _cards(self, *, live: bool) -> tuple[GpuState, ...]:
+        """The cards of the run as its parent last wrote them, with what is to be had now."""
+        written = [_health(path) for path in sorted(self._run.glob("gpu*.json"))]
+        known = {gpu.uuid: gpu for health in written if health is not None for gpu in health.gpus}
+        if not known:
+            return ()
+        shown = [gpu for gpu in known.values() if gpu.ordinal is not None] or list(known.values())
+        now = self._gpus.last() if live else None
+        return tuple(_newer(gpu, now) for gpu in shown)
+
+
+class _GpuReader:
+    """Asks NVML in a thread of its own, which may wait as long as it likes."""
+
+    def __init__(self) -> None:
+        self._health: GpuHealth | None = None
+        self._thread: threading.Thread | None = None
+
+    def last(self) -> GpuHealth | None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._read, name="torchmedic-gpu", daemon=True)
+            self._thread.start()
+        return self._health
+
+    def _read(self) -> None:
+        with contextlib.suppress(Exception):  # no driver here, or one that does not talk to us
+            import pynvml
+
+            pynvml.nvmlInit()
+            gpus = Gpus(pynvml)
+            while True:
+                self._health = gpus.read(frozenset())
+                time.sleep(_READ)
+
+
+def _newer(gpu: GpuState, now: GpuHealth | None) -> GpuState:
+    """What changes all the time from now, what was heard in the run from the run."""
+    import msgspec
+
+    fresh = now.of(gpu.uuid) if now is not None else None
+    if fresh is None:
+        return gpu
+    return msgspec.structs.replace(
+        gpu,
+        lost=gpu.lost or fresh.lost,
+        throttle=fresh.throttle,
+        temperature=fresh.temperature,
+        power=fresh.power,
+        memory_used=fresh.memory_used,
+    )
+
+
+def _health(path: Path) -> GpuHealth | None:
+    rank = path.stem.partition(".")[2]
+    return gpu_files.read_gpu_health(path.parent, int(rank) if rank.isdecimal() else None)
+
+
+def _name(run: Path) -> str:
+    name = os.path.relpath(run)
+    return str(run) if name.startswith("..") else name
+
+
+def _box(folder: Path) -> BoxContents | None:
+    with contextlib.suppress(UnreadableRun):
+        return blackbox.read(folder / rundir.BLACK_BOX)
+    return None
+
+
+def _watched(folder: Path, box: BoxContents | None, now: float, *, closed: bool) -> Watched:
+    if box is None:
+        return Watched(name=folder.name, state="unreadable")
+    last = box.last
+    quiet = now - (last.time if last is not None else box.started)
+    # In another container or on another host the number means nothing; what was just written does.
+    alive = lives(box.pid, box.started) or (quiet < _FRESH and not box.clean_exit and not closed)
+    return Watched(
+        name=folder.name,
+        state="running" if alive else "ended" if box.clean_exit else "gone",
+        pid=box.pid,
+        phase=last.phase if last is not None else "",
+        step=last.step if last is not None else None,
+        rate=_rate(box.moments),
+        quiet=quiet,
+        rss=last.rss if last is not None else None,
+        device_memory=last.device_memory if last is not None else None,
+    )
+
+
+def lives(pid: int, started: float) -> bool:
+    """Whether a process is there and is the one that opened its black box then, not another with its number."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        process = psutil.Process(pid)
+        return bool(process.create_time() <= started + 1.0 and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _rate(moments: tuple[Moment, ...]) -> float | None:
+    """Steps per second over the last while before the last sign of life."""
+    if len(moments) < 2:
+        return None
+    last = moments[-1]
+    # The moment at which each step was first seen; the step that goes on counts for nothing yet.
+    seen: dict[int, float] = {}
+    for moment in moments:
+        if moment.time >= last.time - _WINDOW:
+            seen.setdefault(moment.step, moment.time)
+    if len(seen) < 2:
+        return None
+    first, final = min(seen), max(seen)
+    return (final - first) / (seen[final] - seen[first]) if seen[final] > seen[first] else None
+
+
+def _state(processes: tuple[Watched, ...], *, closed: bool) -> State:
+    if any(process.state == "running" for process in processes):
+        return "running"
+    if closed:
+        return "ended"
+    # Between two processes of a run that goes on there may be none: only one that was cut off tells of the end.
+    if any(process.state == "gone" for process in processes):
+        return "gone"
+    return "waiting"

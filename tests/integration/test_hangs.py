@@ -1,0 +1,61 @@
+"""Runs that hang are explained at their line; runs that are only slow are left in peace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hanging import KILL, run_all, run_each
+from pages import FENCE, PAGES
+from running import Finished, marked_line
+
+CASES = Path(__file__).parent / "hang_cases"
+
+
+def _pages(kind: str) -> dict[str, str]:
+    """The scripts of the TM5xx pages by code, and number where a page has several."""
+    found = {}
+    for page in sorted(PAGES.glob("TM5*.md")):
+        blocks = [body for each, words, body in FENCE.findall(page.read_text()) if each == kind and "gpu" not in words]
+        for number, body in enumerate(blocks):
+            found[f"{page.name.split('-')[0]}.{number}"] = body
+    return found
+
+
+def _complaints(code: str, source: str, finished: Finished) -> list[str]:
+    """What is wrong with how a hanging script was explained."""
+    found = finished.report.diagnoses
+    if [diagnosis.code for diagnosis in found] != [code]:
+        return [f"{[diagnosis.code for diagnosis in found]} in place of {code}\n{finished.stderr}"]
+    cause = found[0].cause_location
+    wanted = marked_line(source)
+    if cause is None or cause.line != wanted:
+        return [f"line {cause and cause.line} in place of {wanted}\n{finished.stderr}"]
+    return []
+
+
+@pytest.mark.timeout(400)
+def test_hanging_scripts_are_explained_at_their_line(tmp_path: Path) -> None:
+    scripts = _pages("fails") | {
+        f"{path.stem.split('_')[0]}.{path.stem}": path.read_text()
+        for path in sorted((CASES / "hanging").glob("TM*.py"))
+    }
+    finished = run_all(tmp_path, scripts, *KILL)
+    wrong = {name: said for name in scripts if (said := _complaints(name.split(".")[0], scripts[name], finished[name]))}
+    assert not wrong, "\n".join(f"{name}: {said[0]}" for name, said in wrong.items())
+
+
+@pytest.mark.timeout(400)
+def test_slow_scripts_are_left_in_peace(tmp_path: Path) -> None:
+    scripts = {f"{code}.healthy": source for code, source in _pages("passes").items()} | {
+        path.stem: path.read_text() for path in sorted((CASES / "healthy").glob("*.py"))
+    }
+    finished = run_each(tmp_path, {name: (source, ()) for name, source in scripts.items()})
+    wrong = {
+        name: (run.returncode, [found.code for found in run.report.diagnoses], run.stderr)
+        for name, run in finished.items()
+        if run.returncode or any(found.severity != "note" for found in run.report.diagnoses)
+    }
+    assert not wrong, "\n".join(
+        f"{name}: {codes} status {status}\n{err}" for name, (status, codes, err) in wrong.items()
+    )
