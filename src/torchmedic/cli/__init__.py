@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from torchmedic import __version__
-from torchmedic.cli import demo, explain, report, repro, run
+from torchmedic.cli import attach, demo, explain, preflight, report, repro, run, watch
 from torchmedic.errors import ExitStatus, TorchmedicError, UsageError
 
 
@@ -26,7 +26,7 @@ class Command(Protocol):
     def execute(args: argparse.Namespace) -> int: ...
 
 
-COMMANDS = (run, explain, report, repro, demo)
+COMMANDS = (run, watch, attach, preflight, explain, report, repro, demo)
 
 
 class Parser(argparse.ArgumentParser):

@@ -54,7 +54,8 @@ class Watch:
     def look(self) -> View:
         now = time.time()
         report = self._report()
-        boxes = {folder: _box(folder) for folder in rundir.process_folders(self._run)}
+        folders = sorted(rundir.process_folders(self._run), key=lambda folder: (rundir.rank_of(folder), folder.name))
+        boxes = {folder: _box(folder) for folder in folders}
         outcome = report.outcome if report is not None else None
         closed = outcome is not None and outcome.exit_status is not None
         processes = tuple(_watched(folder, box, now, closed=closed) for folder, box in boxes.items())

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from torchmedic.supervise import host_pressure
-from torchmedic.supervise.preflight import disks, forking, gpus, installed, limits, memory, processors, script
+from torchmedic.supervise.preflight import disks, forking, gpus, installed, limits, memory, processors, script, waits
 from torchmedic.supervise.preflight.cards import Cards
 from torchmedic.supervise.preflight.facts import read_facts
 from torchmedic.supervise.preflight.finding import Finding, Situation, warn
@@ -24,6 +24,7 @@ CHECKS: tuple[Check, ...] = (
     disks.check,
     limits.check,
     forking.check,
+    waits.check,
     script.check,
 )
 _IMPORT = 90.0  # seconds; from a cold network disk it takes that long
@@ -47,13 +48,10 @@ def examine(path: Path | None) -> list[Finding]:
     torch = Question("torchmedic.observe.installation", *trial, environ=environ)
     cards = Question("torchmedic.supervise.preflight.cards", environ=environ)
     try:
-        situation = Situation(
-            environ=environ,
-            pressure=pressure,
-            script=facts,
-            cards=_cards(cards),
-            torch=torch_facts(torch, _IMPORT, _TRIAL if trial else None),
-        )
+        found = _cards(cards)
+        # Where the driver does not answer us, it does not answer torch either.
+        told = torch_facts(torch, _IMPORT if found is not None else _DRIVER, _TRIAL if trial else None)
+        situation = Situation(environ=environ, pressure=pressure, script=facts, cards=found, torch=told)
     finally:
         torch.close()
         cards.close()

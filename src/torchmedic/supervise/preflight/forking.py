@@ -1,71 +1,55 @@
-"""Checks of what a forked process inherits and cannot use: CUDA, and the OpenMP threads of its parent."""
+"""Checks of what a forked process inherits and cannot use: CUDA, OpenMP threads of its parent, locks that are held."""
 
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator
 
+from torchmedic.supervise.preflight.children import Function, children, forked_loaders, run_by_workers
 from torchmedic.supervise.preflight.constants import Constants, Unknown, name_of
-from torchmedic.supervise.preflight.facts import Loader, ScriptFacts
+from torchmedic.supervise.preflight.facts import ScriptFacts
 from torchmedic.supervise.preflight.finding import Finding, Situation, ok, warn
-from torchmedic.supervise.preflight.sources import Source
 
-_FETCHES = ("__getitem__", "__getitems__", "__iter__", "__next__")
 _COMPUTES = frozenset("backward matmul mm bmm conv1d conv2d einsum linear cross_entropy mse_loss softmax".split())
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_MAKES = frozenset("randn rand zeros ones empty arange".split())
+_SHARED_OUT = 32768  # elements from which torch shares the work on a tensor out to threads
+_LOCKS = frozenset({"Lock", "RLock"})
 
 
 def check(situation: Situation) -> Iterator[Finding]:
     if situation.script is not None:
-        yield _cuda_in_workers(situation.script, situation)
-        yield _openmp_after_fork(situation.script)
+        yield _cuda(situation.script, situation)
+        yield _openmp(situation.script)
+        yield _locks(situation.script)
 
 
-def _cuda_in_workers(script: ScriptFacts, situation: Situation) -> Finding:
-    found = _cuda_after_fork(script, script.constants)
-    if found is not None:
-        return found
-    forked = [loader for loader in script.loaders if loader.workers and loader.start == "fork"]
-    if not forked:
-        return ok("CUDA in workers", "no forked workers can be seen in the script")
-    for source, function in _run_by_workers(script, forked):
+def _cuda(script: ScriptFacts, situation: Situation) -> Finding:
+    name = "CUDA after fork"
+    here = situation.torch is not None and situation.torch.available
+    for child in children(script):
+        used = next((node for node in child.above if _uses_cuda(node, script.constants)), None)
+        again = next((node for node in ast.walk(child.function) if _uses_cuda(node, script.constants)), None)
+        if child.start == "fork" and used is not None and again is not None:
+            at = child.source.at
+            return warn(
+                name,
+                f"{at(child.call)} forks a process that uses CUDA ({at(again)}), and {at(used)} has used it before: "
+                "it cannot be used again in a forked process",
+                "start processes by spawn: torch.multiprocessing.set_start_method('spawn')",
+            )
+    forked = forked_loaders(script)
+    for source, function in run_by_workers(script, forked) if forked else ():
         for node in ast.walk(function):
             sure = _uses_cuda(node, script.constants)
-            if sure or (sure is None and situation.torch is not None and situation.torch.available):
+            if sure or (sure is None and here):
                 return warn(
-                    "CUDA in workers",
+                    name,
                     f"{source.at(node)} uses CUDA in `{function.name}`, which runs in the {forked[0].workers} forked "
                     f"workers of {forked[0].place}: where the parent has used CUDA, they cannot",
                     "move the batch in the training loop, or give DataLoader multiprocessing_context='spawn'",
                 )
-    return ok("CUDA in workers", "nothing that runs in forked workers was seen to use CUDA")
-
-
-def _run_by_workers(script: ScriptFacts, loaders: list[Loader]) -> Iterator[tuple[Source, _Function]]:
-    """Functions of the script that its workers call: of the datasets, and those that DataLoader was given."""
-    kinds = {_class_of(loader.arguments.get("dataset"), script.constants) for loader in loaders}
-    given = {
-        name_of(loader.arguments[word])
-        for loader in loaders
-        for word in ("collate_fn", "worker_init_fn")
-        if word in loader.arguments
-    }
-    classes = {
-        node.name for source in script.sources for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)
-    }
-    for source in script.sources:
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.ClassDef) and (node.name in kinds or not kinds <= classes):
-                yield from (
-                    (source, each) for each in node.body if isinstance(each, _Function) and each.name in _FETCHES
-                )
-            elif isinstance(node, _Function) and node.name in given:
-                yield source, node
-
-
-def _class_of(dataset: ast.expr | None, constants: Constants) -> str:
-    made = constants.expression(dataset)
-    return name_of(made) if isinstance(made, ast.Call) else ""
+    return ok(name, "no forked process was seen to use CUDA")
 
 
 def _uses_cuda(node: ast.AST, constants: Constants) -> bool | None:
@@ -87,65 +71,20 @@ def _uses_cuda(node: ast.AST, constants: Constants) -> bool | None:
     return found
 
 
-def _cuda_after_fork(script: ScriptFacts, constants: Constants) -> Finding | None:
-    for source, call, function, before in _forks(script):
-        used = next((node for node in before if _uses_cuda(node, constants)), None)
-        again = next((node for node in ast.walk(function) if _uses_cuda(node, constants)), None)
-        if used is not None and again is not None:
-            return warn(
-                "CUDA in workers",
-                f"{source.at(call)} forks a process that uses CUDA ({source.at(again)}), and {source.at(used)} "
-                "has used it before: it cannot be used again in a forked process",
-                "start processes by spawn: torch.multiprocessing.set_start_method('spawn')",
-            )
-    return None
-
-
-def _openmp_after_fork(script: ScriptFacts) -> Finding:
+def _openmp(script: ScriptFacts) -> Finding:
     """A child that is forked after its parent has computed waits for OpenMP threads that were not forked with it."""
-    for source, call, function, before in _forks(script):
-        computed = next(filter(_computes, before), None)
-        if computed is not None and _computes_alone(function):
+    name = "OpenMP after fork"
+    for child in children(script):
+        computed = next(filter(_computes, child.above), None)
+        if child.start == "fork" and computed is not None and _computes_alone(child.function, script.constants):
+            at, function = child.source.at, child.function.name
             return warn(
-                "OpenMP after fork",
-                f"{source.at(call)} forks a process that computes in `{function.name}`, and {source.at(computed)} "
-                "has computed before: the OpenMP threads that it waits for are not forked with it",
-                f"call torch.set_num_threads(1) first in `{function.name}`, or start processes by spawn",
+                name,
+                f"{at(child.call)} forks a process that computes in `{function}`, and {at(computed)} has computed "
+                "before: the OpenMP threads that it waits for are not forked with it",
+                f"call torch.set_num_threads(1) first in `{function}`, or start processes by spawn",
             )
-    if script.start != "fork":
-        return ok("OpenMP after fork", f"processes are started by {script.start}")
-    return ok("OpenMP after fork", "no process was seen that is forked after torch has computed")
-
-
-def _forks(script: ScriptFacts) -> Iterator[tuple[Source, ast.Call, _Function, list[ast.AST]]]:
-    """Processes that are forked to run a function of the same file, and what stands above that is not theirs."""
-    if script.start != "fork":
-        return
-    for source in script.sources:
-        functions = {node.name: node for node in ast.walk(source.tree) if isinstance(node, _Function)}
-        targets: dict[int, _Function] = {}
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.Call) and name_of(node) == "Process" and not _has_context(node):
-                target = next((word.value for word in node.keywords if word.arg == "target"), None)
-                if target is not None and name_of(target) in functions:
-                    targets[id(node)] = functions[name_of(target)]
-        theirs = {id(node) for function in targets.values() for node in ast.walk(function)}
-        above: list[ast.AST] = []
-        for node in _in_order(source.tree) if targets else ():
-            if isinstance(node, ast.Call) and id(node) in targets:
-                yield source, node, targets[id(node)], above
-            elif id(node) not in theirs:
-                above.append(node)
-
-
-def _has_context(call: ast.Call) -> bool:
-    """`context.Process(...)`: what the context is decides, and that is not seen here."""
-    return isinstance(call.func, ast.Attribute) and name_of(call.func.value) not in ("mp", "multiprocessing")
-
-
-def _in_order(tree: ast.AST) -> list[ast.AST]:
-    nodes = [node for node in ast.walk(tree) if hasattr(node, "lineno")]
-    return sorted(nodes, key=lambda node: (node.lineno, node.col_offset))  # type: ignore[attr-defined]
+    return ok(name, "no process was seen that is forked after torch has computed")
 
 
 def _computes(node: ast.AST) -> bool:
@@ -154,7 +93,57 @@ def _computes(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _COMPUTES
 
 
-def _computes_alone(function: _Function) -> bool:
-    """Whether a function computes with a team of threads."""
+def _computes_alone(function: Function, constants: Constants) -> bool:
+    """Whether a function computes with a team of threads: an operation that needs one, or tensors that are large."""
     nodes = list(ast.walk(function))
-    return any(map(_computes, nodes)) and not any(name_of(node) == "set_num_threads" for node in nodes)
+    if any(name_of(node) == "set_num_threads" for node in nodes):
+        return False
+    return any(_computes(node) or _is_large(node, constants) for node in nodes)
+
+
+def _is_large(node: ast.AST, constants: Constants) -> bool:
+    if not (isinstance(node, ast.Call) and name_of(node) in _MAKES and node.args):
+        return False
+    try:
+        sizes = [constants.value(each) for each in node.args]
+    except Unknown:
+        return False
+    sizes = sizes[0] if isinstance(sizes[0], list) else sizes
+    return all(isinstance(each, int) for each in sizes) and math.prod(sizes) > _SHARED_OUT
+
+
+def _locks(script: ScriptFacts) -> Finding:
+    """A lock that a thread of the parent holds when workers are forked is locked in them for ever."""
+    name = "locks after fork"
+    locks = {
+        name_of(target)
+        for source in script.sources
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Assign) and name_of(node.value) in _LOCKS
+        for target in node.targets
+    } - {""}
+    forked = forked_loaders(script) if locks else []
+    for thread in children(script, "Thread"):
+        later = [loader for loader in forked if loader.source is thread.source]
+        later = [loader for loader in later if loader.call.lineno > thread.call.lineno]
+        held = _taken(thread.function) & locks
+        for source, function in run_by_workers(script, later) if later and held else ():
+            for lock in _taken(function) & held:
+                return warn(
+                    name,
+                    f"`{function.name}` ({source.at(function)}) takes `{lock}` in the forked workers of "
+                    f"{later[0].place}, and the thread of {source.at(thread.call)} may hold it when they are forked",
+                    "start the thread after the workers, or give DataLoader multiprocessing_context='spawn'",
+                )
+    return ok(name, "no lock was seen that a thread can hold while workers are forked")
+
+
+def _taken(function: Function) -> set[str]:
+    """Names of what a function takes by `with` or `acquire()`."""
+    taken = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.With):
+            taken |= {name_of(item.context_expr) for item in node.items}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "acquire":
+            taken.add(name_of(node.func.value))
+    return taken - {""}

@@ -66,7 +66,7 @@ def _driver(situation: Situation, cards: Cards) -> Finding:
     if torch.available:
         return ok("GPU driver", f"{driver}; {build}")
     shown = situation.environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is not None and all(gpu.ordinal is None for gpu in cards.health.gpus):
+    if shown is not None and (not torch.why or "No CUDA GPUs" in torch.why):
         return warn(
             "GPU driver",
             f"CUDA_VISIBLE_DEVICES={shown} names no GPU of this host: CUDA sees none",

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from torchmedic.diagnose.last_words import size
 from torchmedic.supervise import cgroups
-from torchmedic.supervise.preflight.constants import Constants, Unknown, name_of
-from torchmedic.supervise.preflight.facts import Loader
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
+from torchmedic.supervise.preflight.shapes import batch_bytes
 
 _DOCKER = 64 << 20  # what a container gets if nobody asks for more
 _LITTLE = 1 << 30  # torch alone takes about a third of it, with CUDA two or three times as much
 _STUCK = 10.0  # percent of ten seconds in which nothing could run for want of memory
-_SIZES_ONLY = ("randn", "rand", "zeros", "ones", "empty")
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
@@ -49,7 +46,7 @@ def _shared(situation: Situation) -> Finding:
     room = f"{size(free)} of {size(total)} free in /dev/shm"
     loaders = [loader for loader in situation.script.loaders if loader.workers] if situation.script else []
     for loader in loaders:
-        batch = _batch_bytes(loader, situation.script.constants) if situation.script else None
+        batch = batch_bytes(loader, situation.script.constants) if situation.script else None
         if batch is None:
             continue
         needed = batch * loader.prefetch * (loader.workers or 0)
@@ -71,41 +68,6 @@ def _shared(situation: Situation) -> Finding:
         reason = f"{room}: {most.workers} workers ({most.place}) may have batches of up to {size(each)}"
         return warn("shared memory", reason, _larger()) if each < _DOCKER // 16 else ok("shared memory", reason)
     return ok("shared memory", room)
-
-
-def _batch_bytes(loader: Loader, constants: Constants) -> int | None:
-    """Bytes of a batch, where the data is made of tensors whose shapes stand in the script."""
-    data = constants.expression(loader.arguments.get("dataset"))
-    if not (isinstance(data, ast.Call) and name_of(data) == "TensorDataset" and data.args and loader.batch_size):
-        return None
-    if loader.arguments.keys() & {"collate_fn", "batch_sampler"}:
-        return None
-    total = 0
-    for part in data.args:
-        made = constants.expression(part)
-        shape = _shape(made, constants) if isinstance(made, ast.Call) else None
-        if not shape or not isinstance(made, ast.Call):
-            return None
-        width = 8 if name_of(made) == "randint" else 4
-        total += width * min(loader.batch_size, shape[0]) * math.prod(shape[1:])
-    return total
-
-
-def _shape(made: ast.Call, constants: Constants) -> list[int] | None:
-    """Of `torch.randn(2, 3)`, `torch.zeros((2, 3))`, `torch.randint(0, 5, (2, 3))`."""
-    if any(word.arg in ("dtype", "size") for word in made.keywords):
-        return None
-    try:
-        if name_of(made) in _SIZES_ONLY:
-            given = [constants.value(each) for each in made.args]
-            sizes = given[0] if len(given) == 1 and isinstance(given[0], list) else given
-        elif name_of(made) == "randint":
-            sizes = next((value for each in made.args if isinstance(value := constants.value(each), list)), [])
-        else:
-            return None
-    except Unknown:
-        return None
-    return sizes if all(isinstance(number, int) and number >= 0 for number in sizes) else None
 
 
 def _free(situation: Situation) -> Finding:

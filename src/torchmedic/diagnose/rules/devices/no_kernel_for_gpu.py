@@ -11,11 +11,9 @@ Cure: install a build of torch that lists this GPU, or compile the extension for
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-
 import torch
 
+from torchmedic.detect.architectures import covers
 from torchmedic.detect.device_errors import device_fault_of
 from torchmedic.diagnose.device_places import raised_at
 from torchmedic.diagnose.rule import Draft, Rule
@@ -60,24 +58,6 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _list(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
-
-
-def covers(archs: Iterable[str], capability: tuple[int, int]) -> bool:
-    """Whether code for some architectures runs on a GPU: that of its own generation, or older PTX."""
-    for arch in archs:
-        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
-        if found is None:
-            continue
-        major, minor = int(found[2]), int(found[3])
-        if found[4] == "a":
-            fits = (major, minor) == capability  # of this very chip, as PTX too
-        elif found[1] == "compute" and found[4] != "f":
-            fits = (major, minor) <= capability
-        else:
-            fits = major == capability[0] and minor <= capability[1]
-        if fits:
-            return True
-    return False
 
 
 RULE = Rule(CODE, NAME, check)
