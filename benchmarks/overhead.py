@@ -259,6 +259,7 @@ def without_parts(agent: agents.Agent) -> Modes:
         "notes for a replay": lambda: setting(hooks, _noting=False),
         "forward passes": lambda: setting(hooks, expect_forward=lambda: None),
         "black box": lambda: setting(clock, _write=lambda: None),
+        "leaks": lambda: setting(hooks, leaks=None),
     }
 
 

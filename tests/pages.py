@@ -14,7 +14,7 @@ from machines import placed_on
 from running import Finished, marked_line
 
 PAGES = Path(__file__).parents[1] / "docs" / "diagnoses"
-HANGS = "TM5"  # run by test_hangs.py, many side by side
+HANGS = "TM5"  # run by test_hangs.py, many side by side, and by test_hangs_cuda.py
 FENCE = re.compile(r"^```python (fails|passes)([^\n]*)\n(.*?)^```$", re.M | re.S)
 
 
@@ -23,12 +23,12 @@ def kinds(page: Path) -> set[str]:
     return {kind for kind, _, _ in FENCE.findall(page.read_text())}
 
 
-def scripts(kind: str, *, gpu: bool = False) -> list[object]:
+def scripts(kind: str, *, gpu: bool = False, hangs: bool = False) -> list[object]:
     """All scripts of a kind as parameters of a test: those that need a card, or those that do not."""
     found: list[object] = []
     for page in sorted(PAGES.glob("TM*.md")):
         code = page.name.split("-")[0]
-        if code.startswith(HANGS) and not gpu:
+        if code.startswith(HANGS) is not hangs:
             continue
         blocks = [
             (words.split(), body) for kind_found, words, body in FENCE.findall(page.read_text()) if kind_found == kind

@@ -219,12 +219,48 @@ class PressureRates(msgspec.Struct, frozen=True, kw_only=True):
     major_faults: float | None = None
 
 
+class MemorySample(msgspec.Struct, frozen=True, kw_only=True):
+    """The host's memory at one moment, as the parent sees it. None where that cannot be read.
+
+    `used` is what cannot be given back at once, of the `limit` that is nearest: that of the host, or of the run's
+    cgroup. `private` is what each process of the run holds for itself, by its number; pages that a forked child still
+    shares with its parent count for both. `waiting` is the share of the last ten seconds in percent in which all tasks
+    waited for memory, `swap_in` bytes per second.
+    """
+
+    time: float
+    used: int | None = None
+    limit: int | None = None
+    bound: Literal["host", "cgroup"] = "host"
+    private: dict[int, int] = msgspec.field(default_factory=dict)
+    waiting: float | None = None
+    swap_in: float | None = None
+    shm_used: int | None = None
+    shm_size: int | None = None
+
+    @property
+    def share(self) -> float:
+        """Of the limit, from 0 to 1."""
+        return self.used / self.limit if self.used is not None and self.limit else 0.0
+
+
+class HeldMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What one holder of the user's held at the last look into the process, and the line that fills it."""
+
+    name: str
+    nbytes: int
+    items: int = 0
+    file: str = ""
+    line: int = 0
+
+
 class Death(msgspec.Struct, frozen=True, kw_only=True):
     """A process that ended without a word, as only an outsider can see it.
 
     `part` says what it was to the run. `surfaced` is the line of another process that noticed, where one did.
     `oom_kills` counts what the kernel killed for memory in the run's cgroup in the last seconds before the end,
-    `host_oom_kills` on the whole host. `shm_low` is the least free space of /dev/shm in that time.
+    `host_oom_kills` on the whole host. `shm_low` is the least free space of /dev/shm in that time. `samples` are of the
+    host's memory in the last seconds, `holders` what held most in the process when it was last looked at.
     """
 
     pid: int
@@ -247,6 +283,8 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     shm_free: int | None = None
     shm_low: int | None = None
     core_pattern: str = ""
+    samples: tuple[MemorySample, ...] = ()
+    holders: tuple[HeldMemory, ...] = ()
 
 
 class Xid(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +301,8 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     the run tells: None if they do not see it, or if the order cannot be known. `ecc_uncorrected` counts since the
     driver was loaded, `ecc_new` since the run began. `memory_others` is held by processes that are not of this run.
     `throttled` and `hottest` are of all the run, `throttle` and `temperature` of that moment. `lost` is NVML's word for
-    it if the GPU no longer answers.
+    it if the GPU no longer answers. `utilisation` and `memory_utilisation` are percentages of the last moment in which
+    a kernel ran, and in which memory was read or written.
     """
 
     index: int
@@ -286,6 +325,8 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     slowdown_temperature: int | None = None
     power: float | None = None
     power_limit: float | None = None
+    utilisation: int | None = None
+    memory_utilisation: int | None = None
     memory_used: int | None = None
     memory_total: int | None = None
     memory_others: int | None = None

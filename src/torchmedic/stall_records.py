@@ -20,8 +20,8 @@ class ThreadView(msgspec.Struct, frozen=True, kw_only=True):
     `busy` is its share of one core between two looks, `demand` the share that it would have taken had the machine not
     been busy with others, `wakes` how often a second it was given one. `switches` is that in all, `waited` the seconds
     that it had to wait for a core. `syscall` is `running` on a CPU, empty where the kernel holds it outside any call or
-    does not tell us. `asleep` is for how many seconds it has not run at all, where the kernel says so, `wakes_in` after how many at most
-    its sleep, or its wait with a time limit, ends by itself.
+    does not tell us. `asleep` is for how many seconds it has not run at all, where the kernel says so, `wakes_in` after
+    how many at most its sleep, or its wait with a time limit, ends by itself.
     """
 
     tid: int
@@ -45,9 +45,9 @@ class ThreadView(msgspec.Struct, frozen=True, kw_only=True):
 class FutexWait(msgspec.Struct, frozen=True, kw_only=True):
     """A thread that waits for a futex, and if that is a mutex, the thread that the mutex itself names as its owner.
 
-    `owner_lives` is whether that is a thread of this process (for a mutex that processes share: of any). `owner_process`
-    is the process that has a thread of this number now. `joins` is the thread whose end is waited for, if that is so.
-    `timed` is that the wait ends by itself.
+    `owner_lives` is whether that is a thread of this process (for a mutex that processes share: of any).
+    `owner_process` is the process that has a thread of this number now. `joins` is the thread whose end is waited for,
+    if that is so. `timed` is that the wait ends by itself.
     """
 
     tid: int
@@ -60,10 +60,11 @@ class FutexWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileWait(msgspec.Struct, frozen=True, kw_only=True):
-    """A thread in a system call on an open file. `peers` are the processes that hold the other end of its pipe or socket.
+    """A thread in a system call on an open file.
 
-    Those of other users are hidden. `wants` is what a poll waits for. `timed` is that the wait ends by itself. `remote`
-    and `connection` are of a TCP socket: `10.0.0.2:29500`, `SYN_SENT`. There is no descriptor (-1) yet in `open`.
+    `peers` are the processes that hold the other end of its pipe or socket; those of other users are hidden. `wants` is
+    what a poll waits for. `timed` is that the wait ends by itself. `remote` and `connection` are of a TCP socket:
+    `10.0.0.2:29500`, `SYN_SENT`. There is no descriptor (-1) yet in `open`.
     """
 
     tid: int
@@ -180,7 +181,12 @@ class PyFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LockView(msgspec.Struct, frozen=True, kw_only=True):
-    """A lock that a thread waits for or holds: the object, how the source names it, and the line that took it."""
+    """A lock that a thread waits for or holds: the object, how the source names it, and the line that took it.
+
+    `timed` is that the wait was given a time limit. `count` is how many items a queue holds, or how many wait at a
+    barrier, `room` how many it can take, or takes. `process` is the child process that is waited for, `shared` that
+    other processes can end the wait.
+    """
 
     identity: int
     kind: str
@@ -188,12 +194,34 @@ class LockView(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""
     line: int = 0
     owner: int | None = None
+    timed: bool | None = None
+    count: int | None = None
+    room: int | None = None
+    process: int | None = None
+    shared: bool = False
+
+
+class LockFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file whose existence, or whose lock, a thread asks for again and again.
+
+    `age` is in seconds. `writer` is the process number that it begins with, if it does. `holder` is the process that
+    has a lock on it, with its command line. `by_kernel` is that only such a lock matters, and not that the file exists.
+    """
+
+    path: str
+    age: float
+    writer: int | None = None
+    writer_lives: bool = False
+    by_kernel: bool = False
+    holder: int = 0
+    command: str = ""
 
 
 class PyThread(msgspec.Struct, frozen=True, kw_only=True):
     """A thread as Python shows it, innermost frame first.
 
     `samples` are the positions of its innermost user frame in several looks: all equal means that it did not move.
+    `lock_file` is a file for whose disappearance it waits in a loop.
     """
 
     ident: int
@@ -207,6 +235,7 @@ class PyThread(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[str, ...] = ()
     lines: tuple[int, ...] = ()
     holds_gil: bool | None = None
+    lock_file: LockFile | None = None
 
     @property
     def moved(self) -> bool:
@@ -214,7 +243,13 @@ class PyThread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def user_frame(self) -> PyFrame | None:
-        return next((frame for frame in self.frames if frame.user), None)
+        """The innermost of the user's; what lies outside of the start of a forked process is its parent's."""
+        for frame in self.frames:
+            if frame.user:
+                return frame
+            if frame.function == "_bootstrap" and frame.file.endswith("multiprocessing/process.py"):
+                break
+        return None
 
     def calls(self, function: str, file: str = "") -> PyFrame | None:
         """The innermost frame of a function of this name, in a file whose path ends or contains so."""
@@ -276,6 +311,7 @@ class InsideView(msgspec.Struct, frozen=True, kw_only=True):
     threads_at_fork: int | None = None
     device_busy: bool | None = None
     allocator_retries: int | None = None
+    allocator_retry_rate: float | None = None
     loop: LoopView | None = None
     item: str = ""
     batches: int = 0
@@ -301,7 +337,8 @@ class InsideView(msgspec.Struct, frozen=True, kw_only=True):
 class LoopView(msgspec.Struct, frozen=True, kw_only=True):
     """The innermost loop of the user's that the main thread is in, over several looks.
 
-    `unchanged` names what its condition reads, where all of that stayed the same; `values` shows it.
+    `unchanged` names what its exits read, where all of that stayed the same and nothing in every round could change
+    it; `values` shows it. `hopeless` is that the branches that could change it read nothing that changes either.
     """
 
     file: str
@@ -312,14 +349,19 @@ class LoopView(msgspec.Struct, frozen=True, kw_only=True):
     endless: bool = False
     unchanged: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
+    hopeless: bool = False
     iterates: str = ""
     empty_iterable: bool = False
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """Another process of the same run that may be a rank of the same job: from outside, and what it says of itself."""
+    """Another process of the same run that may be a rank of the same job: from outside, and what it says of itself.
+
+    `asked` is that it listens, so that it has an answer unless it came too late.
+    """
 
     process: ProcessView
+    asked: bool = False
     inside: InsideView | None = None
     updates: int | None = None
 
@@ -339,6 +381,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     many seconds no step or phase has ended, `usual` what the longest such time was before, None in the first steps.
     `ended` are wait statuses of processes that are gone, `mute` are those that listen and did not answer. `attached` is
     that the run is not torchmedic's own. `peers` are the other processes of the run.
+    `outsiders` are processes at the other ends of its pipes and sockets, `above` its parent and the parents of that.
     """
 
     pid: int
@@ -358,6 +401,8 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     ended: dict[int, int] = {}
     mute: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    outsiders: tuple[ProcessView, ...] = ()
+    above: tuple[int, ...] = ()
     peers: tuple[Peer, ...] = ()
 
     def process(self, pid: int) -> ProcessView | None:

@@ -16,7 +16,7 @@ def _pages(kind: str) -> dict[str, str]:
     """The scripts of the TM5xx pages by code, and number where a page has several."""
     found = {}
     for page in sorted(PAGES.glob("TM5*.md")):
-        blocks = [body for each, words, body in FENCE.findall(page.read_text()) if each == kind and "gpu" not in words]
+        blocks = [body for each, words, body in FENCE.findall(page.read_text()) if each == kind and not words.strip()]
         for number, body in enumerate(blocks):
             found[f"{page.name.split('-')[0]}.{number}"] = body
     return found

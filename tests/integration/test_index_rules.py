@@ -220,7 +220,7 @@ for x, y in DataLoader(TensorDataset(torch.randn(8, 4), torch.zeros(8, dtype=tor
         ("comes from the DataLoader",),
     ),
     "kept-with-their-graphs": (
-        "TM401",
+        "TM403",
         """
 import resource
 used = int(open("/proc/self/statm").read().split()[0]) * 4096
@@ -230,11 +230,11 @@ for step in range(10000):
     x = torch.randn(1000, 1000, requires_grad=True)
     kept.append((x * 2).exp())  # <- cause
 """,
-        "there is no memory for 3.8 MiB",
-        ("ulimit -v", "`kept` holds", "with their graph"),
+        "`kept` keeps",
+        ("built before this step",),
     ),
     "loss-of-two-shapes": (
-        "TM401",
+        "TM404",
         """
 net = nn.Linear(3, 1)
 x, y = torch.randn(2**22, 3), torch.randn(2**22)

@@ -8,9 +8,9 @@ import sys
 SCRIPT = """
 import sys
 from torchmedic.diagnose import registry, engine
-for name in registry.DEATHS:
+for name in (*registry.DEATHS, *registry.STALLED):
     registry.load(name)
-import torchmedic.supervise.supervisor, torchmedic.supervise.run, torchmedic.cli
+import torchmedic.supervise.supervisor, torchmedic.supervise.run, torchmedic.supervise.attach.attach, torchmedic.cli
 assert "torch" not in sys.modules
 """
 

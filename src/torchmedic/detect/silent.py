@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchmedic.detect import cache_habits, data_habits, gradient_habits, mode_habits, ownership, schedule_habits
+from torchmedic.detect import (
+    cache_habits,
+    data_habits,
+    evaluation_habits,
+    gradient_habits,
+    growing_graph,
+    leftovers,
+    mode_habits,
+    ownership,
+    schedule_habits,
+    wait_habits,
+)
 from torchmedic.detect.incident import LoopIncident
 from torchmedic.observe.habits import Habits
 
@@ -20,6 +31,10 @@ _FINDERS = (
     mode_habits.find,
     data_habits.find,
     cache_habits.find,
+    wait_habits.find,
+    growing_graph.find,
+    leftovers.find,
+    evaluation_habits.find,
 )
 
 

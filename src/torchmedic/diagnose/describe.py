@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from torchmedic.diagnose.listing import listed as listed  # noqa: PLC0414 - for those who know it from here
 from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Location
 from torchmedic.replay.calls import Argument, Call
@@ -31,12 +32,6 @@ def dtype(tensor: torch.Tensor | torch.dtype) -> str:
 def count(number: int, noun: str) -> str:
     """`1 row`, `3 rows`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def listed(items: list[str], most: int = 4) -> str:
-    """`a`, `b` and 3 more."""
-    shown = ", ".join(items[:most])
-    return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
 
 
 def layer_of(evidence: RaisedEvidence, call: Call | None = None) -> nn.Module | None:

@@ -9,6 +9,7 @@ from typing import Any
 from torchmedic.detect.device_errors import DeviceFault, device_fault_of
 from torchmedic.detect.echoes import is_echo
 from torchmedic.detect.exceptions import raised
+from torchmedic.detect.growth import Growth
 from torchmedic.detect.incident import LoopIncident
 from torchmedic.detect.nonfinite import At, What, turned_bad
 from torchmedic.diagnose import registry
@@ -17,18 +18,24 @@ from torchmedic.diagnose.lost_device import explain
 from torchmedic.diagnose.suppression import is_suppressed
 from torchmedic.observe.batches import tensors_in_frames
 from torchmedic.observe.frames import user_frame
+from torchmedic.observe.holders import Held
+from torchmedic.observe.leaks import Look
 from torchmedic.observe.loss_graph import LossGraph
 from torchmedic.observe.unreached import Unreached
-from torchmedic.records import Diagnosis
+from torchmedic.observe.user_variables import user_files
+from torchmedic.records import Diagnosis, HeldMemory
 from torchmedic.replay.check_up import CheckUp
 from torchmedic.replay.echo import EchoEvidence, asks_about_number, complains_of_number
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.frames import Frame
+from torchmedic.replay.leaks import LeakEvidence
 from torchmedic.replay.loop import LoopEvidence
 from torchmedic.replay.lost_device import LostDevice, lost_context
+from torchmedic.replay.memory.autopsy import autopsy_of
 from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.putters import traffic
 from torchmedic.repro import recorder
-from torchmedic.rundir import release, write_diagnosis
+from torchmedic.rundir import is_confidential, release, write_diagnosis
 
 # The operation behind a diagnosis that is not published yet.
 _waiting: list[tuple[Diagnosis, recorder.Recording | None]] = []
@@ -58,6 +65,11 @@ def exception(error: BaseException, agent: Any) -> None:
         diagnosis = _older(EchoEvidence.of_exception(evidence)) or diagnosis
     agent.events.write("exception", symptom=incident.symptom, step=incident.step, phase=incident.phase)
     number = write_diagnosis(agent.folder, diagnosis)
+    autopsy = autopsy_of(evidence)
+    if autopsy is not None:
+        agent.events.write("memory-autopsy", step=incident.step, **autopsy.record())
+        if autopsy.exhaustion.on_device:
+            return  # to record the operation would take memory that is not there
     recording = recorder.of_exception(evidence, diagnosis, agent)
     if recording is not None:
         recording.write(agent.folder, number)
@@ -144,6 +156,39 @@ def check_up(graphs: Sequence[LossGraph], unreached: Unreached | None, frame: Fr
         diagnosis = ask(evidence, (rule,))
         if diagnosis is not None:
             publish_silent(diagnosis, agent)
+
+
+def growing(found: list[Growth], looks: list[Look], frame: FrameType, agent: Any) -> None:
+    """Called by the agent when some holders of the user's grow and grow. The run goes on."""
+    diagnoses = [
+        diagnosis
+        for growth in found
+        if (diagnosis := ask(LeakEvidence(growth, looks, frame, agent), registry.GROWING)) is not None
+    ]
+    for diagnosis in diagnoses:
+        cause = diagnosis.cause_location
+        if cause is None or not any(said[1:] == (cause.file, cause.line) for said in _said):
+            publish_silent(diagnosis, agent)
+
+
+def holding(found: list[tuple[Held, int]], agent: Any) -> None:
+    """Called by the agent when memory is short. The parent reads it, also if this process does not live to say more."""
+    if is_confidential(agent.run):
+        return
+    agent.open()
+    holders = []
+    for held, nbytes in found:
+        put = next(iter(traffic(held, user_files()).puts), None)
+        holders.append(
+            HeldMemory(
+                name=held.name,
+                nbytes=nbytes,
+                items=held.size if held.kind == "items" else 0,
+                file=put.file if put is not None else "",
+                line=put.node.lineno if put is not None else 0,
+            )
+        )
+    agent.events.write("holders", step=agent.clock.step, holders=holders)
 
 
 def publish_silent(diagnosis: Diagnosis, agent: Any) -> None:

@@ -174,6 +174,7 @@ CHECKUP: tuple[str, ...] = (
     "silent.dead_relu_layer",
     "silent.parameters_cut_off",
     "silent.unused_layer",
+    "silent.thawed_without_gradient",
     "silent.promoted_to_double",
     "silent.first_loss_too_high",
     "silent.backward_inside_autocast",
@@ -185,7 +186,11 @@ GROWING: tuple[str, ...] = (
     "memory.graphs_kept",
     "memory.graph_carried_on",
     "memory.growing_holder",
+    "memory.gradient_cycles",
 )
+
+# Asked in the parent, of memory of the host that is about to end.
+HOST: tuple[str, ...] = ("memory.host_memory_running_out",)
 
 # Asked in the parent, of a process that is gone.
 DEATHS: tuple[str, ...] = (
@@ -200,6 +205,7 @@ DEATHS: tuple[str, ...] = (
 
 # Asked of a run that does not get on.
 STALLED: tuple[str, ...] = (
+    "hangs.stopped_process",
     "hangs.gil_held",
     "hangs.lock_inherited_by_fork",
     "hangs.thread_deadlock",
@@ -207,15 +213,36 @@ STALLED: tuple[str, ...] = (
     "hangs.openmp_team_too_small",
     "hangs.empty_loader",
     "hangs.wait_inside_backward",
+    "hangs.waiting_for_input",
+    "hangs.queue_not_drained",
+    "hangs.output_not_drained",
+    "hangs.file_lock_held",
+    "hangs.nobody_left_to_signal",
     "hangs.endless_loop",
     "hangs.worker_stuck",
+    "hangs.gpu_lost",
+    "hangs.waits_for_collective",
+    "hangs.gpu_kernel_never_ends",
+    "hangs.storage_or_network_wait",
+    "hangs.waits_for_child_process",
+    "hangs.swap_thrash",
+    "hangs.stalled_by_allocator",
+    "hangs.cpu_throttled",
+    "hangs.autotuning",
+    "hangs.ptx_jit",
+    "hangs.compiling",
+    "hangs.saving_checkpoint",
+    "hangs.slow_data",
+    "hangs.long_kernel",
+    "hangs.sleeping",
+    "hangs.long_work",
     "hangs.unknown_standstill",
 )
 
 # Asked by nobody: what remains when all others are silent.
 LAST: tuple[str, ...] = ("unknown",)
 
-ALL: tuple[str, ...] = (*RAISED, *LOST, *NUMBERS, *SILENT, *CHECKUP, *GROWING, *DEATHS, *STALLED, *LAST)
+ALL: tuple[str, ...] = (*RAISED, *LOST, *NUMBERS, *SILENT, *CHECKUP, *GROWING, *HOST, *DEATHS, *STALLED, *LAST)
 
 
 def module_name(rule: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchmedic.diagnose.describe import listed
 from torchmedic.diagnose.last_words import line_location
+from torchmedic.diagnose.listing import listed
 from torchmedic.diagnose.rule import Draft
 from torchmedic.records import Diagnosis, Grade, Location, Role, Severity
 from torchmedic.replay.source import relative, source_line
@@ -13,6 +13,7 @@ from torchmedic.stall_records import InsideView, LockView, ProcessView, PyFrame,
 
 BUSY = 0.5  # of one core: whoever wants more is at work on something
 IDLE = 0.05
+SLEEPS = ("nanosleep", "clock_nanosleep")  # calls of who wants to wait
 
 
 class StallDraft(Draft):

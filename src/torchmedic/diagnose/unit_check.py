@@ -55,7 +55,7 @@ def checkup(model: torch.nn.Module, batch: Any, loss_fn: Callable[..., torch.Ten
             [graph], frame, optimized=parameters, unreached=unreached, models=[model], sure_after_one=True
         )
         found = [ask(evidence, (rule,)) for rule in registry.CHECKUP]
-    return [diagnosis for diagnosis in found if diagnosis is not None]
+    return [diagnosis for diagnosis in found if diagnosis is not None and diagnosis.severity != "note"]
 
 
 def _step(

@@ -22,7 +22,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 
 from torchmedic import contained as containment
 from torchmedic.contained import contained
-from torchmedic.observe import cuda_start, endings, workers
+from torchmedic.observe import cuda_start, endings, out_of_memory, workers
 from torchmedic.observe.batches import Batches
 from torchmedic.observe.blackbox import BlackBox
 from torchmedic.observe.checkup import Checkup
@@ -34,10 +34,11 @@ from torchmedic.observe.events import Events
 from torchmedic.observe.finite import FiniteWatch
 from torchmedic.observe.habit_hooks import HabitHooks
 from torchmedic.observe.habits import Habits
+from torchmedic.observe.headroom import headroom
 from torchmedic.observe.hooks import Hooks
 from torchmedic.observe.inside.ear import Ear
 from torchmedic.observe.leaks import LeakWatch
-from torchmedic.observe.memory_series import MemorySeries
+from torchmedic.observe.memory_series import MemorySeries, most_memory
 from torchmedic.observe.notes import StepNotes
 from torchmedic.observe.past import Pasts
 from torchmedic.observe.rewind import Rewind
@@ -67,11 +68,12 @@ class Agent:
         self.habits = Habits(self._look_at_loop, _judge_of_loops)
         self.hooks = Hooks(self.clock, self.batches, self.notes, self.finite, self.rewind, self.habits)
         self.checkup = self.hooks.checkup = Checkup(self)
+        self.checkup.evaluation = self.habits.evaluation
         self.checkup.waits = DeviceWaits(
             CudaQueue(), lambda: self.clock.step, lambda: not self.habits.awake, self.habits.waits_measured
         )
         self._suspected: set[Any] = set()  # of the loop, which the rules have been asked about
-        self.leaks = self.hooks.leaks = LeakWatch(self._look_at_growth)
+        self.leaks = self.hooks.leaks = LeakWatch(self._look_at_growth, self._tell_holders, lambda: self.clock.step)
         self.marks = DeviceMarks()
         self.ear = Ear(self)
         self.device_lost = False  # and that has been explained
@@ -94,7 +96,9 @@ class Agent:
             cuda=torch.version.cuda,
         )
         self.clock.box = BlackBox(self.folder / BLACK_BOX)
-        series = MemorySeries(self.events.write, lambda: (self.clock.step, self.clock.phase_name))
+        series = MemorySeries(
+            self.events.write, lambda: (self.clock.step, self.clock.phase_name), self.leaks.press, most_memory()
+        )
         self.clock.gauge.on_reading = series.reading
         reserve(self.folder)
 
@@ -124,6 +128,8 @@ class Agent:
             result = original(*args, **kwargs)
             if ours:
                 faulthandler.enable(self._stacks, all_threads=True)
+            if self.ear.forked:
+                contained("observe.worker")(workers.end_with_parent)()
             return result
 
         setattr(signal_handling, name, both)
@@ -203,6 +209,11 @@ class Agent:
         finally:
             self.hooks.paused = False
 
+    @contained("observe.leaks")
+    def _tell_holders(self, holders: Any) -> None:
+        """Memory is short: leave word of who holds it."""
+        _later_stages().holding(holders, self)
+
     @contained("observe.exception")
     def raised(self, error: BaseException) -> None:
         """An exception has ended this process's work: find out why, while its frames are alive."""
@@ -212,7 +223,7 @@ class Agent:
         self.checkup.stop()
         self.hooks.paused = True
         try:
-            with workers.undisturbed():
+            with workers.undisturbed(), headroom():
                 _later_stages().exception(error, self)
         finally:
             self.hooks.paused = False
@@ -316,10 +327,11 @@ def install(run_dir: str) -> None:
     if wants_checkup(agent.run):
         contained("observe.install")(HabitHooks(agent.habits, agent.hooks).install)()
         agent.habits.start()
-        agent.leaks.start()
+        contained("observe.leaks")(agent.leaks.start)()
         contained("observe.checkup")(agent.checkup.start)()
     contained("observe.worker")(workers.install)()
     contained("observe.cuda_start")(cuda_start.install)()
+    contained("observe.out_of_memory")(out_of_memory.install)()
     contained("observe.endings")(endings.install)(_on_exception, _on_child_end, _on_giving_up)
     contained("observe.ear")(agent.ear.open)()
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_on_fork)

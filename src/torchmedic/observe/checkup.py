@@ -4,7 +4,8 @@ From the start of the process until the first backward, the births of graph node
 backward is called, the graph is taken down (`loss_graph`), and after the step it is judged with the gradients that came
 out. A line that calls backward for the first time in a later step is looked at in the step after that. What looks
 suspicious but may pass, such as a layer that lets no gradient through, is looked at in two more steps. After that there
-is nothing left of all this but one look at a set per backward.
+is nothing left of all this but one look at a set per backward. When the phase of the training changes (another
+optimizer, layers that are thawed), all lines are looked at again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch._C._functorch import peek_interpreter_stack
 
+from torchmedic.observe.device_waits import DeviceWaits
+from torchmedic.observe.evaluation import Evaluation
 from torchmedic.observe.loss_graph import LossGraph
 from torchmedic.observe.node_births import NodeBirths
 from torchmedic.observe.unreached import Unreached
@@ -25,6 +28,9 @@ _ARMED = 24  # times that births are noted, at most
 _LOOKS = 3  # at a line that shows something suspicious
 _REST = 3  # steps before the last of them
 _SITES = 8  # lines that call backward
+_PHASES = 4  # changes that are looked at
+_ASKED = 32  # steps between two questions for what is trained
+_YOUNG = 8  # steps in which optimizers appear that were there from the start
 
 
 class Judge(Protocol):
@@ -45,6 +51,8 @@ class Checkup:
         self.on = False
         self.births = NodeBirths()
         self.unreached = Unreached()
+        self.waits: DeviceWaits | None = None
+        self.evaluation: Evaluation | None = None
         self.graphs: list[LossGraph] = []  # of lines that will be looked at again
         self._fresh: list[LossGraph] = []  # of the step under way
         self._looks: Counter[tuple[str, int]] = Counter()
@@ -52,6 +60,9 @@ class Checkup:
         self._due: dict[tuple[str, int], int] = {}  # lines that are to be looked at again from that step on
         self._armed = 0
         self._steps = 0
+        self._trained: dict[int, int] = {}  # by optimizer: how many of its parameters are trained
+        self._known: set[int] = set()  # identities of all that was ever trained
+        self._changes = 0
 
     def start(self) -> None:
         self.on = True
@@ -60,8 +71,7 @@ class Checkup:
     def stop(self) -> None:
         """For good."""
         self.on = False
-        self.births.refuse()
-        self.unreached.cuts.disarm()
+        self._put_back()
         self._fresh.clear()
 
     def pause(self) -> None:
@@ -72,12 +82,20 @@ class Checkup:
     @property
     def is_armed(self) -> bool:
         """Whether torch is not as it was."""
-        return self.births.armed or self.unreached.cuts.armed
+        others = (self.waits, self.evaluation)
+        return self.births.armed or self.unreached.cuts.armed or any(one is not None and one.armed for one in others)
 
     def compiled(self) -> None:
         """Compiled code is about to run, or to be made: nothing of ours may be seen by it."""
+        self._put_back()
+
+    def _put_back(self) -> None:
         self.births.refuse()
         self.unreached.cuts.disarm()
+        if self.waits is not None:
+            self.waits.stop()
+        if self.evaluation is not None:
+            self.evaluation.refuse()
 
     def _arm(self) -> None:
         if self._armed < _ARMED and self.births.arm():
@@ -108,12 +126,33 @@ class Checkup:
 
     def step_begins(self, optimizer: Any) -> None:
         self.births.disarm()
+        if self._steps % _ASKED == 0 or id(optimizer) not in self._trained:
+            self._ask_for_phase(optimizer)
         self.unreached.step_begins(optimizer)
         if self._fresh:
             gradients = [tensor.grad for group in optimizer.param_groups for tensor in group["params"]]
             for graph in self._fresh:
                 if graph.is_zero is None and graph.gates():
                     graph.is_zero = all_zero(gradients)
+
+    def _ask_for_phase(self, optimizer: Any) -> None:
+        """Look at everything again if there is another optimizer, or if other parameters are trained."""
+        tensors = (tensor for group in optimizer.param_groups for tensor in group["params"])
+        trained = {id(tensor) for tensor in tensors if tensor.requires_grad}
+        before, self._trained[id(optimizer)] = self._trained.get(id(optimizer)), len(trained)
+        thawed, self._known = trained - self._known, self._known | trained
+        if before == len(trained) or self._steps < _YOUNG or self._changes >= _PHASES:
+            return
+        self._changes += 1
+        if not self.births.refused:
+            self._wanted.update(self._looks)
+            self._looks.clear()
+            self._due.clear()
+        if not self.unreached.missing:
+            self.unreached.cuts.disarm()
+            self.unreached = Unreached()
+            self.unreached.thawed = thawed
+            self.unreached.cuts.done = self.births.refused
 
     def step_ended(self, frame: FrameType) -> None:
         self._steps += 1
@@ -125,12 +164,16 @@ class Checkup:
         if self._wanted:
             self._arm()
         self.unreached.step_ended()
+        if self.waits is not None and not self.waits.over:
+            self.waits.step_ended()
         if self.unreached.is_due():
             self._judge.left_out(self.unreached, frame)
 
     def exiting(self) -> None:
         self.births.disarm()
         self.unreached.cuts.disarm()
+        if self.waits is not None:
+            self.waits.stop()
         if self.on and self.unreached.is_due(at_end=True):
             self._judge.left_out(self.unreached, None)
 

@@ -39,7 +39,7 @@ class Clock:
         self._optimizers: dict[int, weakref.ref[Any]] = {}  # a WeakSet is asked too slowly for every event
         self._stepped: set[int] = set()  # identities
         self._lines: dict[tuple[int, int], tuple[CodeType, int]] = {}
-        self._gauge = MemoryGauge()
+        self.gauge = MemoryGauge()
         self.usual_step = 0.0  # seconds, a running average
         self._step_closed: float | None = None
 
@@ -97,7 +97,7 @@ class Clock:
         box = self.box
         if box is None:
             return
-        gauge = self._gauge
+        gauge = self.gauge
         if self.phase_started >= gauge.due:
             gauge.read(self.phase_started)
         step = self.step

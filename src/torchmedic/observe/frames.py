@@ -37,10 +37,18 @@ def _judge(filename: str) -> bool:
         # IPython cells are registered in linecache as <ipython-input-...>; the rest is generated code.
         return filename.startswith("<ipython-input")
     path = os.path.realpath(filename)
+    if _is_generated(path):
+        return False
     if path.startswith(_PACKAGE) or any(part in path for part in _INSTALLED):
         return path.startswith(os.path.join(_PACKAGE, "demos"))
     # A project may sit below the prefix of a Python (a container's /usr); only its library folders are not user code.
     return not path.startswith(_LIBRARIES)
+
+
+def _is_generated(path: str) -> bool:
+    """Whether torch.compile wrote this file, into its cache."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return f"{os.sep}torchinductor_" in path or (folder is not None and path.startswith(os.path.realpath(folder)))
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:

@@ -11,19 +11,22 @@ Whether gradients were cleared is not told by who was called but by a *witness*:
 
 from __future__ import annotations
 
-import contextlib
-import weakref
+import sys
 from collections.abc import Callable
 from time import perf_counter
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
 
 from torchmedic.contained import contained
-from torchmedic.observe.frames import outside_torch, user_frame
+from torchmedic.observe.device_waits import Waited
+from torchmedic.observe.evaluation import Evaluation
+from torchmedic.observe.frames import user_frame
+from torchmedic.observe.growth import Growth
 from torchmedic.observe.loop_events import NOWHERE, Event, Fetched, Place, Watched, are_numbers, is_mean, rates
+from torchmedic.observe.numbering import Numbering, Sites
 from torchmedic.observe.reach import Reach
 
 _FIRST = 64  # steps that are noted when training begins
@@ -36,10 +39,11 @@ _IDLE = 64  # batches and forward passes in a row, as of a validation, that are 
 _NORMS = 24  # steps in which the witness is also measured, on the CPU
 
 
-class Habits:
+class Habits(Numbering):
     """The ledger. Fed by the hooks; `look` is called when there is enough of it to be judged."""
 
     def __init__(self, look: Callable[[Habits], None], prepare: Callable[[], object]) -> None:
+        super().__init__()
         self._look = look
         self._prepare = prepare  # to look: done before training begins, as it takes some milliseconds
         self.listening = False  # until it is switched on
@@ -48,19 +52,19 @@ class Habits:
         self.events: list[Event] = []
         self.optimizers: dict[int, Watched] = {}
         self.reach = Reach()
+        self.growth = Growth()
+        self.evaluation = Evaluation()
+        self.waited: list[Waited] = []  # lines that wait for the device in every step
         self.steps = 0  # of any optimizer
         self.wants_norms = False  # also where they must be waited for: something is suspected
         self._woke = 0
         self._last = _FIRST
         self._wakes = 0
         self._backwards = 0
-        self._numbers: dict[int, int] = {}
-        self._objects: dict[int, Any] = {}  # weak references, by number
-        self._count = 0
         self._stepping = False
         self._emptied = 0  # times that the user has emptied the cache of the device
         self._emptying = (0.0, 0.0)
-        self._places: dict[tuple[int, int], tuple[int, Place, CodeType]] = {}
+        self._where = Sites().where
         self._idle = 0  # batches and forward passes since anything else happened
 
     def start(self) -> None:
@@ -69,14 +73,13 @@ class Habits:
     def stop(self) -> None:
         """For good."""
         self.listening = self.awake = False
+        self.evaluation.refuse()
         self.events.clear()
 
     def reset(self) -> None:
         """In a forked child, whose loop is another one."""
         self.events.clear()
         self.steps = self._woke = 0
-
-    # Sleep
 
     def wake(self) -> None:
         """Something has changed: note the next steps."""
@@ -95,34 +98,13 @@ class Habits:
 
     @contained("observe.habits")
     def judge(self) -> None:
+        self.evaluation.disarm()
         if self.events:
             self._look(self)
 
-    # Numbers
-
-    def number(self, thing: Any) -> int:
-        """A number for an object, which no other object ever gets."""
-        key = id(thing)
-        found = self._numbers.get(key)
-        if found is not None:
-            return found
-        self._count += 1
-        number = self._numbers[key] = self._count
-        numbers, objects = self._numbers, self._objects
-
-        def gone(_: Any) -> None:
-            if numbers.get(key) == number:
-                del numbers[key]
-            objects.pop(number, None)
-
-        with contextlib.suppress(TypeError):  # a list, as a dataset: it gets a number, and is not found by it
-            objects[number] = weakref.ref(thing, gone)
-        return number
-
-    def thing(self, number: int) -> Any:
-        """The object of a number; None where it is gone."""
-        reference = self._objects.get(number)
-        return reference() if reference is not None else None
+    def waits_measured(self, found: list[Waited]) -> None:
+        self.waited += found
+        self.judge()
 
     def lost_ratio(self, number: int) -> tuple[float, float] | None:
         """Norms of the gradients that an update used, and of all that there were before some were cleared."""
@@ -132,6 +114,8 @@ class Habits:
     # Events
 
     def _add(self, kind: str, who: int, frame: FrameType | None, fact: Any = None) -> None:
+        if self.evaluation.armed:
+            self.evaluation.disarm()
         if kind not in ("forward", "fetch"):
             self._idle = 0
         elif self._idle >= _IDLE:
@@ -148,22 +132,6 @@ class Habits:
         if len(self.events) >= _MOST:
             self.listening = False
             self._sleep()
-
-    def _where(self, frame: FrameType) -> tuple[int, Place]:
-        """Where a call comes from. To ask a frame for its line takes long, so lines of the user's are remembered."""
-        outer = outside_torch(frame)
-        if outer is None:
-            return 0, NOWHERE
-        key = (id(outer.f_code), outer.f_lasti)
-        known = self._places.get(key)
-        if known is not None:
-            return known[0], known[1]
-        user = user_frame(outer)
-        place = Place(user.f_code.co_filename, user.f_lineno) if user is not None else NOWHERE
-        site = hash(key)
-        if user is outer and len(self._places) < 256:
-            self._places[key] = (site, place, outer.f_code)  # the code is kept, so that its identity stays its own
-        return site, place
 
     @contained("observe.habits")
     def optimizer_built(self, optimizer: Any, frame: FrameType | None) -> None:
@@ -211,6 +179,8 @@ class Habits:
                     norms[number] = watched.norm(wait=self.wants_norms)
         means = bool(roots) and all(isinstance(root, torch.Tensor) and is_mean(root.grad_fn) for root in roots)
         self._add("backward", 0, frame, (self._stepping, norms, means))
+        if not self.growth.over and self.events:
+            self.growth.backward_begins(roots, self.steps or self._backwards, self.events[-1].place)
 
     @contained("observe.habits")
     def backward_ended(self) -> None:
@@ -219,6 +189,10 @@ class Habits:
                 watched.find_witness()
             watched.thrown_away.backward()
         self._add("backward done", 0, None, self._stepping)
+        if not self.optimizers and not self.growth.over:  # weights are updated by hand, once per backward or not
+            self.growth.step_ended(sys._getframe(1))
+            if self._backwards == _AGAIN:
+                self.judge()
 
     @contained("observe.habits")
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
@@ -236,6 +210,8 @@ class Habits:
         self._add("step done" if stepped else "step skipped", watched.number, None)
         watched.used = self.events[-1].states.get(watched.number) if self.events else None
         self.steps += 1
+        if not self.growth.over:
+            self.growth.step_ended(sys._getframe(1))
         since = self.steps - self._woke
         if since >= self._last:
             self._sleep()
@@ -298,6 +274,7 @@ class Habits:
         self.mode = mode
         if self.awake:
             self._add("forward", self.number(module), frame, mode)
+            self.evaluation.forward(module)
 
     @contained("observe.habits")
     def evaluated(self, module: torch.nn.Module, frame: FrameType) -> None:
@@ -318,5 +295,5 @@ class Habits:
             length = len(sampler)
             if type(getattr(sampler, "sampler", None)) is SequentialSampler:
                 in_order = getattr(sampler, "batch_size", None)
-        number = self.number(dataset) if dataset is not None else 0
-        self._add("fetch", number, frame, Fetched(position, known, number, length, in_order, workers, direct))
+        whose = self.number(dataset) if dataset is not None else 0
+        self._add("fetch", whose, frame, Fetched(position, known, whose, length, in_order, workers, direct))

@@ -35,6 +35,7 @@ from torchmedic.observe.finite import FiniteWatch
 from torchmedic.observe.frames import is_user_file, user_frame
 from torchmedic.observe.habits import Habits
 from torchmedic.observe.late import is_device_error
+from torchmedic.observe.leaks import LeakWatch
 from torchmedic.observe.notes import StepNotes
 from torchmedic.observe.rewind import Rewind
 
@@ -68,6 +69,7 @@ class Hooks:
         self._rewind = rewind
         self._habits = habits
         self.checkup: Checkup | None = None
+        self.leaks: LeakWatch | None = None
         self.paused = False  # while a replay runs, which is not training
         self._backward_depth = 0
         self._noting = False
@@ -174,6 +176,8 @@ class Hooks:
     def _data_requested(self, iterator: Any) -> None:
         if self.paused:
             return
+        if self.leaks is not None and iterator._num_yielded == 0:
+            self.leaks.loading(iterator, sys._getframe(1))
         if self._thin:
             self._economy.data_requested(iterator)
             return
@@ -278,17 +282,20 @@ class Hooks:
     def _forward_begins(self, module: torch.nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return  # traced through: constant, no graph break
-        self._note_forward(module)
+        self._note_forward(module, args)
 
     @contained("observe.forward")
-    def _note_forward(self, module: torch.nn.Module | None = None) -> None:
+    def _note_forward(self, module: torch.nn.Module | None = None, args: Any = ()) -> None:
         if self.paused:
             return
         self._forget_forward()
         if module is not None:
             self._rewind.see(module)
+            self._batches.given(args, module.training)
         if self._backward_depth == 0:  # recomputation of a checkpoint is part of backward
             user = self._clock.enter(FORWARD, sys._getframe(2))
+            if self.leaks is not None and module is not None:
+                self.leaks.called(training=module.training)
             habits = self._habits
             if module is not None and (
                 habits.awake or (habits.listening and habits.mode != (module.training, torch.is_grad_enabled()))
@@ -311,6 +318,8 @@ class Hooks:
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(*args, **kwargs)  # traced, not run
+            if self.leaks is not None and len(args) > 3 and args[3] and kwargs.get("accumulate_grad"):
+                self.leaks.cycles.made(sys._getframe(1))
             self._backward_begins(args[0] if args else kwargs.get("t_outputs", ()))
             result = original(*args, **kwargs)
             self._backward_ends()
@@ -393,6 +402,8 @@ class Hooks:
         self.expect_forward()
         self._clock.optimizer_built(optimizer)
         self._habits.optimizer_built(optimizer, sys._getframe(1))
+        if self.leaks is not None:
+            self.leaks.mark("trial", sys._getframe(1))
         self._step_begins(user_frame(sys._getframe(1)))  # the first step of a loop that has no loader begins about here
 
     def _around_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -462,6 +473,8 @@ class Hooks:
             except Exception as error:
                 self._numbers_failed(error, sys._getframe(1))
         self._clock.optimizer_stepped(optimizer)
+        if self.leaks is not None and self._clock.step >= self.leaks.due:
+            self.leaks.stepped(self._clock.step, sys._getframe(1))
         if self._habits.awake:
             self._habits.step_ended(optimizer, stepped=stepped)
         self._thin = self._economy.applies()

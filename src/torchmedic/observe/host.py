@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 from pathlib import Path
 
 import msgspec
+
+from torchmedic.observe.headroom import address_limit
 
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as a huge number
 
@@ -27,13 +28,12 @@ def host_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
     """Of this process and its host."""
     status = _table(proc / "self" / "status")
     host = _table(proc / "meminfo")
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return HostMemory(
         resident=status.get("VmRSS"),
         address_space=status.get("VmSize"),
         total=host.get("MemTotal"),
         available=host.get("MemAvailable"),
-        address_limit=None if limit in (resource.RLIM_INFINITY, -1) else limit,
+        address_limit=address_limit(),
         cgroup_limit=_cgroup_limit(proc, cgroups),
     )
 

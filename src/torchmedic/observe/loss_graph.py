@@ -6,19 +6,20 @@ later, all at once. Nothing of the graph itself is kept.
 
 from __future__ import annotations
 
+import linecache
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
+from torchmedic.observe.gates import is_closed
+from torchmedic.observe.graph_facts import is_too_high, largest_given, loss_of_knowing_nothing, promotions
 from torchmedic.observe.node_births import Birth, LossCall, NodeBirths
 
 _NODES = 50_000
 _GATES = 2000  # that are measured
 _BIG = 1 << 26  # elements of a tensor that is not measured
-# Their derivative is 0 wherever there is one.
-_FLAT = frozenset("RoundBackward FloorBackward CeilBackward TruncBackward SignBackward".split())
 _RANGES = {
     "ReluBackward": (0.0, float("inf")),
     "SigmoidBackward": (0.0, 1.0),
@@ -31,13 +32,15 @@ PASSING = frozenset(
     "PermuteBackward TBackward CloneBackward ToCopyBackward AliasBackward ExpandBackward".split()
 )
 _PAIRED = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits".split())
+_AUTOCAST = ("cuda", "cpu")
+_OUTDATED = "torch.cuda.amp"
 _SCORED = ("cross_entropy", "binary_cross_entropy_with_logits")
 
 
 class Node:
     """One node, and the nodes behind it by their numbers."""
 
-    __slots__ = ("behind", "birth", "closed", "dim", "kind", "leaf", "number", "sequence", "shape")
+    __slots__ = ("behind", "birth", "closed", "dim", "dtype", "kind", "largest", "leaf", "number", "sequence", "shape")
 
     def __init__(self, number: int, raw: Any) -> None:
         self.number = number
@@ -48,10 +51,12 @@ class Node:
         self.birth: Birth | None = birth if isinstance(birth, Birth) else None
         inputs: Any = getattr(raw, "_input_metadata", ())
         self.shape: tuple[int, ...] | None = tuple(inputs[0].shape) if len(inputs) == 1 else None
+        self.dtype: torch.dtype | None = inputs[0].dtype if len(inputs) == 1 else None
         variable = getattr(raw, "variable", None)
         self.leaf: weakref.ref[torch.Tensor] | None = None if variable is None else weakref.ref(variable)
         self.closed: Any = None  # for a gate: whether no gradient passes it; a tensor of one element until it is read
         self.dim: int | None = None
+        self.largest: Any = None  # of the data that a first layer was given; a tensor until it is read
 
 
 class Loss:
@@ -78,12 +83,15 @@ class LossGraph:
         self._numbers: dict[Any, int] = {}
         self._measured = 0
         self._may_read = not births.has_hooks
+        self.autocast = next((kind for kind in _AUTOCAST if torch.is_autocast_enabled(kind)), "")  # that is on
+        self.is_outdated = step == 0 and any(_OUTDATED in line for line in linecache.getlines(key[0]))
         tensors = [root for root in roots if isinstance(root, torch.Tensor)]
         with torch.no_grad():
             self._walk([root.grad_fn for root in tensors])
             self.roots = [Loss(root, self._numbers.get(root.grad_fn)) for root in tensors]
             self._by_sequence = {node.sequence: node for node in self.nodes}
             self._look_at_targets()
+            self.untrained = self._of_knowing_nothing(tensors) if step == 0 else None
         self._numbers.clear()
 
     # What rules ask
@@ -114,9 +122,11 @@ class LossGraph:
 
     def is_remarkable(self) -> bool:
         """Whether any rule could have something to say; asked first, as to ask the rules takes time."""
+        if self.autocast or self.is_outdated:
+            return True
         if any(root.node is None for root in self.roots) or any(node.closed for node in self.gates()):
             return True
-        if any(count for count, _ in self.outside.values()):
+        if any(count for count, _ in self.outside.values()) or is_too_high(self) or promotions(self):
             return True
         for call in self.losses():
             node = self.value_of(self.made(call.sequence))
@@ -171,11 +181,12 @@ class LossGraph:
         """Fetch every number that is still on its device, at once: the only wait."""
         places: list[tuple[Any, str, Any]] = [(node, "closed", node.closed) for node in self.nodes]
         places += [(root, "value", root.value) for root in self.roots]
+        places += [(node, "largest", node.largest) for node in self.nodes]
         places.append((self, "is_zero", self.is_zero))
         waiting = [(owner, name, value) for owner, name, value in places if isinstance(value, torch.Tensor)]
         counts = [(key, count, size) for key, (count, size) in self.outside.items() if isinstance(count, torch.Tensor)]
         for (owner, name, _), value in zip(waiting, _fetched([value for _, _, value in waiting]), strict=True):
-            setattr(owner, name, value if name == "value" else bool(value))
+            setattr(owner, name, value if name in ("value", "largest") else bool(value))
         for (key, _, size), value in zip(counts, _fetched([count for _, count, _ in counts]), strict=True):
             self.outside[key] = (int(value), size)
 
@@ -210,10 +221,21 @@ class LossGraph:
             node.dim = dim - (1 << 64) if dim >= 1 << 63 else dim
         if self._may_read and self._measured < _GATES:
             try:
-                node.closed = _is_closed(node.kind, raw)
+                node.closed = is_closed(node.kind, raw)
             except RuntimeError:
                 node.closed = None  # overwritten since, which backward itself will complain of
             self._measured += node.closed is not None
+            if self.step == 0:
+                node.largest = largest_given(node.kind, raw)
+
+    def _of_knowing_nothing(self, roots: list[torch.Tensor]) -> float | None:
+        if len(roots) != 1 or self.roots[0].node is None:
+            return None
+        birth = self.nodes[self.roots[0].node].birth
+        call = birth.loss if birth is not None else None
+        if call is None or len(call.shape) < 1:
+            return None
+        return loss_of_knowing_nothing(roots[0], call.shape[1] if len(call.shape) > 1 else call.shape[0])
 
     def _look_at_targets(self) -> None:
         for call in self.losses():
@@ -253,39 +275,4 @@ def _fetched(tensors: list[torch.Tensor]) -> list[float]:
         values = torch.stack([tensors[index].double().reshape(()) for index in indices]).tolist()
         for index, value in zip(indices, values, strict=True):
             found[index] = value
-    return found
-
-
-def _is_closed(kind: str, raw: Any) -> Any:
-    """Whether a gate lets no gradient through; None for what is no gate, or cannot be told."""
-    if kind in _FLAT:
-        return True
-    if kind == "ReluBackward":
-        result = _readable(raw._saved_result)
-        return None if result is None else result.amax() <= 0
-    if kind == "SigmoidBackward":
-        result = _readable(raw._saved_result)
-        return None if result is None else (result.amin() == 1) | (result.amax() == 0)
-    if kind == "TanhBackward":
-        result = _readable(raw._saved_result)
-        return None if result is None else (result.amin() == 1) | (result.amax() == -1)
-    if kind in ("ClampBackward", "ClampMinBackward", "ClampMaxBackward", "HardtanhBackward"):
-        given = _readable(raw._saved_self)
-        low = getattr(raw, "_saved_min", getattr(raw, "_saved_min_val", None))
-        high = getattr(raw, "_saved_max", getattr(raw, "_saved_max_val", None))
-        if given is None or isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor):
-            return None
-        closed = [given.amax() < low] if low is not None else []
-        closed += [given.amin() > high] if high is not None else []
-        return closed[0] if len(closed) == 1 else closed[0] | closed[1] if closed else None
-    return None
-
-
-def _readable(tensor: Any) -> torch.Tensor | None:
-    """A saved tensor whose extremes can be computed without more memory."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not 0 < tensor.numel() <= _BIG:
-        return None
-    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_complex():
-        return None
-    found: torch.Tensor = tensor.detach()
     return found

@@ -221,7 +221,7 @@ class NodeBirths:
         if names is None or sys.gettrace() is not None:
             return None
         optimised = bool(frame.f_code.co_flags & 1)
-        if optimised and not {"locals", "vars"}.isdisjoint(frame.f_code.co_names):
+        if optimised and not {"locals", "vars", "eval", "exec"}.isdisjoint(frame.f_code.co_names):
             return None  # there is one dict of locals per frame: reading it here would change the user's
         values = frame.f_locals
         left, right = (_operand(values.get(name, frame.f_globals.get(name))) for name in names)

@@ -138,7 +138,7 @@ class StepNotes:
             # Named as text because imports point one way; asked once per place in the code.
             segment = importlib.import_module("torchmedic.replay.segment")
             names = segment.carried_names(frame, frame.f_lineno)
-            if sys.version_info < (3, 13) and not {"locals", "vars"}.isdisjoint(frame.f_code.co_names):
+            if sys.version_info < (3, 13) and not {"locals", "vars", "eval", "exec"}.isdisjoint(frame.f_code.co_names):
                 names = frozenset()  # there is one dict of locals per frame: reading it here would change the user's
             self._carried_names[key] = (code, names)
         if not names:

@@ -167,7 +167,7 @@ class Pasts:
 def _names_of(frame: FrameType, forward_lasti: int | None) -> tuple[str, ...]:
     """The variables that hold the data of a step; asked once per place in the code."""
     code = frame.f_code
-    if sys.version_info < (3, 13) and not {"locals", "vars"}.isdisjoint(code.co_names):
+    if sys.version_info < (3, 13) and not {"locals", "vars", "eval", "exec"}.isdisjoint(code.co_names):
         return ()  # there is one dict of locals per frame: reading it here would change the user's
     # Named as text because imports point one way.
     step_names = importlib.import_module("torchmedic.replay.step_names")

@@ -42,6 +42,7 @@ class Unreached:
     def __init__(self) -> None:
         self.cuts = GraphCuts()
         self.missing: list[Missing] = []
+        self.thawed: set[int] = set()  # identities of those that are to be trained only from some step on
         self.steps = 0
         self.over = False  # judged
         self._seen: set[int] = set()

@@ -8,8 +8,10 @@ the sample are gone by then; so they are read where they still exist, and travel
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import linecache
+import multiprocessing
 import os
 import signal
 import sys
@@ -41,6 +43,28 @@ Entry = tuple[FrameType, TracebackType]
 def install() -> None:
     _wrap_init()
     _wrap_reraise()
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """In a forked worker: do not outlive a main process that is killed.
+
+    A worker looks for its parent only between two batches, so one that is stuck in a dataset would stay for ever. The
+    kernel does it at once, but it goes by the thread that forked: only the main thread lives as long as its process.
+    """
+    parent = multiprocessing.parent_process()
+    if sys.platform != "linux" or parent is None or os.getppid() != parent.pid or not _forked_by_main_thread():
+        return  # of a fork server, say
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent.pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _forked_by_main_thread() -> bool:
+    """After a fork the thread that called it is the main one; Python keeps its name."""
+    return threading.main_thread().name == "MainThread"
 
 
 def failure_of(error: BaseException) -> WorkerFailure | None:

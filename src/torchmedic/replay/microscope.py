@@ -250,7 +250,7 @@ class Microscope(TorchDispatchMode):
         return Spot(code.co_filename, line or frame.f_lineno, column, end_line, end_column, code.co_name)
 
 
-_ZERO = torch.zeros(())
+_ZERO = torch.zeros((), device="cpu")
 
 
 def _same_operation(node: str, kind: str) -> bool:

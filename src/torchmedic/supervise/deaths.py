@@ -15,7 +15,11 @@ from torchmedic.observe import blackbox
 from torchmedic.records import BoxContents, Death
 from torchmedic.rundir import DeathLine
 from torchmedic.supervise import outside
+from torchmedic.supervise.host_guard import holders
 from torchmedic.supervise.vigil import Vigil
+
+_SILENT = "TM6"  # mistakes that raise nothing: what was said of them explains no death
+_SAMPLES = 40  # of the host's memory, before the end
 
 # Exceptions that say no more than that another process has failed.
 _NEWS = ("CalledProcessError", "BrokenProcessPool", "ChildFailedError", "ProcessExitedException")
@@ -60,7 +64,11 @@ def find(left: Left, vigil: Vigil, pid: int, status: int, *, through_shell: bool
     if status == 0:
         return []  # whatever died, the run got over it
     signals = _signals(left, vigil, pid, status, through_shell=through_shell)
-    spoken = {number for number, folder in left.folders.items() if rundir.read_diagnoses(folder)}
+    spoken = {
+        number
+        for number, folder in left.folders.items()
+        if any(each.severity == "error" and each.code[:3] != _SILENT for each in rundir.read_diagnoses(folder).values())
+    }
     dead = sorted(
         (number for number, name in signals.items() if name not in REQUESTED and number not in spoken),
         key=lambda number: _when(left, number),
@@ -132,4 +140,6 @@ def _death(left: Left, vigil: Vigil, pid: int, name: str, script: int) -> Death:
         shm_free=outside.shm_free(),
         shm_low=vigil.shm_low,
         core_pattern=outside.core_pattern(),
+        samples=vigil.guard.samples[-_SAMPLES:],
+        holders=holders(left.folders[pid]) if pid in left.folders else (),
     )

@@ -19,8 +19,9 @@ from torchmedic import rundir
 from torchmedic.contained import report_fault
 from torchmedic.detect import host_memory
 from torchmedic.errors import UnreadableRun
-from torchmedic.memory_records import HeldMemory, HostAlarm, MemorySample
+from torchmedic.memory_records import HostAlarm
 from torchmedic.observe import blackbox
+from torchmedic.records import HeldMemory, MemorySample
 from torchmedic.supervise import cgroups
 from torchmedic.supervise.host_pressure import psi
 
@@ -57,7 +58,7 @@ class HostGuard:
             return
         try:
             self._samples.append(self._sample(now, pids))
-            if self._raised is None and host_memory.is_alarming(self._samples):
+            if self._raised is None and host_memory.is_alarming(self.samples):
                 self._raised = self._alarm()
         except Exception as error:
             self._broken = True
@@ -74,11 +75,9 @@ class HostGuard:
         meminfo = cgroups.table(self._proc / "meminfo", "MemTotal", "MemAvailable")
         total, free = meminfo.get("MemTotal", 0) << 10, meminfo.get("MemAvailable", 0) << 10
         host = (total - free, total) if total else None
-        group = self._group()
+        sizes = {pid: found for pid in list(pids)[:_PROCESSES] if (found := self._sizes(pid)) is not None}
+        group = self._group(sum(resident for resident, _ in sizes.values()))
         tight = group if group is not None and (host is None or group[0] / group[1] > host[0] / host[1]) else host
-        private = {pid: size for pid in list(pids)[:_PROCESSES] if (size := self._private(pid)) is not None}
-        if tight is group and group is not None and not group[0]:
-            tight = (sum(private.values()), group[1])
         shm_used, shm_size = _shm()
         pressure = psi(self._proc / "pressure" / "memory")
         return MemorySample(
@@ -86,14 +85,14 @@ class HostGuard:
             used=tight[0] if tight is not None else None,
             limit=tight[1] if tight is not None else None,
             bound="cgroup" if tight is not None and tight is not host else "host",
-            private=private,
+            private={pid: resident - shared for pid, (resident, shared) in sizes.items()},
             waiting=pressure.full if pressure is not None else None,
             swap_in=self._swap_in(now),
             shm_used=shm_used,
             shm_size=shm_size,
         )
 
-    def _group(self) -> tuple[int, int] | None:
+    def _group(self, resident: int) -> tuple[int, int] | None:
         """What the tightest group around us holds that cannot be given back, and its limit."""
         found = []
         for folder in cgroups.folders("memory", self._proc / "self" / "cgroup", self._groups):
@@ -101,13 +100,15 @@ class HostGuard:
             if limit:
                 # The count of the group itself has the cache of files in it, which is given back when it is wanted.
                 held = cgroups.table(f"{folder}/memory.stat", "anon", "shmem", "total_rss", "total_shmem")
-                found.append((sum(held.values()), limit))
+                names = ("anon", "shmem") if "anon" in held else ("total_rss", "total_shmem")
+                found.append((sum(held.get(name, 0) for name in names) or resident, limit))
         return max(found, key=lambda each: each[0] / each[1], default=None)
 
-    def _private(self, pid: int) -> int | None:
+    def _sizes(self, pid: int) -> tuple[int, int] | None:
+        """What a process has in memory, and how much of that is of files or shared."""
         words = (cgroups.text(self._proc / str(pid) / "statm") or "").split()
         with contextlib.suppress(ValueError, IndexError):
-            return (int(words[1]) - int(words[2])) * _PAGE
+            return int(words[1]) * _PAGE, int(words[2]) * _PAGE
         return None
 
     def _swap_in(self, now: float) -> float | None:
@@ -120,7 +121,7 @@ class HostGuard:
     # What the processes know of themselves
 
     def _alarm(self) -> HostAlarm:
-        growing = host_memory.grew_most(self._samples)
+        growing = host_memory.grew_most(self.samples)
         folder = rundir.folder_of(self._run, growing[0]) if growing is not None else None
         folder = folder or next(iter(rundir.process_folders(self._run)), None)
         moment = None
@@ -129,10 +130,11 @@ class HostGuard:
                 moment = blackbox.read(folder / rundir.BLACK_BOX).last
         return HostAlarm(
             samples=self.samples,
-            seconds_left=host_memory.seconds_left(self._samples),
+            seconds_left=host_memory.seconds_left(self.samples),
             growing=growing,
             trains=growing is not None and folder is not None and rundir.folder_of(self._run, growing[0]) == folder,
             holders=holders(folder) if folder is not None else (),
+            pinned=pinned(folder) if folder is not None else 0,
             rank=rundir.rank_of(folder) if folder is not None else 0,
             step=moment.step if moment is not None else None,
             file=moment.file if moment is not None else "",
@@ -152,6 +154,19 @@ def holders(folder: Path) -> tuple[HeldMemory, ...]:
                 with contextlib.suppress(msgspec.DecodeError):
                     return msgspec.json.decode(line, type=_Holders).holders
     return ()
+
+
+class _Series(msgspec.Struct, tag="memory", tag_field="kind"):
+    pinned: int = 0
+
+
+def pinned(folder: Path) -> int:
+    """Host memory that a process had pinned for its GPU when it last said so."""
+    with contextlib.suppress(OSError):
+        for line in reversed((folder / rundir.EVENTS).read_bytes().splitlines()):
+            with contextlib.suppress(msgspec.DecodeError):
+                return msgspec.json.decode(line, type=_Series).pinned
+    return 0
 
 
 def _shm() -> tuple[int | None, int | None]:

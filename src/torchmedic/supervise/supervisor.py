@@ -16,13 +16,13 @@ from torchmedic.errors import ExitStatus
 from torchmedic.records import Death, Diagnosis, Fault, Outcome, Report
 from torchmedic.report.emit import Emitter
 from torchmedic.settings import Settings
-from torchmedic.supervise import deaths, job
+from torchmedic.supervise import deaths, job, memory_warnings
 from torchmedic.supervise.findings import Findings
 from torchmedic.supervise.signals import shell_status
 from torchmedic.supervise.stall.response import Response
 from torchmedic.supervise.vigil import Vigil
 
-_SILENT = "TM6"  # mistakes that raise nothing: the only ones that a user may know better about
+_SILENT = ("TM6", "TM45")  # mistakes that raise nothing: the only ones that a user may know better about
 
 _HANGS = "TM5"
 
@@ -65,7 +65,7 @@ class Supervisor:
     @contained("supervise.watch")
     def _watch(self) -> None:
         self._vigil.look()
-        for diagnosis in self._findings.new():
+        for diagnosis in [*self._findings.new(), *memory_warnings.new(self._vigil.guard)]:
             self._add(diagnosis)
 
     def _add(self, diagnosis: Diagnosis) -> None:
@@ -73,14 +73,16 @@ class Supervisor:
             return
         if self._settings.confidential:
             diagnosis = confidential(diagnosis)
-        self._diagnoses.append(diagnosis)
+        self._diagnoses = [*memory_warnings.still_new(self._diagnoses, diagnosis), diagnosis]
         said = self._write() | {job.same_finding(each) for each in self._diagnoses[:-1] if each.rank != diagnosis.rank}
         if job.same_finding(diagnosis) not in said:
             with self._speaking():
                 self._emitter.say(diagnosis)
 
-    def _amend(self, before: Diagnosis, after: Diagnosis) -> None:
-        self._diagnoses = [after if each == before else each for each in self._diagnoses]
+    def _amend(self, before: Diagnosis, after: Diagnosis | None) -> None:
+        self._diagnoses = [
+            found for each in self._diagnoses if (found := after if each == before else each) is not None
+        ]
         self._write()
 
     def _say(self, line: str) -> None:

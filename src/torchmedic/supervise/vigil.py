@@ -18,6 +18,7 @@ import msgspec
 from torchmedic import rundir
 from torchmedic.supervise import outside
 from torchmedic.supervise.gpu_health import GpuWatch
+from torchmedic.supervise.host_guard import HostGuard
 
 _WINDOW = 10.0  # seconds before the end that belong to it: a DataLoader may take five to notice a dead worker
 _INTERVAL = 0.2
@@ -37,6 +38,7 @@ class Vigil:
     def __init__(self, run: Path, rank: int | None = None) -> None:
         self._run = run
         self._gpus = GpuWatch(run, rank)
+        self.guard = HostGuard(run)
         self.started = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
         self._handles: dict[int, int] = {}
         self._ended: dict[int, int | None] = {}
@@ -82,6 +84,7 @@ class Vigil:
     def _follow(self) -> None:
         known = rundir.stack_files(self._run).keys()
         self._gpus.look(known)
+        self.guard.look(known)
         for pid in known - self._handles.keys() - self._ended.keys():
             if len(self._handles) < _MOST and hasattr(os, "pidfd_open"):
                 with contextlib.suppress(OSError):

@@ -13,23 +13,30 @@ _BETWEEN = 0.3
 
 
 def in_use() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
+    """Whether this process has started CUDA. To ask more of one that has not would start the driver."""
+    return bool(torch.cuda.is_initialized())
 
 
 def state(agent: Any = None) -> dict[str, Any]:
-    """`device_busy`: whether work was outstanding at both looks; `allocator_retries`: of the run so far."""
+    """`device_busy`: whether work was outstanding at both looks; `allocator_retries`: of the run so far.
+
+    Their rate is that between the looks, per second.
+    """
     if not in_use():
         return {}
     devices = _devices()
     made, _ = _marks(agent)
+    began, first = time.monotonic(), sum(_retries(device) for device in devices)
     before = any(_is_busy(device) for device in devices)
-    if before:
+    if before or first:
         time.sleep(_BETWEEN)
     busy = before and any(_is_busy(device) for device in devices)
     mark_made, mark_due = _marks(agent)
+    retries = sum(_retries(device) for device in devices)
     return {
         "device_busy": busy,
-        "allocator_retries": sum(_retries(device) for device in devices),
+        "allocator_retries": retries,
+        "allocator_retry_rate": (retries - first) / max(time.monotonic() - began, _BETWEEN),
         "architectures": tuple(torch.cuda.get_arch_list()),
         "gpus": tuple((torch.cuda.get_device_name(each), torch.cuda.get_device_capability(each)) for each in devices),
         "mark_made": mark_made,

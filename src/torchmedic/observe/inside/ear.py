@@ -41,6 +41,10 @@ class Ear:
         self._listens = False
         self._threads_at_fork: int | None = None
 
+    @property
+    def forked(self) -> bool:
+        return self._born is not None
+
     def open(self) -> None:
         """Begin to listen. A second call after a fork begins anew, in the child's own name."""
         folder = self._agent.run / inside_files.FOLDER

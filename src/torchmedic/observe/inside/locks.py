@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.inside import awaited
 from torchmedic.observe.inside.peek import MISSING, expression, tree_of, value_of, variables
 from torchmedic.stall_records import LockView
 
@@ -35,6 +37,10 @@ _WAITING_FILES = (
     "socket.py",
     "ssl.py",
 )
+# In these files too, but what a thread or process is there for: what they call waits in their own name.
+_TASKS = frozenset(
+    "_worker worker run _bootstrap _bootstrap_inner _feed _handle_workers _handle_tasks _handle_results".split()
+)
 _OWNER = re.compile(r"owner=(\d+)")
 _KINDS = {
     "lock": "lock",
@@ -49,10 +55,14 @@ _KINDS = {
     "Future": "future",
     "Popen": "child process",
     "Process": "child process",
+    "BaseProcess": "child process",
     "Thread": "thread",
     "AsyncResult": "result of a pool",
+    "ApplyResult": "result of a pool",
+    "IMapIterator": "result of a pool",
     "MapResult": "result of a pool",
 }
+NOTIFICATION = "notification"  # of a condition
 _LOCKS = ("lock", "reentrant lock", "lock between processes", "semaphore", "condition")
 
 
@@ -74,20 +84,26 @@ def waited_for(frames: list[FrameType]) -> LockView | None:
     """What a thread waits for, by its frames, the innermost first."""
     outer = next((at for at, frame in enumerate(frames) if not _is_waiting_file(frame)), len(frames))
     caller = frames[outer] if outer < len(frames) else None
-    if outer:
-        # The outermost of the library's frames is the method that was called, and its `self` what it was called on.
-        with variables(frames[outer - 1]) as known:
-            value = known.get("self", MISSING)
-        function = frames[outer - 1].f_code.co_name
-    elif caller is not None:
-        value, function = _called_on(caller)
-    else:
+    given: dict[str, Any] = {}
+    value: Any = MISSING
+    if caller is None:
         return None
+    if not outer:
+        value, function = _called_on(caller)
+    # The outermost method of the library's that belongs to a thing one can wait for was called on it.
+    for frame in reversed(frames[:outer]):
+        with variables(frame) as known:
+            value, function = known.get("self", MISSING), frame.f_code.co_name
+            given = {name: known[name] for name in ("timeout", "block", "blocking") if name in known}
+        if value is not MISSING and kind_of(value) is not None:
+            break
     kind = kind_of(value) if value is not MISSING else None
-    if kind is None or caller is None:
+    if kind is None:
         return None
     if kind == "queue":
         kind = f"queue {function}"
+    elif kind == "condition" and function.startswith("wait"):
+        kind = NOTIFICATION
     return LockView(
         identity=id(value),
         kind=kind,
@@ -95,6 +111,7 @@ def waited_for(frames: list[FrameType]) -> LockView | None:
         file=caller.f_code.co_filename,
         line=caller.f_lineno,
         owner=_owner(value),
+        **awaited.facts(value, kind, given),
     )
 
 
@@ -120,7 +137,7 @@ def held(frames: list[FrameType]) -> list[LockView]:
 
 def _is_waiting_file(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return file.endswith(_WAITING_FILES) and not is_user_file(file)
+    return file.endswith(_WAITING_FILES) and frame.f_code.co_name not in _TASKS and not is_user_file(file)
 
 
 def _called_on(frame: FrameType) -> tuple[Any, str]:
@@ -173,6 +190,14 @@ def _function(tree: ast.Module, frame: FrameType) -> ast.AST:
     return found
 
 
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """What a function does itself, not what the functions do that are defined in it."""
+    for node in ast.iter_child_nodes(function):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _own_nodes(node)
+
+
 def _entered(tree: ast.Module, frame: FrameType) -> list[tuple[ast.expr, int]]:
     line = frame.f_lineno
     return [
@@ -188,7 +213,7 @@ def _acquired(tree: ast.Module, frame: FrameType) -> list[tuple[ast.expr, int]]:
     """Of `x.acquire()` in this function before the present line, those that no `x.release()` has followed."""
     calls = [
         (node.func.value, node.func.attr, node.lineno)
-        for node in ast.walk(_function(tree, frame))
+        for node in _own_nodes(_function(tree, frame))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("acquire", "release")

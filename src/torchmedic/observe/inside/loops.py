@@ -7,13 +7,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.inside.loop_exits import Loop, exits_of, has_no_way_out
 from torchmedic.observe.inside.peek import MISSING, fingerprint, shown, tree_of, value_of, variables
 from torchmedic.stall_records import LoopView
-
-Loop = ast.While | ast.For
-
-_PURE = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Subscript)
-_SMALL_PARTS = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
 
 
 class Place(NamedTuple):
@@ -44,11 +40,13 @@ def prints_of(frames: list[FrameType]) -> dict[str, str]:
     found: dict[str, str] = {}
     for frame in frames:
         loops = _loops_around(frame.f_code.co_filename, frame.f_lineno)
-        if not loops:
+        tree = tree_of(frame.f_code.co_filename) if loops else None
+        if tree is None:
             continue
         with variables(frame) as known:
             for loop in loops:
-                for text, node in read_by(loop).items():
+                exits = exits_of(loop, tree)
+                for text, node in (exits.read | exits.guards).items():
                     value = value_of(node, frame, known)
                     if value is not MISSING:
                         found[f"{id(frame)}:{text}"] = fingerprint(value)
@@ -72,43 +70,34 @@ def view(looks: list[Look], frames: list[FrameType]) -> LoopView | None:
     return None
 
 
-def read_by(loop: Loop) -> dict[str, ast.expr]:
-    """What decides whether a loop ends, by its text; empty where a call has a say in it, whose answer is not known."""
-    tests = [loop.test] if isinstance(loop, ast.While) else []
-    tests += [branch.test for branch in _ways_out(loop)]
-    found: dict[str, ast.expr] = {}
-    for test in tests:
-        for node in ast.walk(test):
-            if not isinstance(node, _PURE + _SMALL_PARTS):
-                return {}
-            if isinstance(node, ast.Name | ast.Attribute):
-                found[ast.unparse(node)] = node
-    return found
-
-
 def _described(loop: Loop, frame: FrameType, looks: list[Look]) -> LoopView:
-    wanted = read_by(loop)
-    prints = {text: {look.prints.get(f"{id(frame)}:{text}", "") for look in looks} for text in wanted}
-    same = [text for text, seen in prints.items() if len(seen) == 1 and "" not in seen]
-    settled = bool(wanted) and len(same) == len(wanted)
-    values: tuple[str, ...] = ()
+    tree = tree_of(frame.f_code.co_filename)
+    exits = exits_of(loop, tree) if tree is not None else None
+    read = exits.read if exits is not None and exits.judged else {}
+    same = bool(read) and all(_same(text, frame, looks) for text in read)
     with variables(frame) as known:
-        if settled:
-            values = tuple(shown(value_of(wanted[text], frame, known)) for text in same)
+        values = tuple(shown(value_of(node, frame, known)) for node in read.values()) if same else ()
         empty = isinstance(loop, ast.For) and _is_empty(value_of(loop.iter, frame, known))
-    head = loop.test if isinstance(loop, ast.While) else loop.iter
+    guarded = exits is not None and exits.guards_judged
     return LoopView(
         file=frame.f_code.co_filename,
         line=loop.lineno,
         end_line=loop.end_lineno or loop.lineno,
-        code=ast.unparse(head),
+        code=ast.unparse(loop.test if isinstance(loop, ast.While) else loop.iter),
         kind="while" if isinstance(loop, ast.While) else "for",
-        endless=_has_no_way_out(loop),
-        unchanged=tuple(same) if settled else (),
+        endless=has_no_way_out(loop),
+        unchanged=tuple(read) if same else (),
         values=values,
+        hopeless=same and guarded and exits is not None and all(_same(text, frame, looks) for text in exits.guards),
         iterates=ast.unparse(loop.iter) if isinstance(loop, ast.For) else "",
         empty_iterable=empty,
     )
+
+
+def _same(text: str, frame: FrameType, looks: list[Look]) -> bool:
+    """Whether something had one and the same value in all looks."""
+    prints = {look.prints.get(f"{id(frame)}:{text}", "") for look in looks}
+    return len(prints) == 1 and "" not in prints
 
 
 def _is_empty(value: Any) -> bool:
@@ -137,40 +126,4 @@ def _crosses_function(loop: Loop, lines: tuple[int, ...]) -> bool:
         and all(node.lineno <= line <= (node.end_lineno or 0) for line in lines)
         and not isinstance(node, ast.Lambda)
         for node in ast.walk(loop)
-    )
-
-
-def _ways_out(loop: Loop) -> list[ast.If]:
-    """The branches of a loop that leave it."""
-    return [
-        node
-        for node in ast.walk(loop)
-        if isinstance(node, ast.If)
-        and any(_leaves(inner, loop) for part in node.body + node.orelse for inner in ast.walk(part))
-    ]
-
-
-def _leaves(node: ast.AST, loop: Loop) -> bool:
-    return isinstance(node, ast.Return | ast.Raise) or (isinstance(node, ast.Break) and _loop_of(node, loop) is loop)
-
-
-def _loop_of(wanted: ast.Break, loop: Loop) -> Loop | None:
-    """Which loop a `break` ends."""
-    owner: Loop = loop
-    for node in ast.walk(loop):
-        if (
-            isinstance(node, ast.While | ast.For)
-            and node is not loop
-            and any(each is wanted for each in ast.walk(node))
-        ):
-            owner = node
-    return owner
-
-
-def _has_no_way_out(loop: Loop) -> bool:
-    """`while True` without `break`, `return`, `raise` or `yield`."""
-    if not isinstance(loop, ast.While) or not (isinstance(loop.test, ast.Constant) and loop.test.value):
-        return False
-    return not any(
-        isinstance(node, ast.Yield | ast.YieldFrom | ast.Await) or _leaves(node, loop) for node in ast.walk(loop)
     )

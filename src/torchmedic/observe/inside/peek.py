@@ -7,6 +7,7 @@ are asked anything.
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import inspect
 import linecache
@@ -27,7 +28,11 @@ _SIZED = (list, tuple, dict, set, frozenset, deque, bytearray)
 def variables(frame: FrameType) -> Iterator[dict[str, Any]]:
     """The local variables of a frame, and nothing of them kept afterwards."""
     optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if optimized and sys.version_info < (3, 13) and not {"locals", "vars"}.isdisjoint(frame.f_code.co_names):
+    if (
+        optimized
+        and sys.version_info < (3, 13)
+        and not {"locals", "vars", "eval", "exec"}.isdisjoint(frame.f_code.co_names)
+    ):
         yield {}  # there is one dict of locals per frame: reading it here would change the user's
         return
     values = frame.f_locals
@@ -54,6 +59,12 @@ def span(frame: FrameType) -> tuple[int, int, int, int] | None:
                 return None
             return line, end_line, column, end_column
     return None
+
+
+def is_between_rounds(frame: FrameType) -> bool:
+    """Whether a frame is at the end of a round of a loop, or at its own beginning: it runs, and waits for nothing."""
+    name = dis.opname[frame.f_code.co_code[frame.f_lasti]] if frame.f_lasti >= 0 else "RESUME"
+    return "JUMP_BACKWARD" in name or name == "RESUME"
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,8 +16,9 @@ from torchmedic.contained import report_fault
 from torchmedic.observe import workers
 from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.inside import loops, work
-from torchmedic.observe.inside.locks import held, waited_for
-from torchmedic.observe.inside.peek import attribute, expression, span
+from torchmedic.observe.inside.lock_files import awaited_file
+from torchmedic.observe.inside.locks import NOTIFICATION, held, waited_for
+from torchmedic.observe.inside.peek import attribute, expression, is_between_rounds, span
 from torchmedic.observe.sketch import plain
 from torchmedic.stall_records import InsideView, LoaderView, LockView, PyFrame, PyThread
 
@@ -42,8 +43,10 @@ def looked_at(agent: Any, born: int | None) -> InsideView:
             time.sleep(_BETWEEN)
         for ident, frames in _stacks().items():
             places = loops.places_of(frames)
-            # A frame that came and went in between is as good as a movement: its identity tells.
-            samples[ident].append(" ".join(f"{place.frame:x}:{place.lasti}" for place in places))
+            # A frame that came and went in between is as good as a movement: its identity tells. So is a jump: a loop
+            # lets others run only there, and would be seen at the same place every time.
+            jump = f" jump {number}" if is_between_rounds(frames[0]) else ""
+            samples[ident].append(" ".join(f"{place.frame:x}:{place.lasti}" for place in places) + jump)
             user = next((frame for frame in frames if is_user_file(frame.f_code.co_filename)), None)
             lines[ident].append(user.f_lineno if user is not None else 0)
             if ident == main:
@@ -90,20 +93,28 @@ def _thread(
     ident: int, frames: list[FrameType], samples: tuple[str, ...], lines: tuple[int, ...], main: int | None
 ) -> PyThread:
     known = threading._active.get(ident)  # type: ignore[attr-defined]
-    locks = _contained(held, frames) or []
     waits = _contained(waited_for, frames)
+    # Who waits to be notified has given the lock of the condition back meanwhile.
+    given_back = waits.identity if isinstance(waits, LockView) and waits.kind == NOTIFICATION else 0
+    locks = [lock for lock in _contained(held, frames) or [] if lock.identity != given_back]
     return PyThread(
         ident=ident,
         tid=getattr(known, "native_id", None) or 0,
         name=getattr(known, "name", ""),
         main=ident == main,
         daemon=bool(getattr(known, "daemon", False)),
-        frames=tuple(_frame(frame) for frame in frames[:_DEEPEST]),
+        frames=tuple(_frame(frame) for frame in _telling(frames)),
         waits_for=waits if isinstance(waits, LockView) else None,
         holds=tuple(locks),
         samples=samples,
         lines=lines,
+        lock_file=_contained(awaited_file, frames),
     )
+
+
+def _telling(frames: list[FrameType]) -> list[FrameType]:
+    """The innermost frames, and of the others the user's: a compiler stands deep below the line that called it."""
+    return frames[:_DEEPEST] + [each for each in frames[_DEEPEST:] if is_user_file(each.f_code.co_filename)]
 
 
 def _frame(frame: FrameType) -> PyFrame:

@@ -53,10 +53,15 @@ def _check_owner(view: ProcessView) -> None:
     if owner is None or view.open_to_us or os.access(f"{PROC}/{view.pid}/fd", os.R_OK):
         return
     if owner == os.geteuid():
-        raise UsageError(f"process {view.pid} ({view.name}) is closed to tracing: try `sudo`; {_CAPABILITY}")
+        raise UsageError(f"process {view.pid} ({view.name}) is closed to tracing: try {with_sudo(view.pid)}")
     name = _name(owner)
-    me = " ".join(["torchmedic", "attach", str(view.pid)])
-    raise UsageError(f"process {view.pid} ({view.name}) belongs to {name}: `sudo -u {name} {me}`; {_CAPABILITY}")
+    raise UsageError(f"process {view.pid} ({view.name}) belongs to {name}: try {with_sudo(view.pid, name)}")
+
+
+def with_sudo(pid: int, user: str = "root") -> str:
+    """What to type; the environment of sudo has not our PATH."""
+    whose = "" if user == "root" else f" -u {user}"
+    return f"`sudo{whose} {sys.executable} -m torchmedic attach {pid}`, or {_CAPABILITY}"
 
 
 def _owner(pid: int) -> int | None:
@@ -78,9 +83,9 @@ def hidden(view: ProcessView) -> str:
     scope = (text(f"{PROC}/sys/kernel/yama/ptrace_scope") or "").strip()
     if scope in ("1", "2"):
         return (
-            f"not seen: system calls and memory of the process (kernel.yama.ptrace_scope is {scope}): use `sudo`, or "
-            "`sudo sysctl kernel.yama.ptrace_scope=0`"
+            f"not seen: system calls and memory of the process (kernel.yama.ptrace_scope is {scope}): "
+            f"`sudo sysctl kernel.yama.ptrace_scope=0`, or {with_sudo(view.pid)}"
         )
     if scope == "3":
         return "not seen: system calls and memory of the process (kernel.yama.ptrace_scope is 3, until the next start)"
-    return f"not seen: system calls and memory of the process; {_CAPABILITY}, or use `sudo`"
+    return f"not seen: system calls and memory of the process: try {with_sudo(view.pid)}"

@@ -5,11 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from torchmedic.diagnose import registry
+from torchmedic.diagnose.rules.hangs import waits_for_collective
 from torchmedic.errors import UsageError
 from torchmedic.records import Diagnosis, Outcome, Report
+from torchmedic.stall_records import Stall
 from torchmedic.supervise.attach import access, looks
+from torchmedic.supervise.attach.stacks import NO_PYSPY
 from torchmedic.supervise.attach.verdict import Verdict, judge
 from torchmedic.supervise.job import same_finding
+from torchmedic.supervise.proc.pyspy import NOT_PERMITTED
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,27 +37,50 @@ def attach(pid: int, *, seconds: float, native: bool = False, rules: tuple[str, 
     """
     pid = access.resolve(pid)
     seen = looks.look(pid, seconds=seconds, native=native)
-    if not seen.processes:
+    if not seen.processes or seen.processes[0].state in "ZX":
         raise UsageError(f"process {pid} ended while it was looked at")
     if not seen.stalls:
         name = seen.processes[0].name
         raise UsageError(f"process {pid} ({name}) is no Python process, and has started none")
-    verdicts = [judge(stall, rules) for stall in seen.stalls]
-    hung = [verdict for verdict in verdicts if verdict.state == "hung"]
+    verdicts = {stall.pid: judge(stall, rules) for stall in seen.stalls}
+    hung = _roots(seen.stalls, {number: each for number, each in verdicts.items() if each.state == "hung"}, rules)
     return Answer(
         hung=bool(hung),
-        diagnoses=_distinct(hung or verdicts),
-        lines=() if hung else tuple(dict.fromkeys(_line(verdict, seconds) for verdict in verdicts)),
+        diagnoses=_distinct(hung or list(verdicts.values())),
+        lines=() if hung else tuple(dict.fromkeys(_line(verdict, seconds) for verdict in verdicts.values())),
         notes=tuple(_notes(seen)),
     )
 
 
+def _roots(stalls: tuple[Stall, ...], hung: dict[int, Verdict], rules: tuple[str, ...]) -> list[Verdict]:
+    """Of a process and one that it has started, both hung, the one with the more specific reason.
+
+    The rules are listed so. Where it is the same, that of the upper one, which names both; where there is none, the
+    lower one, for which the upper one waits.
+    """
+    order = [registry.load(rule).code for rule in rules]
+    below = {stall.pid: {view.pid for view in stall.processes} - {stall.pid} for stall in stalls}
+
+    def place(pid: int) -> int:
+        found = hung[pid].diagnosis
+        return order.index(found.code) if found is not None and found.code in order else len(order)
+
+    def is_echo(pid: int) -> bool:
+        unknown = place(pid) >= len(order) - 1
+        above = any(place(other) < place(pid) + (not unknown) for other in hung if pid in below[other])
+        return above or any(place(other) < place(pid) + unknown for other in hung if other in below[pid])
+
+    return [verdict for pid, verdict in hung.items() if not is_echo(pid)]
+
+
 def _distinct(verdicts: list[Verdict]) -> tuple[Diagnosis, ...]:
-    """What several ranks have in common is told once, of the first."""
+    """What several ranks have in common is told once, of the first; so is that they wait for each other."""
     found: dict[object, list[Diagnosis]] = {}
     for verdict in verdicts:
-        if verdict.diagnosis is not None:
-            found.setdefault(same_finding(verdict.diagnosis), []).append(verdict.diagnosis)
+        diagnosis = verdict.diagnosis
+        if diagnosis is not None:
+            mutual = diagnosis.code == waits_for_collective.CODE
+            found.setdefault(diagnosis.code if mutual else same_finding(diagnosis), []).append(diagnosis)
     return tuple(_of_all(group) for group in found.values())
 
 
@@ -61,8 +88,11 @@ def _of_all(group: list[Diagnosis]) -> Diagnosis:
     first, *others = group
     if not others:
         return first
-    ranks = ", ".join(str(each.rank) for each in group)
-    return msgspec.structs.replace(first, evidence=(*first.evidence, f"the same holds for {len(group)} ranks: {ranks}"))
+    ranks = sorted({each.rank for each in group})
+    if len(ranks) == 1 or len({same_finding(each) for each in group}) > 1:
+        return first
+    same = f"the same holds for {len(ranks)} ranks: {', '.join(map(str, ranks))}"
+    return msgspec.structs.replace(first, evidence=(*first.evidence, same))
 
 
 def _line(verdict: Verdict, seconds: float) -> str:
@@ -75,10 +105,11 @@ def _line(verdict: Verdict, seconds: float) -> str:
 
 def _notes(seen: looks.Seen) -> list[str]:
     notes = []
-    if seen.no_stacks == "py-spy is not installed":
+    if seen.no_stacks == NO_PYSPY:
         notes.append("not seen: Python stacks; `pip install 'torchmedic[py-spy]'` adds them")
     elif seen.no_stacks:
-        notes.append(f"not seen: Python stacks ({seen.no_stacks})")
+        how = f": try {access.with_sudo(seen.processes[0].pid)}" if seen.no_stacks == NOT_PERMITTED else ""
+        notes.append(f"not seen: Python stacks ({seen.no_stacks}){how}")
     closed = next((view for view in seen.processes if view.state not in "ZX" and not view.open_to_us), None)
     if closed is not None:
         notes.append(access.hidden(closed))

@@ -5,28 +5,30 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from torchmedic import rundir
+from torchmedic.diagnose.standstill import IDLE
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe import blackbox
 from torchmedic.records import BoxContents, GpuHealth
 from torchmedic.settings import RUN_DIR_VARIABLE
-from torchmedic.stall_records import InsideView, ProcessView, PyThread, Stall
+from torchmedic.stall_records import InsideView, Peer, ProcessView, Stall, ThreadView
 from torchmedic.supervise import host_pressure
 from torchmedic.supervise.attach import targets
+from torchmedic.supervise.attach.python_locks import with_locks
+from torchmedic.supervise.attach.stacks import Stacks
 from torchmedic.supervise.cgroups import text
 from torchmedic.supervise.gpu_health import uses_gpu
-from torchmedic.supervise.proc import pyspy, tree, waits
+from torchmedic.supervise.proc import growing_files, libraries, process, tree, waits
 from torchmedic.supervise.proc.process import PROC
+from torchmedic.supervise.proc.syscalls import RUNNING
 
 SECONDS = 2.0
 _LOOKS = 4
-_AT_ONCE = 4
+_NOWHERE = Path("/proc")
 _NVML = 1.5  # seconds that the driver of a GPU may take to answer
 
 
@@ -52,96 +54,125 @@ def look(pid: int, *, seconds: float = SECONDS, native: bool = False) -> Seen:
     python = {view.pid for view in before if targets.is_python(view)}
     numbers = [view.pid for view in before]
     pressure = host_pressure.read(pid, numbers)
-    stacks = _Stacks(sorted(python))
+    files = growing_files.sizes(numbers, _NOWHERE)
+    stacks = Stacks(sorted(python))
+    glances: list[dict[int, ProcessView]] = []
     for number in range(_LOOKS):
         _sleep_until(begun + seconds * number / (_LOOKS - 1))
         stacks.take(native=native and number == _LOOKS - 1)
-        if stacks.failure:
-            _sleep_until(begun + seconds)
-            break
+        glances.append({each: view for each in python if (view := process.read(each)) is not None})
     after = waits.with_waits(tree.compare_all(before, tree.tree(pid)))
+    after = growing_files.with_growth(after, files, growing_files.sizes(numbers, _NOWHERE))
     after = tuple(stacks.with_native(view) for view in after)
     later = host_pressure.read(pid, numbers)
-    inside = stacks.inside()
     gpu = _gpus(frozenset(numbers)) if any(map(uses_gpu, numbers)) else None
-    found = []
-    run = None
-    for view in targets.training(after, python):
-        family = targets.below(view.pid, after)
-        run = run or _run_of(view.pid)
-        box = _box(run, view.pid)
-        last = box.last if box is not None else None
-        found.append(
-            Stall(
-                pid=view.pid,
-                rank=targets.rank_of(view) or 0,
-                phase=last.phase if last is not None else "other",
-                step=last.step if last is not None else 0,
-                still=max(0.0, time.time() - last.time) if last is not None else time.monotonic() - begun,
-                limit=seconds,
-                attached=True,
-                box=box,
-                processes=family,
-                inside={each.pid: inside[each.pid] for each in family if each.pid in inside},
-                host=later,
-                pressure=host_pressure.difference(pressure, later),
-                gpu=gpu,
-                ended={each.pid: each.exit_status for each in family if each.exit_status is not None},
-            )
-        )
-    return Seen(stalls=tuple(found), processes=after, no_stacks=stacks.failure, run=run)
+    known = {view.pid: view for view in after}
+    inside = {inner.pid: _described(inner, known) for inner in stacks.inside() if inner.pid in known}
+    inside = with_locks(inside, known)
+    trains = targets.training(after, python)
+    run = next((found for view in trains if (found := _run_of(view.pid)) is not None), None)
+    common = Stall(
+        pid=0,
+        still=time.monotonic() - begun,
+        limit=seconds,
+        attached=True,
+        host=later,
+        pressure=host_pressure.difference(pressure, later),
+        gpu=gpu,
+    )
+    peers = [Peer(process=view, inside=inside.get(view.pid)) for view in trains]
+    return Seen(
+        stalls=tuple(_stall(common, view, after, inside, peers, _box(run, view.pid), glances) for view in trains),
+        processes=after,
+        no_stacks=stacks.failure,
+        run=run,
+    )
 
 
-class _Stacks:
-    """The Python stacks of some processes, look by look."""
-
-    def __init__(self, pids: list[int]) -> None:
-        self._pids = pids
-        self._looks: dict[int, list[tuple[PyThread, ...]]] = defaultdict(list)
-        self._native: dict[int, tuple[str, ...]] = {}
-        self._time = 0.0
-        self.failure = "" if pyspy.executable() is not None else "py-spy is not installed"
-
-    def take(self, *, native: bool) -> None:
-        if self.failure or not self._pids:
-            return
-        self._time = time.time()
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            dumps = list(pool.map(lambda pid: pyspy.dump(pid, native=native), self._pids))
-        failures = []
-        for pid, dump in zip(self._pids, dumps, strict=True):
-            if dump is None or not dump.threads:
-                failures.append(dump.failure if dump is not None else "")
-                continue
-            self._looks[pid].append(dump.threads)
-            self._native |= dump.native
-        if not self._looks:
-            self.failure = next(filter(None, failures), "")
-
-    def inside(self) -> dict[int, InsideView]:
-        return {pid: InsideView(pid=pid, time=self._time, threads=_merged(looks)) for pid, looks in self._looks.items()}
-
-    def with_native(self, view: ProcessView) -> ProcessView:
-        if not any(thread.tid in self._native for thread in view.threads):
-            return view
-        threads = (msgspec.structs.replace(thread, native=self._native.get(thread.tid, ())) for thread in view.threads)
-        return msgspec.structs.replace(view, threads=tuple(threads))
+def _stall(
+    common: Stall,
+    view: ProcessView,
+    views: tuple[ProcessView, ...],
+    inside: dict[int, InsideView],
+    peers: list[Peer],
+    box: BoxContents | None,
+    glances: list[dict[int, ProcessView]],
+) -> Stall:
+    """What was seen of one process that trains."""
+    family = targets.below(view.pid, views)
+    numbers = {each.pid for each in family}
+    last = box.last if box is not None else None
+    own = {number: found for number, found in inside.items() if number in numbers}
+    family = tuple(
+        msgspec.structs.replace(each, libraries=libraries.compilers(each.pid)) if each.pid == view.pid else each
+        for each in family
+    )
+    return msgspec.structs.replace(
+        common,
+        pid=view.pid,
+        rank=targets.rank_of(view) or 0,
+        phase=last.phase if last is not None else "other",
+        step=last.step if last is not None else 0,
+        still=max(0.0, time.time() - last.time) if last is not None else max(common.still, asleep(family) or 0.0),
+        box=box,
+        processes=family,
+        inside=own,
+        ended={each.pid: each.exit_status for each in family if each.exit_status is not None},
+        mute=tuple(each.pid for each in family if each.pid in own and _is_mute(each, own[each.pid], glances)),
+        peers=tuple(peer for peer in peers if peer.process.pid not in numbers),
+    )
 
 
-def _merged(looks: list[tuple[PyThread, ...]]) -> tuple[PyThread, ...]:
-    """The last look, and where each thread was in all of them."""
-    samples: dict[int, list[str]] = defaultdict(list)
-    lines: dict[int, list[int]] = defaultdict(list)
-    for look_ in looks:
-        for thread in look_:
-            samples[thread.ident].append(" ".join(f"{frame.file}:{frame.line}" for frame in thread.frames))
-            own = thread.user_frame
-            lines[thread.ident].append(own.line if own is not None else 0)
-    return tuple(
-        msgspec.structs.replace(
-            thread, samples=tuple(samples[thread.ident]), lines=tuple(lines[thread.ident]), holds_gil=thread.holds_gil
-        )
-        for thread in looks[-1]
+def asleep(family: tuple[ProcessView, ...]) -> float | None:
+    """For how many seconds none of the main threads of these processes has run."""
+    times = [
+        view.main.asleep
+        for view in family
+        if view.main is not None and view.state not in "ZX" and not targets.is_helper(view)
+    ]
+    known = [each for each in times if each is not None]
+    return min(known) if known and len(known) == len(times) else None
+
+
+def _described(inner: InsideView, known: dict[int, ProcessView]) -> InsideView:
+    """What of a process's account of itself can be told from outside."""
+    view = known[inner.pid]
+    return msgspec.structs.replace(inner, forked=_is_forked(view), job=targets.job_of(view))
+
+
+def _is_forked(view: ProcessView) -> bool:
+    """Whether it is a copy of its parent: then it has the addresses that the kernel chose for that."""
+    own = _bytes(f"{PROC}/{view.pid}/auxv")
+    return bool(own) and own == _bytes(f"{PROC}/{view.parent}/auxv")
+
+
+def _bytes(path: str) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(path).read_bytes()
+    return b""
+
+
+def _is_mute(view: ProcessView, inner: InsideView, glances: list[dict[int, ProcessView]]) -> bool:
+    """Whether one thread kept the GIL in all looks, while it slept itself or others did nothing but ask for it.
+
+    Python gives the GIL up before it waits for anything. Who asks for it sleeps in a futex for 5 ms, again and again.
+    """
+    holder = [thread for thread in inner.threads if thread.holds_gil and len(thread.samples) > 1 and not thread.moved]
+    if len(holder) != 1:
+        return False
+    own = view.thread(holder[0].tid)
+    if own is not None and own.state == "S" and not own.wakes and own.syscall not in ("", "futex", RUNNING):
+        return True
+    others = (view.thread(thread.tid) for thread in inner.threads if not thread.holds_gil and not thread.moved)
+    return any(row is not None and _asks(row, [each.get(view.pid) for each in glances]) for row in others)
+
+
+def _asks(row: ThreadView, glances: list[ProcessView | None]) -> bool:
+    """Whether a thread was always in one and the same futex, or about to go back to it, and did no work in between."""
+    rows = [each.thread(row.tid) if each is not None else None for each in glances]
+    calls = {(each.syscall, each.arguments[:1]) if each is not None else ("", ()) for each in rows} - {(RUNNING, ())}
+    return (
+        (row.busy or 0.0) < IDLE and bool(row.wakes) and len(calls) == 1 and all(call == "futex" for call, _ in calls)
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 
-from torchmedic.stall_records import ProcessView
+from torchmedic.stall_records import JobView, ProcessView
 from torchmedic.supervise.cgroups import text
 from torchmedic.supervise.proc.process import PROC
 
@@ -43,6 +43,16 @@ def is_helper(view: ProcessView) -> bool:
 def rank_of(view: ProcessView) -> int | None:
     rank = view.environment.get("RANK", "")
     return int(rank) if rank.isdecimal() else None
+
+
+def job_of(view: ProcessView) -> JobView | None:
+    """The job of several ranks that a process takes part in: by what its launcher told it, and its threads' names."""
+    rank, size = rank_of(view), view.environment.get("WORLD_SIZE", "")
+    names = {thread.name for thread in view.threads}
+    backend = next((each for each in ("nccl", "gloo") if any(each in name for name in names)), None)
+    if rank is None or not size.isdecimal() or backend is None:
+        return None
+    return JobView(backend=backend, rank=rank, world_size=int(size))
 
 
 def training(views: tuple[ProcessView, ...], python: set[int]) -> list[ProcessView]:

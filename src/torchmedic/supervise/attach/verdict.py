@@ -14,12 +14,27 @@ import msgspec
 from torchmedic.diagnose import engine
 from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs import unknown_standstill
-from torchmedic.diagnose.standstill import BUSY, IDLE, duration, main_line
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.standstill import BUSY, IDLE, duration, main_line, short
+from torchmedic.records import Diagnosis, Phase
+from torchmedic.replay.source import relative
 from torchmedic.stall_records import ProcessView, Stall
+from torchmedic.supervise.attach.looks import asleep
 from torchmedic.supervise.attach.targets import is_helper
 
-LONG = 30.0  # seconds; whoever has not run for longer than this does not just wait for the next batch
+LONG = 10.0  # seconds; whoever has not run for longer than this does not just wait for the next batch
+# What no time can cure: it is a hang at the first look.
+_AT_ONCE = frozenset(
+    {
+        "thread-deadlock",
+        "lock-inherited-through-fork",
+        "queue-not-drained",
+        "waiting-for-input",
+        "stopped-process",
+        "gpu-lost",
+    }
+)
+_WORK: tuple[Phase, ...] = ("forward", "backward", "optimizer")
+_STATES = {"R": "runs", "T": "is stopped by a signal", "t": "is stopped by a debugger", "Z": "is dead"}
 _TRICKLE = 10_000.0  # bytes a second; log lines and heartbeats are less
 
 
@@ -32,20 +47,32 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(stall: Stall, rules: Iterable[str]) -> Verdict:
+    last = stall.box.last if stall.box is not None else None
+    if last is not None and last.phase in _WORK and stall.still < stall.limit:
+        return Verdict(state="moves", words=f"process {stall.pid} trains, and is in step {last.step}")
     found = engine.ask(stall, rules)
     if found is not None and found.severity != "error":
         return Verdict(state="moves", diagnosis=found)
-    words = _movement(stall)
-    if found is not None and found.code == unknown_standstill.CODE:
-        found = None
-    if found is not None and (found.grade == "proven" or not words):
+    if found is not None and (found.name in _AT_ONCE or (stall.box is not None and stall.still >= LONG)):
         return Verdict(state="hung", diagnosis=_with_time(found, stall))
+    words = _movement(stall)
     if words:
         return Verdict(state="moves", words=words)
-    slept = _asleep(stall)
+    if found is not None and found.code != unknown_standstill.CODE and _patient(stall):
+        return Verdict(state="hung", diagnosis=_with_time(found, stall))
+    slept = asleep(stall.processes)
     if slept is not None and slept > LONG:
         return Verdict(state="hung", diagnosis=_not_explained(stall, slept))
-    return Verdict(state="unclear", words=_doing(stall))
+    doubt = f"{found.message}, or it is slow; " if found is not None and found.grade != "possible" else ""
+    return Verdict(state="unclear", words=doubt + _doing(stall))
+
+
+def _patient(stall: Stall) -> bool:
+    """Whether some process waits for longer than one that only waits for its next work would."""
+    if stall.limit >= LONG:
+        return True
+    times = [view.main.asleep for view in _family(stall) if view.main is not None]
+    return any(time is not None and time >= LONG for time in times)
 
 
 def _family(stall: Stall) -> list[ProcessView]:
@@ -57,10 +84,10 @@ def _movement(stall: Stall) -> str:
     for view in _family(stall):
         inner = stall.inside.get(view.pid)
         main = inner.main if inner is not None else None
-        if main is not None and main.moved:
+        if main is not None and main.moved and (view.demand > IDLE or view.pid == stall.pid):
             lines = sorted({line for line in main.lines if line})
             frame = main.user_frame
-            where = f" at {frame.file}, lines {_range(lines)}" if frame is not None and lines else ""
+            where = f" at {relative(frame.file)}, lines {_range(lines)}" if frame is not None and lines else ""
             return f"the main thread of process {view.pid} moved between the looks{where}"
         written = max(view.bytes_read or 0.0, view.bytes_written or 0.0)
         if written > _TRICKLE:
@@ -79,21 +106,14 @@ def _range(lines: list[int]) -> str:
 def _at(stall: Stall, view: ProcessView) -> str:
     inner = stall.inside.get(view.pid)
     frame = inner.main.user_frame if inner is not None and inner.main is not None else None
-    return f" at {frame.file}:{frame.line}" if frame is not None else ""
-
-
-def _asleep(stall: Stall) -> float | None:
-    """For how many seconds the main threads of the process and of its descendants have all not run."""
-    times = [view.main.asleep for view in _family(stall) if view.main is not None]
-    known = [time for time in times if time is not None]
-    return min(known) if known and len(known) == len(times) else None
+    return f", at {short(frame)}" if frame is not None else ""
 
 
 def _with_time(found: Diagnosis, stall: Stall) -> Diagnosis:
     """Say how long that is known to last, as a rule can only go by the clock of a run of ours."""
     main = stall.view.main if stall.view is not None else None
     slept = main.asleep if main is not None else None
-    if slept is None or slept < 1 or stall.box is not None:
+    if slept is None or slept < LONG or stall.box is not None:
         return found
     fact = f"its main thread has not run for {duration(slept)}"
     return msgspec.structs.replace(found, evidence=(fact, *found.evidence))
@@ -120,9 +140,9 @@ def _one(stall: Stall, view: ProcessView) -> str:
     main = view.main
     if main is None:
         return f"process {view.pid} ({view.name}) is in state {view.state}"
-    how = "runs" if main.state == "R" else f"waits in `{main.syscall}`" if main.syscall else f"is in state {main.state}"
+    how = _STATES.get(main.state) or (f"waits in `{main.syscall}`" if main.syscall else f"is in state {main.state}")
     files = [wait for wait in view.files if wait.tid == view.pid and wait.target]
-    what = f" on {files[0].remote or files[0].target}" if files and main.syscall else ""
+    what = f" on {files[0].remote or files[0].target}" if files else ""
     slept = f", has not run for {duration(main.asleep)}" if main.asleep is not None and main.asleep > 1 else ""
     rate = f", {view.busy:.0%} of a core" if (view.busy or 0) > BUSY else ""
     return f"process {view.pid} ({view.name}) {how}{what}{slept}{rate}{_at(stall, view)}"

@@ -36,7 +36,7 @@ def sizes(pids: Iterable[int], ours: Path, *, proc: Path = PROC) -> Sizes:
 
 
 def with_growth(views: Iterable[ProcessView], before: Sizes, after: Sizes) -> tuple[ProcessView, ...]:
-    """The same processes, with the files of theirs that grew; the fastest first. A file that is new grew from nothing."""
+    """The same processes, with those of their files that grew, the fastest first; a new one grew from nothing."""
     filled = []
     for view in views:
         seconds = view.elapsed or 1.0

@@ -44,6 +44,7 @@ _CALLS = {
     "inet_csk_accept": "accept",
     "wait_for_partner": "openat",
 }
+_TTY_OR_SOCKET = "wait_woken"
 _PIPES = {name: "r" if "read" in name else "w" for name in _CALLS if "pipe" in name}
 
 
@@ -56,12 +57,16 @@ def call_of(thread: ThreadView) -> str:
 def waits_of(view: ProcessView, thread: ThreadView, *, proc: Path = PROC) -> list[FileWait]:
     """The open file that a thread waits for."""
     name = thread.wchan.partition(".")[0]
-    if name == "n_tty_read":
+    if name == "n_tty_read" or (name == _TTY_OR_SOCKET and not _targets(view.pid, "socket:", proc)):
         target = open_files.target(view.pid, 0, proc=proc)
         return [FileWait(tid=thread.tid, action="read", descriptor=0, target=target)] if _is_tty(target) else []
     if name in _PIPES:
         wanted = _PIPES[name]
-        found = [each for each in _pipes(view.pid, proc) if wanted in open_files.mode(view.pid, each[0], proc=proc)]
+        found = [
+            each
+            for each in _targets(view.pid, "pipe:", proc)
+            if wanted in open_files.mode(view.pid, each[0], proc=proc)
+        ]
         if len({target for _, target in found}) != 1:
             return []
         descriptor, target = min(found)
@@ -86,9 +91,9 @@ def _descriptors(pid: int, proc: Path) -> list[int]:
     return []
 
 
-def _pipes(pid: int, proc: Path) -> list[tuple[int, str]]:
+def _targets(pid: int, kind: str, proc: Path) -> list[tuple[int, str]]:
     targets = ((each, open_files.target(pid, each, proc=proc)) for each in _descriptors(pid, proc))
-    return [(descriptor, target) for descriptor, target in targets if target.startswith("pipe:")]
+    return [(descriptor, target) for descriptor, target in targets if target.startswith(kind)]
 
 
 def _locked(pid: int, proc: Path) -> list[tuple[int, str]]:

@@ -1,43 +1,93 @@
 """When a thread last ran, by the scheduler's own notes (`/proc/PID/task/TID/sched`, where the kernel has them).
 
-So even the first look at a process can tell for how long it has been asleep. The scheduler has a clock of its own, which
-we read off ourselves: whoever asks is running.
+So even the first look at a process can tell for how long it has been asleep. Each CPU has a clock of its own for that,
+which leaves out the time that a hypervisor or interrupts took: on a virtual machine they are soon many seconds apart.
+So a thread of ours goes to the CPU in question and reads the clock off itself: whoever asks is running.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import threading
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from torchmedic.stall_records import ProcessView, ThreadView
 from torchmedic.supervise.cgroups import text
-from torchmedic.supervise.proc.process import PROC
+from torchmedic.supervise.proc.process import PROC, Stat
 
 _EXEC_START = re.compile(r"^se\.exec_start\s*:\s*(\d+\.\d+)", re.MULTILINE)
+_MOST_CPUS = 32
+_PATIENCE = 1.0  # seconds for all the clocks: a CPU may be taken
+
+Clocks = dict[int, float]
 
 
-def now(*, proc: Path = PROC) -> float | None:
-    """The scheduler's time in seconds."""
-    return _last(f"{proc}/thread-self/sched")
+def with_sleep(views: Iterable[ProcessView], *, proc: Path = PROC) -> list[ProcessView]:
+    """The same processes, with how long each of their sleeping threads has not run."""
+    views = list(views)
+    notes = {
+        (view.pid, thread.tid): note
+        for view in views
+        for thread in view.threads
+        if thread.state in "SDIT" and (note := _note(f"{proc}/{view.pid}/task/{thread.tid}")) is not None
+    }
+    clocks = _clocks({cpu for cpu, _ in notes.values()})
+    now = time.monotonic()
+    filled = []
+    for view in views:
+        threads = []
+        for thread in view.threads:
+            cpu, last = notes.get((view.pid, thread.tid), (-1, 0.0))
+            slept = now + clocks[cpu] - last if cpu in clocks and last else None
+            threads.append(msgspec.structs.replace(thread, asleep=_checked(slept, thread, view.elapsed)))
+        filled.append(msgspec.structs.replace(view, threads=tuple(threads)))
+    return filled
 
 
-def with_sleep(view: ProcessView, moment: float | None, *, proc: Path = PROC) -> ProcessView:
-    """The same process, with how long each of its sleeping threads has not run."""
-    if moment is None:
-        return view
-    threads = tuple(_with_sleep(view.pid, thread, moment, proc) for thread in view.threads)
-    return msgspec.structs.replace(view, threads=threads)
-
-
-def _with_sleep(pid: int, thread: ThreadView, moment: float, proc: Path) -> ThreadView:
+def _checked(slept: float | None, thread: ThreadView, elapsed: float) -> float | None:
+    """Whoever woke between two looks has not slept for longer than that, and whoever did not has slept for so long."""
     if thread.state not in "SDIT":
-        return thread
-    last = _last(f"{proc}/{pid}/task/{thread.tid}/sched")
-    return thread if not last else msgspec.structs.replace(thread, asleep=max(0.0, moment - last))
+        return None
+    if thread.wakes is None or not elapsed:
+        return None if slept is None else max(0.0, slept)
+    if thread.wakes > 0:
+        return None if slept is None else min(max(0.0, slept), elapsed)
+    return elapsed if slept is None else max(slept, elapsed)
 
 
-def _last(path: str) -> float | None:
-    match = _EXEC_START.search(text(path) or "")
+def _note(base: str) -> tuple[int, float] | None:
+    """The CPU that a thread last ran on, and when that was by the clock of that CPU."""
+    last = _last(base)
+    stat = Stat(text(f"{base}/stat") or "") if last is not None else None
+    return (stat.number(39), last) if stat and last is not None else None
+
+
+def _last(base: str) -> float | None:
+    match = _EXEC_START.search(text(f"{base}/sched") or "")
     return float(match[1]) / 1000 if match is not None else None
+
+
+def _clocks(cpus: set[int]) -> Clocks:
+    """How far the clock of each of these CPUs is ahead of ours; without those that we may not run on."""
+    found: Clocks = {}
+    if not cpus or not hasattr(os, "sched_setaffinity"):
+        return found
+
+    def visit() -> None:
+        for cpu in sorted(cpus)[:_MOST_CPUS]:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, {cpu})  # of this thread alone
+                last = _last(f"{PROC}/thread-self")
+                if last is not None:
+                    found[cpu] = last - time.monotonic()
+
+    visitor = threading.Thread(target=visit, name="torchmedic-clocks", daemon=True)
+    visitor.start()
+    visitor.join(_PATIENCE)
+    return dict(found)

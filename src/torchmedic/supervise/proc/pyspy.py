@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from torchmedic.observe.frames import is_user_file
 from torchmedic.stall_records import PyFrame, PyThread
 
 LIMIT = 3.0
+NOT_PERMITTED = "py-spy may not read the memory of the process"
 _STANDARD_LIBRARY = re.compile(r"/lib(64)?/python3\.\d+t?/")
 _MOST_LOCALS, _LONGEST_VALUE = 12, 120
 
@@ -28,12 +30,14 @@ _MOST_LOCALS, _LONGEST_VALUE = 12, 120
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
     """What py-spy saw. `native` are the frames of C by thread, innermost first; `failure` is why it saw nothing.
 
-    `values` are the local variables of the innermost frame of the user's own code, by thread.
+    `values` are the local variables of the innermost frame of the user's own code, by thread. `addresses` are where
+    the objects lie that local variables stand for, by thread and then by frame.
     """
 
     threads: tuple[PyThread, ...] = ()
     native: dict[int, tuple[str, ...]] = {}
     values: dict[int, dict[str, str]] = {}
+    addresses: dict[int, tuple[dict[str, int], ...]] = {}
     failure: str = ""
 
 
@@ -93,6 +97,7 @@ def _read(listed: list[dict[str, Any]], pid: int) -> Dump:
     threads: list[PyThread] = []
     native: dict[int, tuple[str, ...]] = {}
     values: dict[int, dict[str, str]] = {}
+    addresses: dict[int, tuple[dict[str, int], ...]] = {}
     for entry in listed:
         tid = int(entry.get("os_thread_id") or 0)
         name = str(entry.get("thread_name") or "")
@@ -111,9 +116,10 @@ def _read(listed: list[dict[str, Any]], pid: int) -> Dump:
         own = next((frame for frame in python if is_user(str(frame.get("filename")))), None)
         if own is not None and own.get("locals"):
             values[tid] = _values(own["locals"])
+        addresses[tid] = tuple(_addresses(frame.get("locals") or ()) for frame in python)
         if len(python) < len(frames):
             native[tid] = tuple(_native_name(frame) for frame in frames if _is_native(frame))
-    return Dump(threads=tuple(threads), native=native, values=values)
+    return Dump(threads=tuple(threads), native=native, values=values, addresses=addresses)
 
 
 def _frame(frame: dict[str, Any]) -> PyFrame:
@@ -147,8 +153,14 @@ def _values(listed: list[dict[str, Any]]) -> dict[str, str]:
     }
 
 
+def _addresses(listed: Iterable[dict[str, Any]]) -> dict[str, int]:
+    return {str(entry.get("name")): int(entry.get("addr") or 0) for entry in listed}
+
+
 def _reason(complaint: str) -> str:
     """py-spy's own words: the last `Error:` or `Reason:`, which is the innermost."""
+    if "permission denied" in complaint.lower() or "operation not permitted" in complaint.lower():
+        return NOT_PERMITTED
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     telling = [line.partition(":")[2].strip() for line in lines if line.startswith(("Error:", "Reason:"))]
     if not telling:

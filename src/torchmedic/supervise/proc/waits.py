@@ -31,8 +31,8 @@ _SETLKW, _OFD_SETLKW = 7, 38
 def with_waits(views: Iterable[ProcessView], *, proc: Path = PROC) -> tuple[ProcessView, ...]:
     """The same processes, with what they wait for."""
     filled = []
-    now = last_run.now(proc=proc)
-    for view in (_with_sleep(_with_calls(view), now, proc) for view in views):
+    for each in last_run.with_sleep(map(_with_calls, views), proc=proc):
+        view = sleeps.with_sleeps(each, proc=proc)
         files = [wait for thread in view.threads for wait in _waits(view, thread, proc)]
         filled.append(
             msgspec.structs.replace(
@@ -43,10 +43,6 @@ def with_waits(views: Iterable[ProcessView], *, proc: Path = PROC) -> tuple[Proc
             )
         )
     return _with_peers(filled, proc)
-
-
-def _with_sleep(view: ProcessView, now: float | None, proc: Path) -> ProcessView:
-    return sleeps.with_sleeps(last_run.with_sleep(view, now, proc=proc), proc=proc)
 
 
 def _with_calls(view: ProcessView) -> ProcessView:

@@ -18,13 +18,14 @@ from torchmedic.observe import blackbox
 from torchmedic.records import BoxContents
 from torchmedic.stall_records import InsideView, ProcessView, Stall
 from torchmedic.supervise import host_pressure
-from torchmedic.supervise.proc import growing_files, libraries, pyspy, tree, waits
+from torchmedic.supervise.proc import growing_files, libraries, lock_holders, outsiders, pyspy, tree, waits
 from torchmedic.supervise.stall.dumps import read_dump
 from torchmedic.supervise.stall.peers import Peers
 from torchmedic.supervise.stall.progress import Progress
 
 _LOOK = 1.3  # seconds between the two looks from outside; those from inside fall in between
 _ANSWER = 2.2  # seconds until a process that has not heard the question is taken to be unable to
+_PEERS = 3.5  # seconds that other ranks are given to answer
 _LONGEST = 8.0  # seconds that an answer may take on a busy machine
 _STARVED = 0.2  # of a core that the listener wanted and did not get: it is not the GIL that it waits for
 _DUMP = 0.6  # seconds that faulthandler is given after that
@@ -46,6 +47,8 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
     rates = host_pressure.difference(pressure, later := host_pressure.read(progress.pid, pids))
     while _waiting(run, asked, after, time.monotonic() - begun):
         yield None
+    while peers.pending and time.monotonic() < begun + _PEERS:
+        yield None
     inside = {pid: answer for pid in asked if (answer := inside_files.read_answer(run, pid)) is not None}
     mute = [view for view in after if view.pid in asked and view.pid not in inside and not _heard(run, view.pid)]
     dumped = {view.pid: _size(run, view.pid) for view in mute}
@@ -57,6 +60,7 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
         seen = _from_dump(run, view, dumped.get(view.pid)) or _from_outside(view.pid)
         if seen is not None:
             inside[view.pid] = seen
+    inside = {pid: lock_holders.with_holders(view) for pid, view in inside.items()}
     yield Stall(
         pid=progress.pid,
         rank=rank,
@@ -74,6 +78,8 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
         ended=ended,
         mute=tuple(view.pid for view in mute),
         peers=peers.seen(),
+        outsiders=outsiders.at_other_ends(after),
+        above=outsiders.above(progress.pid),
     )
 
 

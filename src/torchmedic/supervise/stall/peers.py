@@ -11,7 +11,7 @@ from pathlib import Path
 from torchmedic import inside_files, rundir
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe import blackbox
-from torchmedic.stall_records import Peer, ProcessView
+from torchmedic.stall_records import InsideView, Peer, ProcessView
 from torchmedic.supervise.proc import process, sleeps, tree
 
 _MOST = 64
@@ -28,6 +28,11 @@ class Peers:
         self._began = time.time()
         self._asked = {view.pid for view in self._before if inside_files.ask(run, view.pid, inside_files.GLANCE)}
 
+    @property
+    def pending(self) -> bool:
+        """Whether somebody has not answered yet."""
+        return any(self._answer(pid) is None for pid in self._asked)
+
     def seen(self) -> tuple[Peer, ...]:
         if not self._before:
             return ()
@@ -37,12 +42,16 @@ class Peers:
         return tuple(self._peer(view, updates) for view in compared if view.state not in "ZX")
 
     def _peer(self, view: ProcessView, updates: dict[int, int]) -> Peer:
-        answer = inside_files.read_answer(self._run, view.pid) if view.pid in self._asked else None
         return Peer(
             process=sleeps.with_sleeps(view),
-            inside=answer if answer is not None and answer.time >= self._began else None,
+            asked=view.pid in self._asked,
+            inside=self._answer(view.pid) if view.pid in self._asked else None,
             updates=updates.get(view.pid),
         )
+
+    def _answer(self, pid: int) -> InsideView | None:
+        answer = inside_files.read_answer(self._run, pid)
+        return answer if answer is not None and answer.time >= self._began else None
 
 
 def _candidates(run: Path, family: set[int]) -> list[int]:

@@ -31,6 +31,10 @@ class Progress:
     def ended(self) -> bool:
         return self._box.clean_exit
 
+    @property
+    def trains(self) -> bool:
+        return self.last is not None and self.last.updates > 0
+
     def look(self) -> bool:
         """Take in what is new; whether the process has got on since the last look."""
         moved = False

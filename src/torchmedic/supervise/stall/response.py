@@ -27,7 +27,7 @@ Tell = Callable[[Diagnosis], None]
 class Response:
     """Asks the rules, tells the user, and does what the user wants done.
 
-    `tell` adds a diagnosis, `amend` puts another in the place of one, `say` is a line on stderr.
+    `tell` adds a diagnosis, `amend` puts another (or none) in the place of one, `say` is a line on stderr.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Response:
         rank: int | None,
         settings: Settings,
         tell: Tell,
-        amend: Callable[[Diagnosis, Diagnosis], None],
+        amend: Callable[[Diagnosis, Diagnosis | None], None],
         say: Callable[[str], None],
     ) -> None:
         self._run = run
@@ -51,7 +51,8 @@ class Response:
     def look(self, root: int, vigil: Vigil) -> None:
         """`root` is the process that was started."""
         for case, stall in self._watch.look(vigil):
-            self._judge(case, stall, root)
+            if not self.killed:
+                self._judge(case, stall, root)
         for diagnosis, seconds in self._watch.resumed():
             self._went_on(diagnosis, seconds)
         self._look_at_saving()
@@ -64,6 +65,10 @@ class Response:
         if diagnosis is None or (diagnosis.code, diagnosis.severity) in case.noted:
             return  # it moves, and nothing is wrong with that
         case.noted.add((diagnosis.code, diagnosis.severity))
+        if diagnosis.severity == "note":
+            case.notes.append(diagnosis)
+        while diagnosis.severity != "note" and case.notes:
+            self._amend(case.notes.pop(), None)  # one case, one diagnosis: what was thought before is superseded
         self._tell(diagnosis)
         if diagnosis.severity != "error":
             return

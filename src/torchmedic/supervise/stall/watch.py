@@ -32,6 +32,7 @@ class Case:
         self.examination: Iterator[Stall | None] | None = None
         self.said: Diagnosis | None = None
         self.noted: set[tuple[str, str]] = set()
+        self.notes: list[Diagnosis] = []  # that it is not hung
 
 
 class StallWatch:
@@ -91,7 +92,9 @@ class StallWatch:
             else:
                 silent.append((box, progress))
         for box, progress in silent:
-            if moving and not moving.isdisjoint(tree.pids(progress.pid)):
+            # One that has not trained itself waits for its children that do: if they stand still, they say why.
+            others = moving if progress.trains else moving | {each.pid for _, each in silent if each is not progress}
+            if others and not others.isdisjoint(tree.pids(progress.pid)):
                 continue  # it waits for children that train
             case = self._cases.get(progress.pid)
             if case is None:

@@ -1,7 +1,9 @@
 """A loop of the script never ends.
 
 What: the main thread goes round in a loop, burns a core, and makes no step. Nothing that could end the loop changes
-from one look to the next: its condition and the tests before its `break` read the same values every time.
+from one look to the next: its condition and the tests before its `break` read the same values every time. It is an
+error if the branches that could change them read nothing new either; else (a search that finds nothing, say) a
+warning, since luck may still end it.
 
 Why: a counter that is not counted, a flag that nobody sets, a condition on something that the loop does not touch, a
 `while True` without a way out, `continue` before the line that would change it.
@@ -14,11 +16,13 @@ from __future__ import annotations
 
 from torchmedic.diagnose.last_words import line_location
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import BUSY, StallDraft, at
+from torchmedic.diagnose.standstill import BUSY, StallDraft, at, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.stall_records import InsideView, LoopView, ProcessView, Stall
 
 CODE, NAME = "TM514", "endless-loop"
+
+_LONG, _TIMES = 600.0, 20  # seconds, and times the limit, after which luck will not end it
 
 
 def check(stall: Stall) -> Diagnosis | None:
@@ -51,6 +55,7 @@ def _waits(ident: int, view: InsideView) -> bool:
 def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) -> Diagnosis:
     thread = view.main
     assert thread is not None
+    certain = loop.endless or loop.hopeless
     if loop.endless:
         why = "it is `while True` without a `break`, `return` or `raise`"
     else:
@@ -60,14 +65,18 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) 
         stall,
         CODE,
         NAME,
-        "likely",
-        f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} does not end",
+        "likely" if certain else "possible",
+        f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} does not end"
+        if certain
+        else f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} finds no end",
         why,
     )
     draft.at(line_location("cause", loop.file, loop.line, "this loop goes round without an end"))
     inner = thread.user_frame
     if inner is not None and inner.line != loop.line:
         draft.at(at(inner, "surfaced", "it was here at the last look"))
+    if process.pid != stall.pid:
+        draft.at(main_line(stall))
     lines = sorted({line for line in thread.lines if line})
     draft.because(
         f"seen at line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))} in {len(thread.lines)} looks"
@@ -75,7 +84,7 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) 
     busy = process.main.busy if process.main is not None else None
     draft.because(f"the thread uses {busy:.0%} of a core and makes no step" if busy is not None else "")
     draft.help("change inside of the loop what its condition reads, or bound the number of rounds")
-    return draft.finish()
+    return draft.finish("error" if certain or stall.still > max(_LONG, _TIMES * stall.limit) else "warning")
 
 
 RULE = Rule(CODE, NAME, check)

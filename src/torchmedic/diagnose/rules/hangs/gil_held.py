@@ -42,10 +42,13 @@ def _main_is_idle(stall: Stall) -> bool:
 def _holder(process: ProcessView, view: InsideView | None) -> PyThread | None:
     """The thread of Python that is at work in the kernel's eyes, or the one that does not even ask for the GIL."""
     known = [thread for thread in (view.threads if view is not None else ()) if thread.frames]
+    if owners := [thread for thread in known if thread.holds_gil]:
+        return owners[0]  # py-spy knows
     seen = {thread.tid: process.thread(thread.tid) for thread in known if thread.tid}
     at_work = [each for each in known if (row := seen.get(each.tid)) is not None and (row.demand or 0.0) > BUSY]
-    if at_work:
-        return at_work[0]
+    if at_work:  # on a machine that is taken, whoever asks for the GIL waits for a core as well, but uses none
+        used = {row.tid: row.busy or 0.0 for row in process.threads}
+        return max(at_work, key=lambda each: used.get(each.tid, 0.0))
     quiet = [each for each in known if (row := seen.get(each.tid)) is not None and (row.wakes or 0.0) < _WAKES]
     if len(quiet) == 1 or len(known) == 1:
         return (quiet or known)[0]
@@ -69,13 +72,18 @@ def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Diagnosis:
     draft.at(at(frame, "cause", f"this call {how} and holds the GIL"))
     if not holder.main:
         draft.at(main_line(stall, label="the main thread waits here for the GIL"))
-    draft.because("the process could not answer, and a thread of its own that only waits for a question needs the GIL")
+    draft.because(
+        "it owned the GIL in all looks, while other threads woke again and again to ask for it"
+        if stall.attached
+        else "the process could not answer, and a thread of its own that only waits for a question needs the GIL"
+    )
     if row is not None:
         draft.because(f"thread {row.tid}: state {row.state}, {row.busy or 0:.0%} of a core")
     if holder.frames[0] is not frame:
         draft.because(f"the last Python function is `{holder.frames[0].function}`")
     draft.help("bound or split this call, or run it in a process of its own")
-    for_good = stall.still > max(_LONG, _TIMES * stall.limit) or not at_work
+    ends = at_work or (row is not None and row.wakes_in is not None)  # by itself, perhaps
+    for_good = not ends or stall.still > max(_LONG, _TIMES * stall.limit)
     return draft.done(step=stall.step, rank=stall.rank, severity="error" if for_good else "warning")
 
 

@@ -25,6 +25,8 @@ _OWN = ("lock", "reentrant lock", "condition", "semaphore")  # which no other pr
 def check(stall: Stall) -> Diagnosis | None:
     for process in stall.processes:
         view = stall.inside.get(process.pid)
+        if view is None and (found := _of_the_parent(stall, process)) is not None:
+            return found
         if view is None or not view.forked or not stands(view):
             continue
         for thread in view.threads:
@@ -63,6 +65,16 @@ def _of_native_code(stall: Stall, process: ProcessView, thread: PyThread) -> Dia
             draft = _draft(stall, process, "proven", "a mutex of native code")
             draft.at(at(thread.user_frame, "cause", f"{who(process)} waits here, in what this calls"))
             draft.because(f"the mutex names thread {futex.owner} as its owner, which does not exist in this process")
+            return _advised(draft, stall)
+    return None
+
+
+def _of_the_parent(stall: Stall, process: ProcessView) -> Diagnosis | None:
+    """By the kernel alone, where no Python can be seen: the owner of a mutex is a thread of the parent."""
+    for futex in process.futexes:
+        if futex.owner is not None and futex.owner_lives is False and futex.owner_process == process.parent:
+            draft = _draft(stall, process, "proven", "a mutex of native code")
+            draft.because(f"the mutex names thread {futex.owner} as its owner, which is one of its parent's")
             return _advised(draft, stall)
     return None
 

@@ -23,9 +23,16 @@ CODE, NAME = "TM502", "thread-deadlock"
 def check(stall: Stall) -> Diagnosis | None:
     for view in stall.inside.values():
         cycle = _cycle(view)
-        if cycle:
+        if cycle and not any(_gives_up(stall, view.pid, thread) for thread in cycle):
             return _told(stall, cycle)
     return None
+
+
+def _gives_up(stall: Stall, pid: int, thread: PyThread) -> bool:
+    """Whether a thread waits for a limited time only: it will go on by itself."""
+    process = stall.process(pid)
+    tid = thread.tid or (pid if thread.main else 0)
+    return process is not None and any(futex.tid == tid and futex.timed for futex in process.futexes)
 
 
 def _cycle(view: InsideView) -> list[PyThread]:

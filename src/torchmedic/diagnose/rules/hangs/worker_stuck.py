@@ -1,7 +1,8 @@
 """A DataLoader worker does not come back with its batch.
 
 What: the main process waits for a batch, and the worker that reads it stands still in the dataset's own code (or in
-what that calls). DataLoader says nothing of it: without a `timeout` it waits for ever.
+what that calls), waiting for something that does not come. DataLoader says nothing of it: without a `timeout` it waits
+for ever.
 
 Why: one item that never ends (a download, a lock, a server that does not answer, a loop that does not stop), a file
 on storage that hangs, or a library that cannot be used in a worker.
@@ -12,10 +13,11 @@ read a time limit of its own; `DataLoader(..., timeout=60)` turns silence into a
 
 from __future__ import annotations
 
+from torchmedic.diagnose.reading import sleeps_for_long
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at, busy, main_line, short
+from torchmedic.diagnose.standstill import SLEEPS, StallDraft, at, busy, main_line, short
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import InsideView, PyThread, Stall
+from torchmedic.stall_records import InsideView, ProcessView, PyThread, Stall
 
 CODE, NAME = "TM511", "worker-stuck"
 
@@ -29,31 +31,39 @@ def check(stall: Stall) -> Diagnosis | None:
         if not process.is_loader_worker or view is None or thread is None or not _reads(thread):
             continue
         frame = thread.user_frame
-        if frame is None or (thread.moved and not view.loop):
+        if frame is None or not _is_stuck(stall, process, view):
             continue
         waits = "" if not thread.waits_for else f", waiting for {thread.waits_for.kind} `{thread.waits_for.name}`"
-        still = not thread.moved
         item = f" item {view.item}" if view.item else ""
         draft = StallDraft(
             stall,
             CODE,
             NAME,
-            "proven" if still else "likely",
+            "proven",
             f"a DataLoader worker is stuck in the dataset{' on' + item if item else ''}",
-            f"worker {process.pid} {'stands' if still else 'goes round'} at {short(frame)}{waits}",
+            f"worker {process.pid} stands at {short(frame)}{waits}",
         )
-        draft.at(
-            at(frame, "cause", f"the worker {'stands' if still else 'goes round'} here{',' + item if item else ''}")
-        )
+        draft.at(at(frame, "cause", f"the worker stands here{',' + item if item else ''}"))
         draft.at(main_line(stall))
         draft.because(*_given(stall, process.pid))
-        draft.because(f"it uses {process.busy:.0%} of a core" if busy(process) and process.busy is not None else "")
         draft.help(
             f"read it alone to see it hang: `dataset[{view.item}]`" if view.item else "read it with `num_workers=0`"
         )
         draft.help("`DataLoader(..., timeout=60)` raises an exception where this happens")
         return draft.finish()
     return None
+
+
+def _is_stuck(stall: Stall, process: ProcessView, view: InsideView) -> bool:
+    """Whether it waits for one thing all the time, and not for a sleep of its own to end."""
+    thread, row = view.main, process.main
+    if thread is None or row is None:
+        return False
+    if thread.moved:
+        return busy(process) and view.loop is not None and (view.loop.endless or bool(view.loop.unchanged))
+    if busy(process) or (row.syscall in SLEEPS and not sleeps_for_long(stall, process)):
+        return False
+    return row.asleep is None or row.asleep >= min(stall.limit, stall.still)
 
 
 def waits_for_batch(thread: PyThread | None) -> bool:

@@ -11,38 +11,37 @@ Cure: bring the shapes together before the operation, work in parts, or keep num
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 
+import torch
+
+from torchmedic.detect.exhaustion import asked_of_host
+from torchmedic.diagnose import registry
+from torchmedic.diagnose.engine import ask
 from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.memory_words import differentiated, most_held, noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.observe.host import HostMemory, free_space, host_memory
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.holdings import Result, holdings, results_of
+from torchmedic.replay.holdings import Result, results_of
 from torchmedic.replay.loading import loading_of
+from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of, exhaustion_in
 
 CODE, NAME = "TM401", "host-memory-exhausted"
-
-_UNITS = {
-    "B": 1,
-    "bytes": 1,
-    "KiB": 1 << 10,
-    "MiB": 1 << 20,
-    "GiB": 1 << 30,
-    "TiB": 1 << 40,
-    "PiB": 1 << 50,
-    "EiB": 1 << 60,
-}
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     worker = evidence.incident.worker
     text = worker.message if worker is not None else evidence.message
-    if not _is_exhaustion(evidence, text):
+    exhaustion = exhaustion_in(evidence)
+    if exhaustion is None or exhaustion.on_device:
         return None
-    asked = _asked(text)
+    if ask(evidence, registry.EXHAUSTED) is not None:
+        return None  # that says more, even where it is less certain
+    asked = asked_of_host(text)
+    autopsy = autopsy_of(evidence)
     made = [each for each in (results_of(evidence.calls) if worker is None else []) if each.nbytes > 1 << 20]
     if asked is None and "MemoryError" in evidence.kinds and made:
         asked = made[0].nbytes
@@ -58,7 +57,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     elif overflow is not None:
         message = f"a tensor of {overflow[1]} is larger than any memory"
     elif asked is not None:
-        message = f"there is no memory for {size(asked)}" + (f", a tensor of {list(made[0].shape)}" if made else "")
+        failing = autopsy.failing if autopsy is not None else None
+        shape = failing.shape if failing is not None else made[0].shape if made else None
+        message = f"there is no memory for {size(asked)}" + (f", a tensor of {list(shape)}" if shape else "")
     else:
         message = "the host's memory is exhausted"
     draft = Draft(CODE, NAME, "proven", message, _cause(asked, memory))
@@ -67,12 +68,14 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
             loading.at_user_frame("cause", "refused here"), loading.at_loop("surfaced", "the batch was asked for here")
         )
         draft.because(loading.process)
+    elif autopsy is not None and (most := most_held(autopsy, "cause")) is not None:
+        draft.at(most, differentiated(autopsy), *noticed(autopsy))
     else:
         label = f"{size(asked)} asked for here" if asked is not None else "refused here"
         draft.at(*evidence.at_user_line("cause", label))
-    graphs = _held(draft, evidence, memory)
+    graphs = _held(draft, evidence, memory, autopsy)
     if grown is not None:
-        draft.help("bring both to the same shape first, for example with `.squeeze(-1)` or `.unsqueeze(-1)`")
+        draft.help("compute it in blocks, or bring both to the same shape first if all pairs were not meant")
     elif overflow is not None or (asked is not None and memory.total is not None and asked > memory.total):
         draft.help("check the sizes on this line: no host of this size can hold the result")
     elif graphs:
@@ -80,37 +83,6 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     else:
         draft.help("work in smaller parts, or keep less from earlier steps")
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
-
-
-def _is_exhaustion(evidence: RaisedEvidence, text: str) -> bool:
-    raised_by_hand = (
-        bool(evidence.frames) and evidence.frames[-1].is_user and isinstance(evidence.frames[-1].statement, ast.Raise)
-    )
-    if "MemoryError" in evidence.kinds or "MemoryError" in getattr(evidence.incident.worker, "exception", ""):
-        return not raised_by_hand
-    if not (evidence.kinds & {"RuntimeError", "OSError"}):
-        return False
-    return (
-        any(
-            fragment in text
-            for fragment in (
-                "DefaultCPUAllocator",
-                "Storage size calculation overflowed",
-                "unable to allocate shared memory",
-                "Cannot allocate memory",
-            )
-        )
-        and not raised_by_hand
-    )
-
-
-def _asked(text: str) -> int | None:
-    """The number of bytes that the refusal names."""
-    if found := re.search(r"tried to allocate (\d+) bytes", text):
-        return int(found[1])
-    if found := re.search(r"[Uu]nable to allocate ([\d.]+) (\w+)", text):
-        return int(float(found[1]) * _UNITS.get(found[2], 0)) or None
-    return None
 
 
 def _about(nbytes: int, asked: int) -> bool:
@@ -124,7 +96,11 @@ def _is_accident(result: Result) -> bool:
         return False
     one, two = result.operands
     stretched = len(one) != len(two) or 1 in one or 1 in two
-    return stretched and math.prod(result.shape) >= 16 * max(math.prod(one), math.prod(two))
+    try:
+        paired = tuple(torch.broadcast_shapes(one, two)) == result.shape  # and not multiplied as matrices
+    except RuntimeError:
+        return False
+    return stretched and paired and math.prod(result.shape) >= 16 * max(math.prod(one), math.prod(two))
 
 
 def _cause(asked: int | None, memory: HostMemory) -> str:
@@ -138,25 +114,25 @@ def _cause(asked: int | None, memory: HostMemory) -> str:
     return want
 
 
-def _held(draft: Draft, evidence: RaisedEvidence, memory: HostMemory) -> str:
+def _held(draft: Draft, evidence: RaisedEvidence, memory: HostMemory, autopsy: Autopsy | None) -> str:
     """Say what the process and its biggest variables hold; return the name of one that keeps graphs alive."""
-    if memory.resident is not None:
-        who = "the main process" if evidence.incident.worker is not None else "the process"
-        draft.because(f"{who} holds {size(memory.resident)}")
     shared = free_space("/dev/shm") if evidence.says("shared memory") else None
     if shared is not None:
         draft.because(f"/dev/shm has {size(shared[1])}, of which {size(shared[0])} are free now")
     if memory.cgroup_limit is not None:
         draft.because(f"its cgroup may hold {size(memory.cgroup_limit)}")
-    keeper = ""
-    for held in holdings(evidence.frames)[:3]:
-        if held.nbytes < (memory.resident or 0) // 10 and held.tensors <= 100:
-            continue
-        graph = f", {held.with_graph} of them with their graph" if held.with_graph and held.tensors > 1 else ""
-        count = f" in {held.tensors} tensors{graph}" if held.tensors > 1 else ""
-        draft.because(f"`{held.name}` holds {size(held.nbytes)}{count}")
-        keeper = keeper or (held.name if held.with_graph > 2 else "")
-    return keeper
+    if autopsy is None:
+        if memory.resident is not None:
+            who = "the main process" if evidence.incident.worker is not None else "the process"
+            draft.because(f"{who} holds {size(memory.resident)}")
+        return ""
+    shown(draft, autopsy)
+    kept = next(iter(autopsy.retained), None)
+    return (
+        kept.holder.path
+        if kept is not None and kept.is_container and kept.nbytes > autopsy.book.everything // 10
+        else ""
+    )
 
 
 RULE = Rule(CODE, NAME, check)

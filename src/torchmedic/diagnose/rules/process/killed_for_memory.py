@@ -13,15 +13,19 @@ instead of loading it, or give the job more memory.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.last_words import draft_of, size, step_of, who
+from msgspec.structs import replace
+
+from torchmedic.diagnose.last_words import draft_of, line_location, size, step_of, who
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.records import Death, Diagnosis, Moment
+from torchmedic.memory_records import comparable
+from torchmedic.records import Death, Diagnosis, Location, MemorySample, Moment
 
 CODE, NAME = "TM806", "killed-for-memory"
 
 _NEAR = 0.9
 _OOM_LINE = "killed process"
 _GROWTH = 1.2
+_WINDOW = 10.0  # seconds
 
 
 def check(death: Death) -> Diagnosis | None:
@@ -30,7 +34,7 @@ def check(death: Death) -> Diagnosis | None:
     lines = [line for line in death.kernel_lines if _OOM_LINE in line.lower()]
     limit = min((each for each in (death.memory_limit, death.host_memory) if each), default=None)
     used = max(death.peak_rss or 0, max((moment.rss for moment in _moments(death)), default=0))
-    near = limit is not None and used > _NEAR * limit
+    near = limit is not None and (used > _NEAR * limit or any(each.share > _NEAR for each in _samples(death)[-3:]))
     if lines:
         proof, fact = "the kernel's log names the process", f"kernel: {lines[-1]}"
     elif death.oom_kills:
@@ -57,8 +61,57 @@ def check(death: Death) -> Diagnosis | None:
         draft.because(f"{kind} is {size(limit)}; the largest process of the run held {size(used)}")
     if death.swap_free == 0:
         draft.because("there is no free swap")
+    _last_seconds(draft, death)
+    holder = _holder(draft, death, used)
     _growth(draft, death)
-    return draft.done(step=step_of(death), rank=death.rank)
+    return _blaming(holder, draft.done(step=step_of(death), rank=death.rank))
+
+
+def _last_seconds(draft: Draft, death: Death) -> None:
+    """How memory went as the parent saw it: also where many processes have filled it together."""
+    samples = _samples(death)
+    if len(samples) < 2:
+        return
+    first, last = samples[0], samples[-1]
+    seconds = last.time - first.time
+    rise = (last.used or 0) - (first.used or 0)
+    if seconds >= 1 and rise > 0.02 * (last.limit or 1):
+        draft.because(
+            f"when it was last measured, {size(last.used or 0)} of {size(last.limit or 0)} were in use, "
+            f"{size(rise)} more than {seconds:.0f} s before"
+        )
+    if last.waiting is not None and last.waiting >= 10:
+        draft.because(f"all processes of the host waited for memory {last.waiting:.0f} % of the last ten seconds")
+    others = sum(last.private.values()) - last.private.get(death.pid, 0)
+    if len(last.private) > 1 and others > 0.2 * (last.limit or 1):
+        draft.because(f"{len(last.private) - 1} other processes of the run held {size(others)} for themselves")
+
+
+def _samples(death: Death) -> list[MemorySample]:
+    """Of the time when the process was still there."""
+    return comparable([each for each in death.samples if each.private.get(death.pid)], _WINDOW)
+
+
+def _holder(draft: Draft, death: Death, used: int) -> Location | None:
+    """The line that fills what held most of it, as the process itself knew shortly before."""
+    held = next(iter(death.holders), None)
+    if held is None or held.nbytes < used // 4:
+        return None
+    items = f" in {held.items} items" if held.items else ""
+    draft.because(f"shortly before, `{held.name}` held {size(held.nbytes)}{items}")
+    return line_location("cause", held.file, held.line, f"`{held.name}` is filled here") if held.file else None
+
+
+def _blaming(holder: Location | None, diagnosis: Diagnosis) -> Diagnosis:
+    """The line to change is the one that fills what held most; the line that came last is only where it ended."""
+    if holder is None:
+        return diagnosis
+    others = tuple(
+        replace(each, role="surfaced") if each.role == "cause" else each
+        for each in diagnosis.locations
+        if (each.file, each.line) != (holder.file, holder.line)
+    )
+    return replace(diagnosis, locations=(holder, *others))
 
 
 def _growth(draft: Draft, death: Death) -> None:

@@ -21,6 +21,7 @@ from torchmedic.replay.check_up import CheckUp
 
 CODE, NAME = "TM632", "broadcast-in-loss"
 _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+_ACTIVATIONS = ("SigmoidBackward", "TanhBackward", "ReluBackward", "ExpBackward", "SoftplusBackward")
 Shape = tuple[int, ...]
 # Nodes that make a shape on purpose: whoever writes `a.unsqueeze(1) - b` wants all pairs.
 _RESHAPING = ("UnsqueezeBackward", "ViewBackward", "ReshapeAliasBackward", "ExpandBackward", "IndexBackward")
@@ -56,7 +57,10 @@ def _differs(graph: LossGraph, node: Node) -> tuple[Shape, Shape] | None:
     if len(node.behind) != 1 or node.shape is None:
         return None
     made = graph.nodes[node.behind[0]]
-    if made.shape is None or made.kind in _RESHAPING or made.birth is None or made.birth.layer is None:
+    maker = made
+    while maker.kind in _ACTIVATIONS and len(maker.behind) == 1:
+        maker = graph.nodes[maker.behind[0]]
+    if made.shape is None or maker.kind in _RESHAPING or maker.birth is None or maker.birth.layer is None:
         return None
     others = [side for side in node.birth.operands if side is not None and not side.has_gradient]
     if len(others) != 1 or not _makes_pairs(made.shape, others[0].shape):

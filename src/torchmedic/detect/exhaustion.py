@@ -1,0 +1,103 @@
+"""An exception that says: no memory. Where, and how much was asked for."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+_UNITS = {
+    "B": 1,
+    "bytes": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+    "PiB": 1 << 50,
+    "EiB": 1 << 60,
+    "KB": 1 << 10,
+    "MB": 1 << 20,
+    "GB": 1 << 30,
+}
+_SIZE = r"(?P<{0}>[\d.]+) (?P<{0}_unit>bytes|B|[KMGTPE]i?B)"
+_HOST_WORDS = (
+    "DefaultCPUAllocator",
+    "Storage size calculation overflowed",
+    "unable to allocate shared memory",
+    "Cannot allocate memory",
+)
+
+
+class Exhaustion(msgspec.Struct, frozen=True, kw_only=True):
+    """In bytes; None where the exception does not say.
+
+    `others` are other processes on the device, known only where the driver could tell them from this one.
+    """
+
+    where: str  # "host", or the kind of device
+    index: int | None = None
+    asked: int | None = None
+    capacity: int | None = None
+    free: int | None = None
+    allowed: int | None = None  # by `set_per_process_memory_fraction`
+    allocated: int | None = None
+    unallocated: int | None = None  # reserved, but not in use
+    in_use: int | None = None  # by this process, with what is not PyTorch's
+    others: int | None = None
+    other_processes: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def on_device(self) -> bool:
+        return self.where != "host"
+
+
+def exhaustion_of(kinds: frozenset[str], text: str) -> Exhaustion | None:
+    """What an exception says about memory, by its classes and its words; None if it is about something else."""
+    if "OutOfMemoryError" in kinds or re.search(r"\b(CUDA|HIP|XPU|MPS) (backend )?out of memory", text):
+        return _of_device(text)
+    if "MemoryError" in kinds or (kinds & {"RuntimeError", "OSError"} and any(word in text for word in _HOST_WORDS)):
+        return Exhaustion(where="host", asked=asked_of_host(text))
+    return None
+
+
+def asked_of_host(text: str) -> int | None:
+    """The number of bytes that a refusal names."""
+    if found := re.search(r"tried to allocate (\d+) bytes", text):
+        return int(found[1])
+    if found := re.search(r"[Uu]nable to allocate ([\d.]+) (\w+)", text):
+        return int(float(found[1]) * _UNITS.get(found[2], 0)) or None
+    return None
+
+
+def _of_device(text: str) -> Exhaustion:
+    named = re.search(r"\b([A-Z]+) (backend )?out of memory", text)
+    kind = named[1].lower() if named else "cuda"
+    index = re.search(r"GPU (\d+)", text)
+    this = _size(r"this process has " + _SIZE, text)
+    others = [
+        (int(found["pid"]), _bytes(found["use"], found["use_unit"]))
+        for found in re.finditer(r"Process (?P<pid>\d+) has " + _SIZE.format("use"), text)
+    ]
+    return Exhaustion(
+        where="cuda" if kind == "hip" else kind,
+        index=int(index[1]) if index else None,
+        asked=_size(r"[Tt]ried to allocate " + _SIZE, text),
+        capacity=_size(r"total capacity of " + _SIZE, text),
+        free=_size(r"of which " + _SIZE + r" is free", text),
+        allowed=_size(_SIZE + r" allowed", text),
+        allocated=_size(_SIZE + r" is allocated by PyTorch", text),
+        unallocated=_size(_SIZE + r" is reserved by PyTorch but unallocated", text),
+        in_use=this,
+        others=sum(use for _, use in others) if this is not None else None,
+        other_processes=tuple(others) if this is not None else (),
+    )
+
+
+def _size(pattern: str, text: str) -> int | None:
+    found = re.search(pattern.format("use"), text)
+    return _bytes(found["use"], found["use_unit"]) if found else None
+
+
+def _bytes(number: str, unit: str) -> int:
+    value = int(float(number) * _UNITS[unit])
+    return value if value < 1 << 60 else 0  # a driver that cannot tell says 17179869184 GiB

@@ -1,0 +1,149 @@
+"""What was seen of the user's holders over many looks -> those that only ever grow, and how fast.
+
+Growth is steady if there is more at nearly every look and it does not slow down. What fills up and stays, what is
+emptied now and then, and what is bounded by itself is not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+from torchmedic.observe.holders import Held
+from torchmedic.observe.leaks import Key, LeakWatch, Look, Point
+from torchmedic.observe.weighing import Weight
+
+_SPANS = 4  # between two looks each
+_MANY = 1000  # nodes: more are not counted for sure
+_STEPS = 24  # that an old graph must reach back
+_GRAPHS = 16  # items with a graph that are no accident, where they come with the steps
+_PLAIN = 1 << 10  # bytes of one item below which it is just a number
+
+What = Literal["graphs", "chain", "data", "cycles"]
+
+
+class Growth(NamedTuple):
+    """One holder that grows.
+
+    `what` it keeps: items with their graphs, one tensor whose graph grows, data, or circles of leaves and gradients.
+    `period` is how it grows: `step`, `batch`, or one of the longer periods that `observe/leaks.py` marks. `rate` is in
+    items or bytes per period.
+    """
+
+    what: What
+    key: Key
+    held: Held
+    period: str
+    rate: float
+    periods: int
+    first: Look
+    last: Look
+    weight: Weight | None
+
+    @property
+    def bytes_held(self) -> float:
+        """Of tensors and data, without graphs."""
+        if self.held.kind == "bytes":
+            return float(self.held.size)
+        return self.held.size * (self.weight.host + self.weight.device) if self.weight is not None else 0.0
+
+    @property
+    def bytes_per_period(self) -> float:
+        if self.held.kind == "bytes":
+            return self.rate
+        return self.rate * (self.weight.host + self.weight.device) if self.weight is not None else 0.0
+
+    @property
+    def on_device(self) -> bool:
+        return self.weight is not None and self.weight.device > self.weight.host
+
+
+def growths(watch: LeakWatch) -> Iterator[Growth]:
+    """Everything that grows by now, whether or not that is bad."""
+    for key, points in watch.tracks.items():
+        found = _chain(key, points, watch.looks) if points[-1].held.kind == "age" else _container(key, points)
+        if found is not None:
+            yield found
+
+
+def _chain(key: Key, points: list[Point], looks: list[Look]) -> Growth | None:
+    """A tensor that is renewed all the time and whose graph goes back to one and the same first node."""
+    if len(points) < _SPANS or len({point.held.size for point in points[-_SPANS:]}) > 1:
+        return None
+    counts = [point.held.old for point in points[-_SPANS:]]
+    if any(after <= before < _MANY for before, after in itertools.pairwise(counts)):
+        return None  # what it reaches back to is old and stays as it is
+    last, age = points[-1].look, points[-1].held.size
+    first = next((look for look in looks if look.sequence > age), last)
+    if last.step - first.step < _STEPS:
+        return None
+    return Growth("chain", key, points[-1].held, "step", 1.0, last.step - first.step, first, last, None)
+
+
+def _container(key: Key, points: list[Point]) -> Growth | None:
+    held = points[-1].held
+    if held.kind == "cycles":
+        rate = _steady(points, lambda look: look.step)
+        first, last = points[0].look, points[-1].look
+        enough = rate is not None and held.size >= _GRAPHS
+        return (
+            Growth("cycles", key, held, "step", rate or 0.0, last.step - first.step, first, last, None)
+            if enough
+            else None
+        )
+    weight = next((point.weight for point in reversed(points) if point.weight is not None), None)
+    if held.bounded or len(points) <= _SPANS:
+        return None
+    if held.kind == "items" and (weight is None or (not weight.graphs and weight.host + weight.device < _PLAIN)):
+        return None
+    what: What = "graphs" if weight is not None and weight.graphs else "data"
+    by_step = _steady(points, lambda look: look.step)
+    by_batch = _steady(points, lambda look: look.batch) if points[0].look.step == points[-1].look.step else None
+    marked = _by_mark(points) if by_step is None or by_step < 0.9 else None
+    first, last = points[0].look, points[-1].look
+    if marked is not None:
+        period, rate, periods = marked
+        return Growth(what, key, held, period, rate, periods, first, last, weight)
+    if by_step is not None:
+        if what == "graphs" and held.size < _GRAPHS:
+            return None
+        return Growth(what, key, held, "step", by_step, last.step - first.step, first, last, weight)
+    if by_batch is not None:
+        return Growth(what, key, held, "batch", by_batch, last.batch - first.batch, first, last, weight)
+    return None
+
+
+def _steady(points: list[Point], clock: Callable[[Look], int]) -> float | None:
+    """How much comes per tick, where it comes all the time and no slower at the end."""
+    ends = [points[0]]
+    for point in points[1:]:
+        if clock(point.look) > clock(ends[-1].look):
+            ends.append(point)
+    spans = [
+        (clock(after.look) - clock(before.look), after.held.size - before.held.size)
+        for before, after in itertools.pairwise(ends)
+    ]
+    if len(spans) < _SPANS:
+        return None
+    ticks, more = sum(span[0] for span in spans), sum(span[1] for span in spans)
+    rate = more / ticks
+    if sum(1 for _, rise in spans if rise > 0) < _SPANS or spans[-1][1] + spans[-2][1] <= 0:
+        return None
+    slack = 0 if ends[0].held.kind == "bytes" else 1
+    return rate if all(rise >= 0.5 * rate * length - slack for length, rise in spans) else None
+
+
+def _by_mark(points: list[Point]) -> tuple[str, float, int] | None:
+    """The longer period with which it grows, by as much each time."""
+    best = None
+    for mark in points[-1].look.marks:
+        firsts: dict[int, int] = {}
+        for point in points:
+            firsts.setdefault(point.look.marks.get(mark, 0), point.held.size)
+        sizes = list(firsts.values())
+        rises = [after - before for before, after in itertools.pairwise(sizes)]
+        if len(rises) >= _SPANS and min(rises) > 0 and max(rises) <= 1.5 * min(rises):
+            found = (mark.partition(" ")[0], sum(rises) / len(rises), len(rises))
+            best = found if best is None or found[2] < best[2] else best
+    return best

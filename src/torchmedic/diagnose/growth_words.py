@@ -1,0 +1,102 @@
+"""What all rules about growing memory say in the same words."""
+
+from __future__ import annotations
+
+import ast
+
+from torchmedic.diagnose.edits import rewritten
+from torchmedic.diagnose.last_words import size
+from torchmedic.replay.leaks import LeakEvidence
+from torchmedic.replay.putters import Site
+from torchmedic.replay.source import relative, source_line
+
+_PERIODS = {
+    "pass": "pass over the data",
+    "trial": "trial",
+    "validation": "validation",
+    "step": "step",
+    "batch": "batch",
+}
+
+
+def period(evidence: LeakEvidence) -> str:
+    return _PERIODS[evidence.growth.period]
+
+
+def measured(evidence: LeakEvidence) -> str:
+    """How the memory of the process went meanwhile."""
+    growth = evidence.growth
+    if not evidence.measured:
+        return "so far that is too little to be seen in the memory of the process"
+    kind = "memory allocated on the GPU" if evidence.on_device else "resident memory"
+    each = evidence.measured / max(1, growth.periods)
+    return (
+        f"{kind} grew by {size(evidence.measured)} from step {growth.first.step} to step {growth.last.step}, "
+        f"{size(int(each))} per {period(evidence)}"
+    )
+
+
+def graph(evidence: LeakEvidence, whose: str) -> str:
+    """What the graph of one item keeps: everything that was saved for a backward, or only its nodes."""
+    nodes, freed = evidence.graph
+    if not nodes:
+        return ""
+    kept = (
+        "a backward has freed what they had saved, so that only the nodes are left"
+        if freed
+        else "no backward has been through it, so that all it has saved is kept too"
+    )
+    return f"the graph of {whose} has {nodes:,} {_plural('node', nodes)}; {kept}"
+
+
+def end(evidence: LeakEvidence) -> str:
+    """When memory ends at this rate."""
+    left = evidence.periods_left
+    if left is None:
+        return ""
+    growth = evidence.growth
+    where = "on the GPU" if evidence.on_device else "for this process"
+    if growth.period == "step":
+        when = f"at about step {rounded(growth.last.step + left)}"
+    else:
+        when = f"after about {rounded(left)} more {_plural(period(evidence), left)}"
+    return f"{size(evidence.left)} are left {where}: at this rate they are used up {when}"
+
+
+def rounded(count: int) -> str:
+    """To two digits: it is an estimate."""
+    digits = len(str(count))
+    return f"{round(count, 2 - digits) if digits > 2 else count:,}"
+
+
+def _plural(word: str, count: int) -> str:
+    if count == 1:
+        return word
+    return (
+        word.replace("pass ", "passes ")
+        if word.startswith("pass ")
+        else f"{word}es"
+        if word.endswith("ch")
+        else f"{word}s"
+    )
+
+
+def edited(site: Site, part: ast.expr, text: str) -> str:
+    """A patch that writes other text for a part of the line; empty where the statement spans several lines."""
+    node = site.node
+    if node.lineno != (node.end_lineno or node.lineno):
+        return ""
+    old = source_line(site.file, node.lineno)
+    data = old.encode()
+    begin, finish = node.col_offset, node.end_col_offset or 0
+    new = (data[:begin] + rewritten(site.file, node, [(part, text)]).encode() + data[finish:]).decode()
+    name = relative(site.file)
+    return f"--- {name}\n+++ {name}\n@@ -{node.lineno} +{node.lineno} @@\n-{old}\n+{new}\n"
+
+
+def detached(part: ast.expr, *, scalar: bool) -> str:
+    """The same value without its graph."""
+    text = ast.unparse(part)
+    if not isinstance(part, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
+        text = f"({text})"
+    return f"{text}.item()" if scalar else f"{text}.detach()"

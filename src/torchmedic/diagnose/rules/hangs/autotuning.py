@@ -1,0 +1,74 @@
+"""Kernels are being tried out to find the fastest; the run is not hung.
+
+What: before a kernel is used for the first time, several ways to compute it are run and timed: by cuDNN
+(`torch.backends.cudnn.benchmark`), by torch.compile (`mode="max-autotune"`) or by Triton (`@triton.autotune`).
+
+Why: that is done for every new shape. With many shapes (sequences or images of different sizes) it never seems to end.
+
+Cure: wait, if it is the first step. If it comes again and again: pad to a few shapes, or turn it off.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torchmedic.diagnose.at_work import caller_of, demand, frames_in, native
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import BUSY, StallDraft, at, duration, main_line, stands
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import PyFrame, PyThread, Stall
+
+CODE, NAME = "TM552", "autotuning"
+
+_FILES = {
+    "torch/_inductor/select_algorithm.py": "torch.compile",
+    "torch/_inductor/autotune_process.py": "torch.compile",
+    "torch/_inductor/runtime/": "torch.compile",
+    "triton/runtime/autotuner.py": "Triton",
+    "triton/testing.py": "Triton",
+}
+# They do other things as well; these functions of theirs try kernels out.
+_TUNES = re.compile(r"bench|autotun|_tuning$|^kernel_call$")
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    main, inner = stall.thread, stall.inner
+    if main is None or inner is None:
+        return None
+    frame, who = _tuner(main)
+    busy = demand(native(stall.view, main)) > BUSY or inner.device_busy or main.moved
+    if frame is None and inner.tunes and inner.device_busy is not None and stands(inner) and _convolves(main, stall):
+        who = "cuDNN"
+    if not who or not busy:
+        return None
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "likely",
+        f"not hung: {who} tries kernels out, for {duration(stall.still)} so far",
+        "the fastest one is chosen before the first use, and once more for every new shape",
+    )
+    line = caller_of(main, frame) if frame is not None else None
+    draft.at(at(line, "cause", "tuned at this call") or main_line(stall, "cause", "tuned at this call"))
+    draft.because("torch.backends.cudnn.benchmark is on" if who == "cuDNN" else "")
+    draft.help("wait; where it comes back with every new shape, pad to a few shapes or turn it off")
+    return draft.finish("note")
+
+
+def _tuner(main: PyThread) -> tuple[PyFrame | None, str]:
+    for frame in main.frames:
+        for part, who in _FILES.items():
+            if part in frame.file and _TUNES.search(frame.function):
+                return frame, who
+    return None, ""
+
+
+def _convolves(main: PyThread, stall: Stall) -> bool:
+    """Whether a convolution can be under way: it is called, or its backward may be."""
+    inside = frames_in(main, "torch/nn/modules/conv.py") is not None
+    line = main.user_frame
+    return inside or (line is not None and "conv" in line.code) or stall.phase == "backward"
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,95 @@
+"""The run gets far less CPU than its threads want.
+
+What: the run goes on, at a fraction of its speed. Either its control group has used up its share of CPU in most
+periods and is stopped until the next one begins, or many more of its threads want to run than there are cores.
+
+Why: a container with a CPU limit looks like a machine with all the cores of its host. torch and its workers then start
+a thread per core, which use up the limit in a fraction of each period. Without a limit: `num_workers` times the threads
+of each worker, or several jobs on one machine.
+
+Cure: as many threads as there are CPUs to be had: `torch.set_num_threads`, `OMP_NUM_THREADS`, fewer workers; or a
+higher limit.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import BUSY, StallDraft, main_line
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import Stall
+
+CODE, NAME = "TM553", "cpu-throttled"
+
+_THROTTLED = 0.5  # of the periods
+_CROWDED = 3.0  # threads that want to run, per core
+_LEAST = 8  # such threads
+_WAITING = 0.5  # of the time, by PSI
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    host, rates = stall.host, stall.pressure
+    wanted = sum(process.demand for process in stall.processes)
+    if host is None or rates is None or wanted < BUSY:
+        return None  # who wants no CPU is not slowed down for want of it
+    runnable = _runnable(stall)
+    if host.cpu_quota is not None and (rates.throttled_periods or 0.0) > _THROTTLED and runnable > host.cpu_quota:
+        return _throttled(stall, host.cpu_quota, rates.throttled_periods or 0.0, runnable)
+    waiting = max(rates.cpu_some or 0.0, rates.group_cpu_some or 0.0)
+    cores = host.cpus or 0
+    if cores and runnable >= max(_LEAST, _CROWDED * cores) and waiting > _WAITING:
+        return _crowded(stall, cores, waiting, runnable)
+    return None
+
+
+def _runnable(stall: Stall) -> int:
+    """Threads of the run that wanted a core for most of the time between the looks."""
+    return sum((thread.demand or 0.0) > BUSY for process in stall.processes for thread in process.own_threads)
+
+
+def _throttled(stall: Stall, quota: float, share: float, runnable: int) -> Diagnosis:
+    times = runnable / quota
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "likely",
+        f"slowed down: {runnable} threads want to run, and the CPU limit allows {quota:g}",
+        f"the control group was stopped in {share:.0%} of its periods, as its CPU time was used up",
+    )
+    draft.at(main_line(stall, "cause", "the main thread is here, and is slow"))
+    draft.because(f"expect about {times:.1f} times as long as with a core for every thread")
+    draft.because(*_threads(stall))
+    threads = max(1, math.floor(quota))
+    draft.help(f"`torch.set_num_threads({threads})` or OMP_NUM_THREADS={threads}, and fewer workers")
+    draft.help("raise the CPU limit of the container or the job")
+    return draft.finish("warning")
+
+
+def _crowded(stall: Stall, cores: int, waiting: float, runnable: int) -> Diagnosis:
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "likely",
+        f"slowed down: {runnable} threads of the run share {cores} cores",
+        "every thread gets a fraction of a core",
+    )
+    draft.at(main_line(stall, "cause", "the main thread is here, and is slow"))
+    draft.because(
+        f"threads waited for a core in {waiting:.0%} of the time; expect {runnable / cores:.1f} times as long"
+    )
+    draft.because(*_threads(stall))
+    draft.help(f"have no more than {cores} threads in all: `torch.set_num_threads`, OMP_NUM_THREADS, `num_workers`")
+    return draft.finish("warning")
+
+
+def _threads(stall: Stall) -> list[str]:
+    inner = stall.inner
+    workers = sum(process.is_loader_worker for process in stall.processes)
+    facts = [f"torch.get_num_threads() is {inner.torch_threads}"] if inner is not None and inner.torch_threads else []
+    return facts + ([f"{workers} DataLoader workers"] if workers else [])
+
+
+RULE = Rule(CODE, NAME, check)

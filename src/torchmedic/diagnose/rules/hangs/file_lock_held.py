@@ -1,0 +1,122 @@
+"""The run waits for a lock on a file.
+
+What: a process stands in `flock` or `fcntl`, or goes round in a loop as long as a lock file exists. The holder is
+named with its command line; of a lock file, how old it is and whether the process that wrote it is still there.
+
+Why: the same process has the file locked already, through another descriptor; the holder waits for this run, is
+stopped, or has passed the open file on to a child; a lock file was left behind by a run that was killed, and nobody
+will ever remove it.
+
+Cure: end the holder, or remove a lock file that nobody has made (`rm FILE`). In code: use one lock object, close the
+file before waiting, give the wait a time limit (`FileLock(path, timeout=60)`); a lock of the kernel (`flock`, filelock)
+ends with its process, a file that is made by hand does not.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.at_work import helpers
+from torchmedic.diagnose.counterparts import described, doing, find, hopeless, patience_is_over
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, at, command, duration, main_line
+from torchmedic.diagnose.wait_chain import Waiter, chain
+from torchmedic.records import Diagnosis, Grade, Severity
+from torchmedic.replay.source import relative
+from torchmedic.stall_records import LockFile, LockHeld, Stall
+
+CODE, NAME = "TM522", "file-lock-held"
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    for waiter in reversed(chain(stall)):
+        lock = next((lock for lock in waiter.process.locks if lock.tid == waiter.row.tid), None)
+        if lock is not None and waiter.stands(stall):
+            return _held(stall, waiter, lock)
+        file = waiter.python.lock_file if waiter.python is not None else None
+        if file is not None:
+            return _polled(stall, waiter, file)
+    return None
+
+
+def _held(stall: Stall, waiter: Waiter, lock: LockHeld) -> Diagnosis:
+    own = lock.holder == waiter.process.pid
+    grade: Grade = "proven"
+    severity: Severity = "error"
+    if own:
+        severity = "note" if any(helper.known for helper in helpers(stall)) else "error"
+    elif not lock.holder or not lock.holder_lives:
+        grade = "likely"
+        severity = "note" if lock.holder and doing(stall, lock.holder) == "goes on" else "error"
+    elif not hopeless(stall, [lock.holder]):
+        grade = "likely"
+        severity = "warning" if patience_is_over(stall, [lock.holder]) else "note"
+    holder = "it holds itself" if own else "the same file's heir holds" if not lock.holder_lives else "another holds"
+    name = relative(lock.path)
+    if severity == "note":
+        message = f"not hung: the run waits for a lock on `{name}`, whose holder lives"
+    else:
+        message = f"the run waits for a lock on `{name}` that " + (
+            "it holds itself" if own else "nobody gives back" if grade == "proven" else "another process holds"
+        )
+    cause = f"the lock ({lock.kind}) is one that {holder}: {_holder(stall, lock)}"
+    return _told(stall, waiter, grade, message, cause, _advice(lock, own=own), severity)
+
+
+def _holder(stall: Stall, lock: LockHeld) -> str:
+    if find(stall, lock.holder) is not None:
+        words = described(stall, lock.holder)
+    else:
+        words = f"process {lock.holder}" + (f" (`{lock.command[:80]}`)" if lock.command else "")
+    return words + (f", started {duration(lock.age)} ago" if lock.age is not None else "")
+
+
+def _advice(lock: LockHeld, *, own: bool) -> str:
+    if own:
+        return "take the lock once: pass on the file that has it, or close that before the second lock"
+    if not lock.holder_lives:
+        return f"end process {lock.holder}, which inherited the open file; `close_fds=True` keeps files from children"
+    return f"see what process {lock.holder} does, and end it if it is not needed"
+
+
+def _polled(stall: Stall, waiter: Waiter, file: LockFile) -> Diagnosis | None:
+    name = relative(file.path)
+    age = f"it is {duration(file.age)} old"
+    severity: Severity = "note"
+    cause = f"`{name}` exists; {age}"
+    if file.holder:
+        holder = command(find(stall, file.holder), file.holder)
+        cause = f"`{name}` is locked by {holder}" + (f" (`{file.command[:80]}`)" if file.command else "")
+        severity = "error" if file.holder == waiter.process.pid else "note"
+        if severity == "note" and patience_is_over(stall, [file.holder]):
+            severity = "warning"
+    elif file.by_kernel:
+        severity = "warning" if patience_is_over(stall, []) else "note"
+    elif file.writer is not None and not file.writer_lives:
+        cause = f"`{name}` was left by process {file.writer}, which is gone; {age}"
+        severity = "error"
+    elif file.writer is None and _is_older(stall, waiter, file):
+        cause = f"`{name}` is older than this run ({duration(file.age)}), and names no process"
+        severity = "error"
+    if severity == "note":
+        message = f"not hung: the run waits for `{name}` to go away"
+    else:
+        message = f"the run waits for the lock file `{name}`, which nobody removes"
+    return _told(stall, waiter, "likely", message, cause, f"if no other run uses it: `rm {name}`", severity)
+
+
+def _is_older(stall: Stall, waiter: Waiter, file: LockFile) -> bool:
+    """Whether the file was there before the process that waits."""
+    view = stall.inside.get(waiter.process.pid)
+    return view is not None and file.age > view.time - waiter.process.started > 0
+
+
+def _told(
+    stall: Stall, waiter: Waiter, grade: Grade, message: str, cause: str, advice: str, severity: Severity
+) -> Diagnosis:
+    draft = StallDraft(stall, CODE, NAME, grade, message, cause)
+    draft.at(at(waiter.frame, "cause", "waits for the lock here") or main_line(stall, "cause", "waits here"))
+    draft.at(main_line(stall))
+    draft.help(advice)
+    return draft.finish(severity)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,42 @@
+"""A kernel on the GPU does not end.
+
+What: the main thread waits for the GPU, which says that it is busy all the time, draws little more power than when
+idle, and touches no memory: a kernel spins.
+
+Why: a loop of a kernel of one's own (CUDA, Triton) that never ends, for some input or for NaN; a kernel that waits for
+another one (a grid barrier, a lock in memory, a signal of another GPU) which cannot run or never comes.
+
+Cure: the line that waits and the pass that the device is at are shown. Run that operation alone, with the same input;
+`CUDA_LAUNCH_BLOCKING=1` makes the host wait at the very line. Bound the loops and waits of your own kernels.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.device_words import device_words, last_mark, power_words, spins, waits_for_device
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, duration, main_line
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import Stall
+
+CODE, NAME = "TM530", "gpu-kernel-never-ends"
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    if not waits_for_device(stall) or not spins(stall):
+        return None
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "likely",
+        f"a kernel has been on the GPU for {duration(stall.still)} and seems to spin",
+        "the GPU is busy all the time, but draws little power and touches no memory",
+    )
+    draft.at(main_line(stall, "cause", "the main thread waits for the GPU here"), last_mark(stall))
+    draft.because(*power_words(stall), *device_words(stall))
+    draft.help("run with CUDA_LAUNCH_BLOCKING=1 to see at which line the kernel is launched")
+    draft.help("bound the loops and waits of kernels of your own")
+    return draft.finish()
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,56 @@
+"""The GPU has failed, and the run waits for it.
+
+What: the driver has lost the GPU or has reported an error of it (an Xid) while the main thread waits: it will not
+come back.
+
+Why: the GPU fell off the bus, overheated or has bad memory; its driver or firmware hangs; a kernel made it stop.
+
+Cure: end the run. Where the driver says so, reset the GPU (`nvidia-smi --gpu-reset`) or restart the machine; go on from
+a checkpoint on another one if the error comes back.
+"""
+
+from __future__ import annotations
+
+from torchmedic.detect.gpu_health import health_facts
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, main_line, stands
+from torchmedic.records import Diagnosis, GpuState
+from torchmedic.stall_records import Stall
+
+CODE, NAME = "TM531", "gpu-lost"
+
+# Xids after which nothing on the card goes on: memory, links, the bus, its firmware.
+_FATAL = frozenset((48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 154))
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    known = [gpu for gpu in (stall.gpu.gpus if stall.gpu is not None else ()) if gpu.ordinal is not None]
+    waits = stands(stall.inner) or stall.pid in stall.mute
+    failed = [gpu for gpu in known if gpu.lost or _errors(gpu, stall)]
+    if not waits or not failed:
+        return None
+    gpu = failed[0]
+    codes = _errors(gpu, stall)
+    certain = bool(gpu.lost) or not _FATAL.isdisjoint(codes)
+    said = gpu.lost or f"the driver reported Xid {', '.join(map(str, codes))}"
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "proven" if certain else "likely",
+        f"GPU {gpu.index} has failed, and the run waits for it",
+        said,
+    )
+    draft.at(main_line(stall, "cause", "the main thread waits here; no line of the script is to blame"))
+    draft.because(*health_facts(stall.gpu))
+    draft.help("end the run, look at `nvidia-smi -q` and the kernel's log, and go on from a checkpoint")
+    return draft.finish()
+
+
+def _errors(gpu: GpuState, stall: Stall) -> list[int]:
+    """The Xids since the process began to stand still, or shortly before."""
+    at = stall.gpu.time if stall.gpu is not None else 0.0
+    return sorted({xid.code for xid in gpu.xids if xid.time > at - stall.still - 30})
+
+
+RULE = Rule(CODE, NAME, check)

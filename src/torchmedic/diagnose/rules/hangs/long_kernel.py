@@ -1,0 +1,40 @@
+"""The GPU is busy with what it was given; the run is not hung.
+
+What: the main thread waits for the GPU, which is at work: its utilisation and its power draw are high, or it gets on
+from one mark of the run to the next.
+
+Why: one very big operation, or a long queue of them: the host runs ahead of the device, and waits at the first line
+that needs a result.
+
+Cure: wait. To know which operation takes the time, profile a step (`torch.profiler`).
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.device_words import device_words, power_words, spins, waits_for_device
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, duration, main_line
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import Stall
+
+CODE, NAME = "TM556", "long-kernel"
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    if not waits_for_device(stall) or spins(stall):
+        return None
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "likely",
+        f"not hung: the GPU is at work, for {duration(stall.still)} so far",
+        "the main thread waits for the results of what the GPU was given",
+    )
+    draft.at(main_line(stall, "cause", "the main thread waits for the GPU here"))
+    draft.because(*power_words(stall), *device_words(stall))
+    draft.help("wait; `torch.profiler` shows which operation takes the time")
+    return draft.finish("note")
+
+
+RULE = Rule(CODE, NAME, check)

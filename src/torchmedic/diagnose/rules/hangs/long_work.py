@@ -1,0 +1,91 @@
+"""The run is at work on something that takes long; it is not hung.
+
+What: no step ends, but the main thread moves from line to line, or it is inside one native call that keeps a core busy,
+or it waits for a thread or a process that is at work.
+
+Why: preparing data, tokenizing, a big decomposition or search, evaluation, loading weights: work that is not a step.
+
+Cure: none needed. The line, the time so far and the use of the CPU are shown. A native call that does not come back
+for very long may spin all the same: then py-spy (`pip install torchmedic[py-spy]`) shows what it does.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.at_work import MOVING, demand, frames_in, helpers, native, receives, share, very_long, where
+from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.reading import waits_for_workers
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import BUSY, IDLE, StallDraft, at, duration, main_line, stands
+from torchmedic.records import Diagnosis, Severity
+from torchmedic.stall_records import Stall
+
+CODE, NAME = "TM558", "long-work"
+
+_IMPORTS = 4  # times the limit: until then to import modules is nothing to speak of
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    main, inner, view = stall.thread, stall.inner, stall.view
+    if main is None or inner is None or view is None:
+        return None
+    row = native(view, main)
+    moved = max(view.bytes_read or 0.0, view.bytes_written or 0.0)
+    if main.moved and (demand(row) > IDLE or inner.batches):
+        imports = frames_in(main, "importlib._bootstrap") is not None
+        if imports and stall.still < _IMPORTS * stall.limit:
+            return None
+        steps = ", without a step" if not stall.attached or stall.box is not None else ""  # else nobody counts them
+        cause = "modules are being imported" if imports else f"the main thread gets on{steps}"
+        return _told(stall, cause, f"{inner.batches} batches" if inner.batches else "")
+    if stands(inner) and demand(row) > BUSY:
+        long = very_long(stall)
+        cause = f"one call has been at work in native code{', for very long' if long else ''}"
+        return _told(stall, cause, "", "warning" if long else "note")
+    if stands(inner) and not waits_for_workers(main) and moved > MOVING:
+        return _told(stall, f"the main thread reads or writes {size(int(moved))} a second", "")
+    if stands(inner) and not waits_for_workers(main) and receives(row):
+        return _told(stall, "the main thread reads, and is given something now and then", "")
+    if (
+        view.demand > BUSY
+        and stands(inner)
+        and not very_long(stall)
+        and frames_in(main, "threading.py", "concurrent/futures", "queue.py") is None
+    ):
+        return _told(stall, "threads of one native call are at work", "")
+    return _helped(stall)
+
+
+def _told(stall: Stall, cause: str, seen: str, severity: Severity = "note") -> Diagnosis:
+    draft = StallDraft(
+        stall, CODE, NAME, "likely", f"not hung: the run is at work, for {duration(stall.still)} so far", cause
+    )
+    main = stall.thread
+    draft.at(main_line(stall, "cause", "the main thread is at work here"))
+    used = share(native(stall.view, main))
+    lines = sorted({line for line in main.lines if line}) if main is not None else []
+    if len(lines) > 1:
+        draft.because(f"seen at lines {', '.join(map(str, lines[:8]))}")
+    draft.because(f"it uses {used}" if used else "", f"{seen} came while we looked" if seen else "")
+    return draft.finish(severity)
+
+
+def _helped(stall: Stall) -> Diagnosis | None:
+    for helper in helpers(stall):
+        if helper.sleeps is None:
+            draft = StallDraft(
+                stall,
+                CODE,
+                NAME,
+                "likely" if helper.known else "possible",
+                f"not hung: the run waits for work to be done, for {duration(stall.still)} so far",
+                where(helper),
+            )
+            draft.at(at(helper.frame, "cause", f"{helper.name} is at work here"))
+            draft.at(
+                main_line(stall, "surfaced" if helper.frame is not None else "cause", "the main thread waits here")
+            )
+            return draft.finish("note")
+    return None
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,100 @@
+"""A thread waits for a signal, and nobody is left to give it.
+
+What: a thread waits without a time limit for an event, a condition, a semaphore, a barrier, the result of a future or
+an item of a queue. Only another thread (or process) can end that, and there is none: the others have ended, or wait
+in the same way themselves.
+
+Why: the thread that should have called `set()`, `release()` or `put()` has ended before, by an exception or by a
+branch that forgot it; a barrier for more threads than were started; a task that waits for another task of a pool that
+has no free thread for it.
+
+Cure: signal in a `finally:`, so that it happens whatever comes; tell the exceptions of threads (`future.result()`
+raises them). Give the wait a time limit. Do not wait inside a pool for another task of the same pool.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.nobody import Silence, nobody, timer
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, at, duration, main_line
+from torchmedic.diagnose.wait_chain import Waiter, chain
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import LockView, Stall
+
+CODE, NAME = "TM528", "nobody-left-to-signal"
+
+_STRANGER = 5  # times the limit: for so long, something that ticks may be what is waited for
+_TICK = 2.0  # seconds: what acts after longer is not just a heartbeat
+_ENDS = {
+    "lock": "release it",
+    "reentrant lock": "release it",
+    "lock between processes": "release it",
+    "semaphore": "release it",
+    "condition": "notify it",
+    "notification": "notify it",
+    "event": "set it",
+    "barrier": "come to it",
+    "future": "give a result",
+    "queue get": "put anything into it",
+    "queue join": "call `task_done()`",
+}
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    waiters = chain(stall)
+    found = [waiter for waiter in waiters if _waits_for_ever(stall, waiter)]
+    # The last is the one that keeps the others, unless it is somebody who waits for work, or all wait for the same.
+    found = found[:1] if found and found[-1].wanted and found[-1].wanted.kind == "queue get" else found[::-1]
+    for waiter in found:
+        silence, wanted = nobody(stall, waiter), waiter.wanted
+        if silence is not None and wanted is not None:
+            same = [each for each in waiters if each.wanted is not None and each.wanted.identity == wanted.identity]
+            first = next((each for each in same if each.process.pid == waiter.process.pid), waiter)
+            return _told(stall, first, wanted, silence)
+    return _not_yet(stall, found[-1]) if found else None
+
+
+def _not_yet(stall: Stall, waiter: Waiter) -> Diagnosis | None:
+    left, wanted = timer(stall, waiter), waiter.wanted
+    if left is None or wanted is None or (left < _TICK and stall.still > _STRANGER * stall.limit):
+        return None
+    message = f"not hung yet: the run waits for the {wanted.kind} `{wanted.name}`, and a timer runs"
+    draft = StallDraft(
+        stall, CODE, NAME, "possible", message, f"a thread acts in {duration(left)}, and may end the wait"
+    )
+    draft.at(at(waiter.frame, "cause", f"waits for {wanted.kind} `{wanted.name}`"), main_line(stall))
+    return draft.finish("note")
+
+
+def _waits_for_ever(stall: Stall, waiter: Waiter) -> bool:
+    wanted = waiter.wanted
+    if wanted is None or wanted.kind not in _ENDS or waiter.frame is None:
+        return False
+    return waiter.stands(stall) and not waiter.ends_by_itself
+
+
+def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> Diagnosis:
+    kind = wanted.kind.partition(" ")[0] if wanted.kind.startswith("queue") else wanted.kind
+    if wanted.kind == "barrier" and wanted.room:
+        message = f"{wanted.count} of {wanted.room} threads have come to the barrier `{wanted.name}`, and no more will"
+    else:
+        message = f"the run waits for the {kind} `{wanted.name}`, and nobody is left to {_ENDS[wanted.kind]}"
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        silence.grade,
+        message,
+        f"the wait for `{wanted.name}` has no time limit, and no one to end it",
+    )
+    draft.at(at(waiter.frame, "cause", f"waits for {kind} `{wanted.name}`"), main_line(stall))
+    draft.because(*silence.facts)
+    if wanted.kind == "barrier":
+        draft.help(f"start {wanted.room} threads, or make the barrier for those that there are" if wanted.room else "")
+    elif wanted.kind == "future":
+        draft.help("do not wait in a pool for a task of the same pool, or give it a thread more")
+    draft.help("signal in a `finally:`, and give the wait a time limit, so that it raises")
+    return draft.finish(silence.severity)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,98 @@
+"""Nobody reads what the run writes.
+
+What: a process stands in a write to a pipe (its output, most often). A pipe holds 64 kB; when it is full, a writer
+waits until the process at the other end reads. That one does not: it waits for the run itself, is stopped, or is idle.
+
+Why: `subprocess.Popen(..., stdout=PIPE)` and then `wait()`, which never reads; a wrapper, notebook or scheduler that
+started the run with a pipe and forgot it; `train.py | head` and the like with a reader that stands still; a terminal
+that was paused with Ctrl-S.
+
+Cure: use `communicate()` or `subprocess.run(..., capture_output=True)`, which read while they wait; send output to a
+file or to `DEVNULL` if nobody wants it.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.counterparts import described, find, hopeless, patience_is_over
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, at, command, main_line
+from torchmedic.diagnose.wait_chain import Waiter, chain
+from torchmedic.records import Diagnosis, Grade, Severity
+from torchmedic.stall_records import FileWait, Stall
+
+CODE, NAME = "TM521", "output-not-drained"
+
+_STREAMS = {1: "stdout", 2: "stderr"}
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    for waiter in reversed(chain(stall)):
+        wait = next((wait for wait in waiter.files if writes_into_pipe(wait)), None)
+        if wait is None or wait.timed or not waiter.stands(stall):
+            continue
+        readers = readers_of(stall, waiter, wait)
+        if hopeless(stall, readers):
+            return _told(stall, waiter, wait, readers, "proven" if wait.peers else "likely", "error")
+        if patience_is_over(stall, readers):
+            return _told(stall, waiter, wait, readers, "likely", "warning")
+        return _told(stall, waiter, wait, readers, "likely", "note")
+    return None
+
+
+def writes_into_pipe(wait: FileWait) -> bool:
+    """Whether this is a write, and somebody must read for it to end."""
+    writes = wait.action == "write" or (wait.action == "poll" and wait.wants == "write")
+    return writes and (wait.target.startswith(("pipe:", "socket:", "/dev/pts/", "/dev/tty")) or bool(wait.peers))
+
+
+def readers_of(stall: Stall, waiter: Waiter, wait: FileWait) -> list[int]:
+    """The other end; if that is torchmedic, which passes output on, whoever it passes it to and who does not read."""
+    readers: list[int] = []
+    for pid in wait.peers:
+        if pid == waiter.process.pid:
+            continue
+        view = find(stall, pid)
+        passed_on = [
+            peer
+            for each in (view.files if view is not None and pid in stall.above else ())
+            if writes_into_pipe(each)
+            for peer in each.peers
+            if peer != pid
+        ]
+        readers += passed_on or [pid]
+    return readers
+
+
+def _told(
+    stall: Stall, waiter: Waiter, wait: FileWait, readers: list[int], grade: Grade, severity: Severity
+) -> Diagnosis:
+    process, own = waiter.process, waiter.process.pid == stall.pid
+    what = _STREAMS.get(wait.descriptor, f"descriptor {wait.descriptor}")
+    who = "the run" if own else command(process, process.pid)
+    terminal = wait.target.startswith("/dev/")
+    if severity == "note":
+        message = f"not hung: {who} waits for a slow reader of its {what}"
+    elif terminal:
+        message = f"the terminal does not take what {who} writes to {what}"
+    else:
+        message = f"nobody reads what {who} writes to {what}, and the pipe is full"
+    draft = StallDraft(
+        stall, CODE, NAME, grade, message, f"it stands in a write to {wait.target} that only a reader can end"
+    )
+    frame = waiter.frame
+    label = "writes here, and waits" if own or frame is not None else "waits for it here, and does not read"
+    draft.at(at(frame, "cause", label) or main_line(stall, "cause", label))
+    draft.at(main_line(stall))
+    draft.because(*(f"at the other end: {described(stall, pid)}" for pid in readers[:3]))
+    if wait.peers and not readers:
+        draft.because("only the process itself has the other end of the pipe open")
+    if terminal:
+        draft.help("press Ctrl-Q in that terminal: Ctrl-S has paused it")
+    elif own:
+        draft.help("have the process at the other end read, or send the output to a file")
+    else:
+        draft.help("read while waiting: `communicate()` or `subprocess.run(..., capture_output=True)`")
+    return draft.finish(severity)
+
+
+RULE = Rule(CODE, NAME, check)

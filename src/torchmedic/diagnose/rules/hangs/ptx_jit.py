@@ -1,0 +1,64 @@
+"""The driver compiles all kernels for this GPU; the run is not hung.
+
+What: this build of torch has no code for the GPU, only its portable form (PTX). The driver turns that into code at the
+first use, kernel by kernel: minutes in which the first call to CUDA does not come back.
+
+Why: a GPU that is newer than the build of torch, or a library beside it that was built for older ones.
+
+Cure: wait once; the result is kept in `~/.nv/ComputeCache`, if that folder can be written to and is big enough
+(`CUDA_CACHE_PATH`, `CUDA_CACHE_MAXSIZE`). Better: install a build of torch that has code for this GPU.
+"""
+
+from __future__ import annotations
+
+from torchmedic.detect.architectures import covers, covers_without_compiling
+from torchmedic.diagnose.at_work import demand, native
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import BUSY, StallDraft, duration, main_line, stands
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import InsideView, Stall
+
+CODE, NAME = "TM551", "ptx-compiled-by-driver"
+
+_COMPILER = "libnvidia-ptxjitcompiler"
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    view, inner = stall.view, stall.inner
+    row = native(view, stall.thread)
+    if view is None or inner is None or not stands(inner) or demand(row) < BUSY:
+        return None
+    gpu = _without_code(inner)
+    frames = row.native if row is not None else ()
+    loaded = _COMPILER in view.libraries
+    inside = any("ptxjit" in name for name in frames)
+    begun = stall.box is not None and stall.box.last is not None and stall.box.last.updates > 0
+    if not (inside or (gpu and not begun) or (loaded and not begun and inner.device_busy is not True)):
+        return None
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "likely",
+        f"not hung: the driver compiles kernels for {gpu or 'this GPU'}, for {duration(stall.still)} so far",
+        f"this torch has code for {', '.join(inner.architectures) or 'other GPUs'} only" if gpu else "PTX is compiled",
+    )
+    draft.at(main_line(stall, "cause", "the first use of the GPU waits here"))
+    draft.because(f"the driver's compiler is loaded ({_COMPILER})" if loaded else "")
+    draft.because("the main thread is inside of it" if inside else "")
+    draft.because("the main thread is at one instruction of Python and at work in native code")
+    draft.help("wait once: the result is kept in ~/.nv/ComputeCache (`CUDA_CACHE_PATH`, `CUDA_CACHE_MAXSIZE`)")
+    draft.help("install a build of torch that has code for this GPU")
+    return draft.finish("note")
+
+
+def _without_code(inner: InsideView) -> str:
+    """The GPU for which there is only PTX."""
+    for name, capability in inner.gpus:
+        archs = inner.architectures
+        if archs and covers(archs, capability) and not covers_without_compiling(archs, capability):
+            return f"{name} (sm_{capability[0]}{capability[1]})"
+    return ""
+
+
+RULE = Rule(CODE, NAME, check)

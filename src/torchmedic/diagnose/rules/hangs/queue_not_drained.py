@@ -1,0 +1,96 @@
+"""Nobody takes what was put into a queue.
+
+What: a process waits for a child to end while that child cannot end, as it still has to get rid of what it put into a
+`multiprocessing.Queue`; or a thread waits for room in a full queue, and nobody is left who takes anything out.
+
+Why: a pipe is behind such a queue, which holds 64 kB. A process that has put more than that ends only when somebody
+has read it, so `join()` before `get()` waits for ever. Queues with a `maxsize` fill up when the thread or process
+that empties them has ended, by an exception most often.
+
+Cure: `get()` everything first, then `join()`. Let the consumer outlive the producer, and let it tell of its
+exceptions; `put(item, timeout=60)` turns the silence into an exception.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.nobody import Silence, nobody
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.hangs.output_not_drained import writes_into_pipe
+from torchmedic.diagnose.standstill import StallDraft, at, command, main_line
+from torchmedic.diagnose.wait_chain import Waiter, chain, children_awaited
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import LockView, Stall
+
+CODE, NAME = "TM512", "queue-not-drained"
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    waiters = chain(stall)
+    for waiter in waiters:
+        writer = _cannot_end(stall, waiter, waiters)
+        if writer is not None:
+            return _joined(stall, waiter, writer)
+    for waiter in waiters:
+        wanted = waiter.wanted
+        if wanted is None or wanted.kind != "queue put" or not waiter.stands(stall) or waiter.ends_by_itself:
+            continue
+        silence = nobody(stall, waiter)
+        if silence is not None:
+            return _full(stall, waiter, wanted, silence)
+    return None
+
+
+def _cannot_end(stall: Stall, waiter: Waiter, waiters: list[Waiter]) -> Waiter | None:
+    """The thread of a child that is waited for which writes into a pipe that the one who waits should read."""
+    children = set(children_awaited(stall, waiter))
+    if not children or waiter.python is None or waiter.python.calls("join", "multiprocessing") is None:
+        return None
+    for each in [*waiters, *_all_threads(stall, children)]:
+        if each.process.pid in children and each.stands(stall):
+            for wait in each.files:
+                if writes_into_pipe(wait) and waiter.process.pid in wait.peers:
+                    return each
+    return None
+
+
+def _all_threads(stall: Stall, pids: set[int]) -> list[Waiter]:
+    """A child that ends does not answer any more; its threads can be seen from outside."""
+    return [Waiter(process, row, None) for process in stall.processes if process.pid in pids for row in process.threads]
+
+
+def _joined(stall: Stall, waiter: Waiter, writer: Waiter) -> Diagnosis:
+    child = writer.process
+    name = waiter.wanted.name if waiter.wanted is not None else "the child"
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "proven",
+        f"`{name}` cannot end: what it put into a queue has not been taken out",
+        f"the child ({child.pid}) still writes into a full pipe, which only the process that waits for it could read",
+    )
+    draft.at(at(waiter.frame, "cause", "waits for the end of the child, and does not read"))
+    draft.at(main_line(stall))
+    where = next((f"descriptor {wait.descriptor}, {wait.target}" for wait in writer.files), "")
+    draft.because(f"a thread of {command(child, child.pid)} stands in a write to {where}")
+    draft.help("`get()` all results first, `join()` afterwards")
+    return draft.finish()
+
+
+def _full(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> Diagnosis:
+    holds = f" of {wanted.room} items" if wanted.room else ""
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        silence.grade,
+        f"the queue `{wanted.name}` is full, and nobody is left to take anything out",
+        f"`put` waits for room in a queue{holds} without a time limit",
+    )
+    draft.at(at(waiter.frame, "cause", "waits for room here"), main_line(stall))
+    draft.because(f"it holds {wanted.count}{holds}" if wanted.count is not None else "", *silence.facts)
+    draft.help("see why its consumer has ended; `put(item, timeout=60)` raises instead of waiting for ever")
+    return draft.finish(silence.severity)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,86 @@
+"""A checkpoint is being written; the run is not hung.
+
+What: the main thread is inside `torch.save`, safetensors, pickle or the like, and the file grows.
+
+Why: big models, an optimizer that doubles or triples their size, slow or shared storage.
+
+Cure: wait; size, rate and, where they can be told, the bytes that are left are shown. Save less often or in another
+thread (`torch.distributed.checkpoint.async_save`), and to a local disk first.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torchmedic.diagnose.at_work import caller_of, demand, native
+from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import BUSY, StallDraft, at, duration
+from torchmedic.records import Diagnosis
+from torchmedic.replay.source import relative
+from torchmedic.stall_records import FileGrowth, PyFrame, PyThread, Stall
+
+CODE, NAME = "TM554", "saving-checkpoint"
+
+_SAVERS = (
+    ("torch/serialization.py", ("save", "_save", "_legacy_save")),
+    ("/safetensors/", ("save_file", "save", "save_model")),
+    ("torch/distributed/checkpoint/", ("save", "async_save", "save_state_dict", "write_data")),
+    ("/numpy/lib/", ("save", "savez", "savez_compressed", "_savez")),
+    ("/joblib/", ("dump",)),
+    ("/h5py/", ("create_dataset", "__setitem__")),
+)
+_CALLS = re.compile(r"\b(pickle|dill|cloudpickle|joblib|marshal|shelve|np|numpy|torch|json)\.(dump|save\w*)\(")
+_FAST = 1 << 20  # bytes a second: a log does not grow like this
+_SMALL = 8 << 20
+_BEGUN = 0.05  # of the state: before that the rate says little
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    main, view = stall.thread, stall.view
+    if main is None or view is None:
+        return None
+    call = _saver(main)
+    file = view.growing[0] if view.growing else None
+    moves = file is not None or (view.bytes_written or 0.0) > _FAST or demand(native(view, main)) > BUSY
+    by_file = file is not None and file.rate > _FAST and file.size > _SMALL
+    if not moves or (call is None and not by_file):
+        return None
+    where = f" to {relative(file.path)}" if file is not None else ""
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "likely",
+        f"not hung: a checkpoint is being written{where}, for {duration(stall.still)} so far",
+        "the main thread saves, and what it writes grows" if file is not None else "the main thread is at work on it",
+    )
+    draft.at(at(call or main.user_frame, "cause", "it is saved here"))
+    state = stall.inner.state_bytes if stall.inner is not None else None
+    if file is not None:
+        draft.because(f"{size(file.size)} written, {size(int(file.rate))} a second{_left(file, state)}")
+    elif view.bytes_written:
+        draft.because(f"{size(int(view.bytes_written))} a second are written")
+    draft.help("wait; save less often, to a local disk first, or in another thread")
+    return draft.finish("note")
+
+
+def _left(file: FileGrowth, state: int | None) -> str:
+    if state is None or state <= file.size or file.rate <= 0:
+        return ""
+    if file.size < _BEGUN * state:
+        return f"; {size(state)} are to be saved"  # too early to tell how fast
+    return f"; {size(state)} are to be saved, about {duration((state - file.size) / file.rate)} more"
+
+
+def _saver(main: PyThread) -> PyFrame | None:
+    """The user's line that saves."""
+    for frame in main.frames:
+        if any(part in frame.file and frame.function in functions for part, functions in _SAVERS):
+            return caller_of(main, frame)
+        if frame.user and _CALLS.search(frame.code):
+            return frame
+    return None
+
+
+RULE = Rule(CODE, NAME, check)

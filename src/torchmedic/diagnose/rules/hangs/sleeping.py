@@ -1,0 +1,96 @@
+"""The script sleeps; the run is not hung.
+
+What: the main thread is in `time.sleep` or waits with a time limit, or whoever it waits for is; or it asks for
+something again and again and sleeps in between.
+
+Why: a pause on purpose, a retry after a failure, waiting for a file or a server.
+
+Cure: none, if it is meant. Where the kernel tells, the seconds that are left are shown. A loop that asks for something
+which never comes does not end: give it a deadline.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.at_work import demand, frames_in, helpers, native, sleep_left, sleeps, where
+from torchmedic.diagnose.collectives import LAUNCHERS
+from torchmedic.diagnose.reading import waits_for_workers
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import IDLE, StallDraft, at, duration, main_line, stands
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import PyThread, Stall, ThreadView
+
+CODE, NAME = "TM557", "sleeping-on-purpose"
+
+_WAITS_FOR_LOCK = ("torch/utils/file_baton.py", "/filelock/")
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    main = stall.thread
+    row = native(stall.view, main)
+    if main is None or waits_for_workers(main) or frames_in(main, *_WAITS_FOR_LOCK) is not None:
+        return None
+    if main.moved and demand(row) > 2 * IDLE:
+        return None  # short naps of one that works
+    if sleeps(row) or _calls_sleep(main):
+        return _sleeps(stall, main, row)
+    left = row.wakes_in if row is not None else None
+    if left is not None and left > 0 and stands(stall.inner) and main.frames and _waits_directly(main):
+        return _waits(stall, main, left)
+    for helper in helpers(stall):
+        if helper.sleeps is not None:
+            draft = _draft(stall, "likely" if helper.known else "possible", "the run waits for one that sleeps")
+            draft.at(at(helper.frame, "cause", f"{helper.name} sleeps here"))
+            draft.at(main_line(stall, "surfaced" if helper.frame is not None else "cause"))
+            draft.because(where(helper))
+            return draft.finish("note")
+    return None
+
+
+def _sleeps(stall: Stall, main: PyThread, row: ThreadView | None) -> Diagnosis:
+    left = sleep_left(row)
+    polls = main.moved
+    cause = "it sleeps in between asking" if polls else "the main thread sleeps"
+    if frames_in(main, *LAUNCHERS) is not None:
+        cause = "a launcher waits for the processes that it has started"
+    draft = _draft(stall, "likely", cause)
+    draft.at(main_line(stall, "cause", "the main thread sleeps here"))
+    if polls:
+        loop = stall.inner.loop if stall.inner is not None else None
+        draft.because(f"a loop asks again and again: `{loop.code}` in line {loop.line}" if loop is not None else "")
+        draft.help("give the loop a deadline, if what it waits for may never come")
+    elif left is not None:
+        draft.because(f"it goes on by itself in {duration(left)}")
+    return draft.finish("note")
+
+
+def _waits(stall: Stall, main: PyThread, left: float) -> Diagnosis:
+    draft = _draft(stall, "likely", "the main thread waits, with a time limit")
+    wanted = main.waits_for
+    label = f"waits for {wanted.kind} `{wanted.name}`" if wanted is not None else "waits here"
+    draft.at(main_line(stall, "cause", label))
+    draft.because(f"the wait ends by itself in {duration(left)} at most")
+    return draft.finish("note")
+
+
+def _draft(stall: Stall, grade: str, cause: str) -> StallDraft:
+    message = f"not hung: the script sleeps, for {duration(stall.still)} so far"
+    return StallDraft(stall, CODE, NAME, "likely" if grade == "likely" else "possible", message, cause)
+
+
+def _calls_sleep(main: PyThread) -> bool:
+    """By the line alone, where the kernel hides its calls from us."""
+    frame = main.frames[0] if main.frames else None
+    return frame is not None and frame.user and "sleep(" in frame.code
+
+
+def _waits_directly(main: PyThread) -> bool:
+    """Whether the time limit is the script's own: a library that asks in a loop sets one too, for nothing.
+
+    That of an event loop is the next thing that the script wants to do.
+    """
+    if frames_in(main, "asyncio/base_events.py") is not None:
+        return True
+    return main.waits_for is not None and frames_in(main, "/torch/", "/multiprocessing/", "subprocess.py") is None
+
+
+RULE = Rule(CODE, NAME, check)

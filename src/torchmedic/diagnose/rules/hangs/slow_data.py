@@ -1,0 +1,65 @@
+"""The data comes slowly; the run is not hung.
+
+What: the main thread waits for the next batch, and whoever reads it is at work: a DataLoader worker, or the dataset
+itself where there are no workers.
+
+Why: items that take long (big files, slow or remote storage, heavy augmentation), too few workers, a first batch that
+has to fill caches, one item that is much bigger than the others.
+
+Cure: the line, and the item where it is known, are shown. More workers and `prefetch_factor`, smaller or preprocessed
+files, `persistent_workers=True` where every epoch begins with a pause.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.at_work import MOVING, frames_in
+from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.reading import FETCHING, waits_for_workers, works
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, at, duration, main_line, who
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import InsideView, ProcessView, Stall
+
+CODE, NAME = "TM555", "slow-data"
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    if waits_for_workers(stall.thread):
+        for process in stall.processes:
+            view = stall.inside.get(process.pid) or InsideView(pid=process.pid, time=0.0)
+            if process.is_loader_worker:
+                how = works(stall, process, view)
+                if how:
+                    return _told(stall, process, view, f"{who(process)} {how}")
+        return None
+    inner, own = stall.inner, stall.view
+    if inner is None or own is None or frames_in(inner.main, FETCHING) is None:
+        return None
+    how = works(stall, own, inner)
+    return _told(stall, own, inner, f"the main thread reads it and {how}") if how else None
+
+
+def _told(stall: Stall, process: ProcessView, view: InsideView, cause: str) -> Diagnosis:
+    item = f" item {view.item}" if view.item else ""
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "likely",
+        f"not hung: the next batch takes long, {duration(stall.still)} so far",
+        cause,
+    )
+    thread = view.main
+    draft.at(at(thread.user_frame if thread is not None else None, "cause", f"reads{item or ' the data'} here"))
+    known = thread is not None and thread.user_frame is not None
+    draft.at(main_line(stall, "surfaced" if known else "cause", "the main process waits for it here"))
+    read = process.bytes_read or 0.0
+    draft.because(f"{size(int(read))} a second are read" if read > MOVING else "")
+    draft.because(f"{view.batches} batches came while we looked" if view.batches else "")
+    workers = sum(each.is_loader_worker for each in stall.processes)
+    draft.because(f"{workers} workers read" if workers else "there are no workers: reading and training take turns")
+    draft.help("more workers and `prefetch_factor`, or files that are quicker to read")
+    return draft.finish("note")
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,45 @@
+"""The GPU's memory is so full that it is cleared and asked for anew all the time.
+
+What: PyTorch's allocator finds no room, gives all its cached memory back to the driver and asks again. That succeeds,
+so there is no error, but it happens many times a second, waits for the device each time, and steps take far longer.
+
+Why: the step needs nearly all of the memory, with sizes that change from step to step, so that what is cached never
+fits: fragmentation.
+
+Cure: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, a slightly smaller batch, padding to a few fixed sizes;
+memory that another process has on the same card.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, main_line
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import Stall
+
+CODE, NAME = "TM526", "stalled-by-allocator"
+
+_RATE = 1.0  # a second
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    inner = stall.inner
+    rate = inner.allocator_retry_rate if inner is not None else None
+    if inner is None or rate is None or rate < _RATE:
+        return None
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "likely",
+        "the run is slow because the GPU's memory is nearly full and is cleared again and again",
+        f"the allocator gave all its cached memory back and asked anew {rate:.0f} times a second",
+    )
+    draft.at(main_line(stall, "cause", "the main thread is here"))
+    draft.because(f"{inner.allocator_retries} times since the start" if inner.allocator_retries else "")
+    draft.help("set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the start")
+    draft.help("a smaller batch, or inputs padded to a few fixed sizes")
+    return draft.finish("warning")
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,119 @@
+"""A rank waits for the others.
+
+What: the main thread is in a call that all ranks of a job must make (all_reduce, barrier, broadcast, the backward of
+DistributedDataParallel, joining the job), and not all others have come to it.
+
+Why: a branch that only some ranks take (`if rank == 0:` around a save that holds a barrier), a different number of
+batches per rank, an exception or a `continue` on one rank before backward, a rank that was never started or cannot be
+reached, a wrong world size.
+
+Cure: look at what the other ranks do, as far as they are on this host: their lines are shown. Make every rank call the
+same collectives in the same order, and agree on early exits by an all_reduce of a flag.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.collectives import Call, Rank, call_of, on_one_host, peer_states
+from torchmedic.diagnose.listing import listed
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.standstill import StallDraft, at, duration, short
+from torchmedic.records import Diagnosis
+from torchmedic.stall_records import InsideView, PyFrame, Stall
+
+CODE, NAME = "TM532", "waits-for-collective"
+
+_PATIENCE = 10  # times the limit: for so long a rank that cannot be seen may be slow
+
+
+def check(stall: Stall) -> Diagnosis | None:
+    for pid, view in stall.inside.items():
+        call = call_of(stall, stall.process(pid), view)
+        if call is not None:
+            return _told(stall, view, call)
+    return None
+
+
+def _told(stall: Stall, view: InsideView, call: Call) -> Diagnosis:
+    ranks = peer_states(stall, view.pid)
+    slow = [rank for rank in ranks if rank.state == "behind"]
+    job = view.job
+    world = job.world_size if job is not None else None
+    missing = world - 1 - len(ranks) if world is not None else 0
+    if slow:
+        return _slow(stall, view, call, slow, ranks)
+    together = on_one_host(stall.process(view.pid))
+    unseen = (
+        any(rank.state == "unknown" for rank in ranks)
+        or (missing > 0 and together is not True)
+        or (job is None and together is False)
+    )
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "likely",
+        f"{_who(view)} waits in {call.words} for other ranks",
+        _cause(call, ranks, missing, world),
+    )
+    draft.at(at(call.frame, "cause", f"{_who(view)} waits here, in {call.words}"))
+    _describe(draft, view, ranks, missing)
+    draft.help("every rank must make the same calls in the same order: look for a branch that only some ranks take")
+    patient = unseen and stall.still < _PATIENCE * stall.limit
+    return draft.finish("note" if patient else "error")
+
+
+def _slow(stall: Stall, view: InsideView, call: Call, slow: list[Rank], ranks: list[Rank]) -> Diagnosis:
+    first = slow[0]
+    draft = StallDraft(
+        stall,
+        CODE,
+        NAME,
+        "likely",
+        f"not hung: {_who(view)} waits in {call.words} for {first.name}, which is at work",
+        f"{first.name} {first.how}",
+    )
+    draft.at(at(first.frame, "cause", f"{first.name} is at work here"))
+    draft.at(at(call.frame, "surfaced" if first.frame is not None else "cause", f"{_who(view)} waits here"))
+    _describe(draft, view, ranks, 0)
+    draft.help(f"wait; it has taken {duration(stall.still)} so far")
+    return draft.finish("note")
+
+
+def _cause(call: Call, ranks: list[Rank], missing: int, world: int | None) -> str:
+    ahead = [rank for rank in ranks if rank.state == "ahead"]
+    if ahead:
+        return f"{ahead[0].name} has gone on without this call"
+    if ranks and all(rank.state == "waits" for rank in ranks) and missing <= 0:
+        same = all(
+            rank.frame is not None and call.frame is not None and _same(rank.frame, call.frame) for rank in ranks
+        )
+        return (
+            "all ranks wait in the same call, which does not end" if same else "all ranks wait, but in different calls"
+        )
+    if world is None:
+        return "not all ranks have joined the job"
+    if missing > 0:
+        return f"{missing} of {world} ranks are not on this host, or have ended"
+    return "the other ranks do not come to it"
+
+
+def _describe(draft: StallDraft, view: InsideView, ranks: list[Rank], missing: int) -> None:
+    if view.job is not None:
+        draft.because(f"backend {view.job.backend}, rank {view.job.rank} of {view.job.world_size}")
+    for rank in ranks:
+        if rank.state in ("ahead", "waits"):
+            draft.at(at(rank.frame, "origin", f"{rank.name} is here"))
+    told = [f"{rank.name}{f' at {short(rank.frame)}' if rank.frame is not None else ''} {rank.how}" for rank in ranks]
+    draft.because(listed(told, 8) if told else "")
+    draft.because(f"{missing} ranks cannot be seen from here" if missing > 0 else "")
+
+
+def _same(one: PyFrame, other: PyFrame) -> bool:
+    return (one.file, one.line) == (other.file, other.line)
+
+
+def _who(view: InsideView) -> str:
+    return f"rank {view.job.rank}" if view.job is not None else "this process"
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,38 @@
+"""Dropout is on although the model is in evaluation mode.
+
+What: `F.dropout(x, p)` and `scaled_dot_product_attention(..., dropout_p=p)` do not know the mode of the model. Unless
+they are told, they drop values in validation and in use too: figures are worse than they need be and differ from call
+to call.
+
+Why: `model.eval()` switches layers such as `nn.Dropout`, not functions.
+
+Cure: `F.dropout(x, p, training=self.training)`, `dropout_p=p if self.training else 0.0`, or `nn.Dropout`.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM622", "dropout-in-evaluation"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "dropout in evaluation":
+        return None
+    incident, name, share = evidence.incident, evidence.facts["name"], evidence.facts["share"]
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"{name} drops {share:.0%} of the values in evaluation mode too",
+        "it was not told of the mode, and `model.eval()` does not reach it",
+    )
+    draft.at(evidence.at("cause", incident.cause, "was called by a model in evaluation mode, without gradients", name))
+    told = "training=self.training" if "attention" not in name else "dropout_p=p if self.training else 0.0"
+    draft.help(f"tell it of the mode: `{told}`", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

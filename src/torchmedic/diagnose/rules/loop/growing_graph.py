@@ -1,0 +1,71 @@
+"""The graph of the loss grows from step to step: backward goes through all earlier steps again.
+
+What: something is carried from one step to the next with its graph, so that the loss of step 100 reaches back to step
+0. Every step takes longer and holds more memory than the one before, and old batches get new gradients again and again.
+
+Why: a hidden state or a running value is not detached. Without `retain_graph=True` torch would have raised an error;
+with it, nothing does.
+
+Cure: detach what is carried over (`h = h.detach()` at the begin of a step), and leave `retain_graph=True` out. For a
+history of some steps on purpose, cut it after that many.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.observe.loop_events import Place
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.frames import node_location, syntax_tree
+from torchmedic.replay.loop import LoopEvidence
+from torchmedic.replay.old_graph import Holder, bindings_of
+from torchmedic.replay.operations import Spot
+
+CODE, NAME = "TM620", "growing-graph"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "growing graph":
+        return None
+    incident, facts = evidence.incident, evidence.facts
+    name, sizes = facts["name"], facts["sizes"]
+    (first, _, small), (last, old, large) = sizes[0], sizes[-1]
+    what = f"`{name}`" if name else "something"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the graph of the loss grows in every step: {small} operations in step {first}, {large} in step {last}",
+        f"{what} is carried from step to step with its graph",
+    )
+    bound = _bound(name, facts["is_attribute"], incident.cause, incident.others.get("carried"))
+    backward = evidence.at("surfaced" if bound else "cause", incident.cause, "goes through all earlier steps again")
+    draft.at(bound, backward)
+    draft.because(f"{old} of the operations in step {last} are of earlier steps")
+    draft.help(
+        f"detach {what if name else 'what is carried'} where the next step takes it over, and leave "
+        "`retain_graph=True` out",
+        safety="changes-training",
+    )
+    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+
+
+def _bound(name: str, is_attribute: bool, backward: Place, carried: Place | None) -> Location | None:
+    """The statement that gives the variable its value, in the loop."""
+    if not name:
+        return None
+    spot = Spot(backward.file, backward.line, None, None, None, "")
+    holder = Holder(name, object() if is_attribute else None, False, spot, False, False)
+    for file in dict.fromkeys(place.file for place in (carried, backward) if place is not None):
+        tree = syntax_tree(file)
+        loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)] if tree is not None else []
+        inside = [found for loop in loops for found in bindings_of(holder, loop)]
+        found = inside or (bindings_of(holder, tree) if tree is not None else [])
+        if found:
+            label = f"`{name}` keeps the graph of all steps before"
+            return node_location("cause", file, found[-1], label)
+    return None
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,41 @@
+"""The last batches of an epoch are too few for an accumulation cycle, and make no update of their own.
+
+What: an update comes after every N batches, and the number of batches of an epoch is no multiple of N. What is left at
+the end is mixed into the first update of the next epoch, or is thrown away, and at the end of the training always is.
+
+Why: the condition for an update looks at the number of the batch only.
+
+Cure: update after the last batch too: `if (i + 1) % N == 0 or i + 1 == len(loader)`; or `drop_last` that many batches.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM621", "leftover-micro-batches"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "leftovers":
+        return None
+    incident, facts = evidence.incident, evidence.facts
+    left = facts["left"]
+    last = f"last {left}" if left > 1 else "last one"
+    fate = "thrown away" if facts["lost"] else "left to the first update of the next epoch"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the {last} of {facts['length']} batches of an epoch make no update of their own"
+        if left > 1
+        else f"the {last} of {facts['length']} batches of an epoch makes no update of its own",
+        f"{facts['length']} is no multiple of {facts['size']}; the gradients of the {last} are {fate}",
+    )
+    draft.at(evidence.at("cause", incident.cause, f"comes after every {facts['size']} batches", "step"))
+    draft.help("update after the last batch of an epoch too", safety="changes-training")
+    return draft.done(step=incident.step, rank=evidence.rank, severity="note")
+
+
+RULE = Rule(CODE, NAME, check)

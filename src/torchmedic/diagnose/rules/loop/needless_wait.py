@@ -1,0 +1,74 @@
+"""A line waits for the device in every step, and the device then stands still for a good part of the step.
+
+What: `torch.cuda.synchronize()`, `.item()`, `float(t)`, `if t:`, `print(t)` or `.cpu()` stop the host until the device
+has done all that it was given. Then the device has nothing to do until the host has prepared more.
+
+Why: kernels are prepared by the host while the device still works on earlier ones. A wait throws that lead away. How
+much it costs is not the time of the call but the time for which the device stands still after it, and that is what was
+measured. Kernels of one stream run in order by themselves: no wait is needed for right results.
+
+Cure: leave `synchronize()` out; read numbers every some hundred steps, or keep `loss.detach()` and read it one step
+later; do on the device what was done on the CPU. For batches: `pin_memory=True` and `.to(device, non_blocking=True)`.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.loop import LoopEvidence
+
+CODE, NAME = "TM619", "needless-wait"
+_WORDS = {
+    "__float__": "float",
+    "__int__": "int",
+    "__bool__": "a question that needs the value of a tensor",
+    "__index__": "int",
+    "__repr__": "print",
+    "__format__": "print",
+    "__getitem__": "a selection whose size depends on values",
+    "__setitem__": "a selection whose size depends on values",
+    "__contains__": "a question that needs the value of a tensor",
+}
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    if evidence.kind != "needless wait":
+        return None
+    incident, facts = evidence.incident, evidence.facts
+    name = facts["name"]
+    said = _WORDS.get(name, f"{name}()")
+    share = f"{facts['share']:.0%}"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the device stands still for {share} of every step, because this line waits for it",
+        f"after {said} has waited for the device, nothing is prepared for it",
+    )
+    method = name if not name.startswith("__") else said
+    draft.at(evidence.at("cause", incident.cause, f"waits for the device in every step: costs {share}", method))
+    draft.because(
+        f"a step takes {_ms(facts['step'])}; the host waits here for {_ms(facts['waits'])} of it, and the device "
+        f"then has nothing to do for {_ms(facts['idle'])}",
+        "measured by the device itself in steps as they are, and in steps in which the host was ahead of it",
+    )
+    return _advised(draft, name, facts["uploads"]).done(
+        step=incident.step, rank=evidence.rank, severity="note" if facts["uploads"] else "warning"
+    )
+
+
+def _advised(draft: Draft, name: str, uploads: bool) -> Draft:
+    if uploads:
+        return draft.help("pin_memory=True in the DataLoader, and .to(device, non_blocking=True)", safety="safe")
+    if name == "synchronize":
+        return draft.help("leave it out: kernels of one stream run in order without it", safety="safe")
+    if name in ("cpu", "numpy", "tolist"):
+        return draft.help("stay on the device, or do this once in many steps")
+    return draft.help("do this once in many steps, or keep the tensor (`.detach()`) and read it a step later")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,47 @@
+"""Memory was so short that the allocator gave back and fetched anew all the time, until even that did not help.
+
+What: before this allocation was refused, the allocator had emptied its cache and tried again many times. Each time
+waits for the device, so the run had become slow as well.
+
+Why: the step needs about as much as the device has. What fits only after the cache has been emptied does not really
+fit.
+
+Cure: a batch that is a little smaller; `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` where sizes vary.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.memory_words import most_held, noticed, shown
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.memory.autopsy import autopsy_of
+
+CODE, NAME = "TM413", "allocator-thrash"
+
+_OFTEN = 8  # retries, and in how many steps at most one each
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    autopsy = autopsy_of(evidence)
+    if autopsy is None or not autopsy.exhaustion.on_device or autopsy.agent is None:
+        return None
+    retries, updates = autopsy.measured.retries, autopsy.agent.clock.updates
+    if retries < _OFTEN or updates < 2 or retries < updates // 4:
+        return None
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the allocator emptied its cache {retries} times in {updates} steps before it gave up",
+        f"memory was short all along: {size(autopsy.asked or 0)} were refused in the end",
+    )
+    draft.at(most_held(autopsy, "cause"), *noticed(autopsy))
+    shown(draft, autopsy)
+    draft.help("make the batch a little smaller")
+    draft.help("where sizes vary, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", safety="safe")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

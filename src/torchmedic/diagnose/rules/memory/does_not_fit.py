@@ -1,0 +1,85 @@
+"""The step needs more memory than the device has.
+
+What: an allocation on the device was refused. The table says who held the memory at that moment: parameters, gradients,
+optimizer state, activations that were saved for backward (by line), the batch, other tensors by the name that holds
+them, the allocator's cache, the CUDA context, other processes. The line that is shown first is the one that holds most.
+
+Why: batch, sequence length or image size, and depth decide how much is saved for backward; parameters, gradients and
+optimizer state together take 16 bytes per parameter with Adam in 32 bits.
+
+Cure: a smaller batch with gradient accumulation, lower precision (`torch.autocast`), checkpointing of the layers that
+save most (`torch.utils.checkpoint`), or an optimizer with less state.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose import registry
+from torchmedic.diagnose.engine import ask
+from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.memory_words import biggest, differentiated, most_held, noticed, shown
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of, exhaustion_in
+
+CODE, NAME = "TM402", "does-not-fit"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    exhaustion = exhaustion_in(evidence)
+    if exhaustion is None or not exhaustion.on_device:
+        return None
+    if ask(evidence, registry.EXHAUSTED) is not None:
+        return None  # that says more, even where it is less certain
+    autopsy = autopsy_of(evidence)
+    asked = autopsy.asked if autopsy is not None else exhaustion.asked
+    device = f"{exhaustion.where}:{exhaustion.index or 0}"
+    want = f" for {size(asked)}" if asked is not None else ""
+    draft = Draft(CODE, NAME, "proven", f"there is no memory{want} on {device}{_missing(autopsy)}", _cause(autopsy))
+    if autopsy is None:
+        draft.at(*evidence.at_user_line("cause", "refused here"))
+        draft.because(*(f"{size(use)} are held by process {pid}" for pid, use in exhaustion.other_processes[:3]))
+        draft.help("use a smaller batch, lower precision or checkpointing")
+        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    draft.at(most_held(autopsy, "cause"), differentiated(autopsy), *noticed(autopsy))
+    shown(draft, autopsy)
+    draft.help(_advice(autopsy))
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _missing(autopsy: Autopsy | None) -> str:
+    """By how much it did not fit."""
+    if autopsy is None or autopsy.asked is None or autopsy.measured.limit is None:
+        return ""
+    measured = autopsy.measured
+    assert measured.limit is not None
+    room = min(max(0, measured.limit - measured.reserved), measured.free if measured.free is not None else 1 << 62)
+    short = autopsy.asked - room
+    return f": {size(short)} too little" if short > 0 else ""
+
+
+def _cause(autopsy: Autopsy | None) -> str:
+    if autopsy is None:
+        return "the allocator of the device refused it"
+    parts = ", ".join(f"{heading} ({size(nbytes)})" for heading, nbytes in biggest(autopsy))
+    limit = autopsy.measured.limit
+    of = f" of {size(limit)}" if limit is not None else ""
+    return f"the three biggest holders{of}: {parts}"
+
+
+def _advice(autopsy: Autopsy) -> str:
+    heading = biggest(autopsy, 1)[0][0] if biggest(autopsy, 1) else ""
+    if heading == "saved activations" and autopsy.saved_lines:
+        modules = autopsy.saved_lines[0].modules
+        where = f" of `{modules[0]}` and its like" if modules else ""
+        return f"use a smaller batch and accumulate gradients, or checkpoint the forward pass{where}"
+    if heading == "optimizer state":
+        return "use an optimizer with less state, keep its state in 8 bits, or shard it over several devices"
+    if heading in ("parameters", "gradients"):
+        return "use lower precision, train fewer parameters, or shard the model over several devices"
+    if heading == "other processes":
+        return "end the other processes on this device, or use another one"
+    return "use a smaller batch and accumulate gradients, lower precision, or checkpointing"
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,104 @@
+"""The state of the optimizer, which appears with its first step, does not fit.
+
+What: forward and backward passed, and the first `optimizer.step()` ran out of memory while it made its state.
+
+Why: Adam keeps two numbers per parameter, in the type of the parameter, and makes them when it steps for the first
+time. A first forward and backward that just fit say nothing about what comes then; and until the step all gradients and
+the last batch are there too.
+
+Cure: a smaller batch, an optimizer with less state (SGD, Adafactor, 8-bit Adam), or its state on several devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.memory_words import shown
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.replay.memory.storages import total
+
+CODE, NAME = "TM408", "first-optimizer-state"
+
+# Copies of each parameter that an optimizer keeps, by its class.
+_COPIES = {
+    "Adam": 2,
+    "AdamW": 2,
+    "NAdam": 2,
+    "RAdam": 2,
+    "Adamax": 2,
+    "Adadelta": 2,
+    "RMSprop": 1,
+    "Adagrad": 1,
+    "Rprop": 2,
+}
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    autopsy = autopsy_of(evidence)
+    if autopsy is None or not autopsy.in_optimizer:
+        return None
+    optimizer = _stepping(evidence)
+    needed = _needed(optimizer) if optimizer is not None else 0
+    there = _there(optimizer) if optimizer is not None else 0
+    if optimizer is None or not needed or (there >= needed and not _is_first(optimizer)):
+        return None  # it has stepped before: what is missing is memory for the step itself
+    kind = type(optimizer).__name__
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the state of {kind} needs {size(needed)}"
+        + (f", of which {size(there)} fitted" if there < needed else f", and its step {size(autopsy.asked or 0)} more"),
+        "it is made at the first step of the optimizer, when all gradients are there",
+    )
+    draft.at(*evidence.at_user_line("cause", "the first step makes the state"))
+    shown(draft, autopsy)
+    draft.help(_advice(autopsy, kind))
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _stepping(evidence: RaisedEvidence) -> Any:
+    for frame in reversed(evidence.frames):
+        owner = frame.variables.get("self")
+        if isinstance(owner, torch.optim.Optimizer):
+            return owner
+    return None
+
+
+def _trained(optimizer: Any) -> list[torch.Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+
+
+def _needed(optimizer: Any) -> int:
+    options = optimizer.param_groups[0] if optimizer.param_groups else {}
+    copies = _COPIES.get(type(optimizer).__name__, 0)
+    if type(optimizer).__name__ in ("SGD", "RMSprop"):
+        copies += bool(options.get("momentum"))
+    copies += bool(options.get("amsgrad")) + bool(options.get("centered"))
+    return copies * sum(each.nbytes for each in _trained(optimizer))
+
+
+def _there(optimizer: Any) -> int:
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return total(value for value in values if isinstance(value, torch.Tensor) and value.numel() > 1)
+
+
+def _is_first(optimizer: Any) -> bool:
+    """Whether no step of it has ended: the counters that it keeps on the host stand at one at most."""
+    counts = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
+    on_host = [each for each in counts if isinstance(each, int | float) or getattr(each, "is_cpu", False)]
+    return bool(counts) and len(on_host) == len(counts) and all(float(each) <= 1 for each in on_host)
+
+
+def _advice(autopsy: Autopsy, kind: str) -> str:
+    other = "SGD or an 8-bit Adam" if kind.startswith(("Adam", "NAdam", "RAdam")) else "one with less state"
+    return f"use a smaller batch, or another optimizer ({other}); its state can be sharded over several devices"
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,56 @@
+"""There was enough free memory on the device, but in pieces.
+
+What: the allocator holds more unused memory than was asked for. None of its pieces is large enough, and they cannot be
+given back to the driver because other parts of the same segments are in use.
+
+Why: tensors of many different sizes come and go (batches of varying length, growing buffers), and each large segment is
+split into parts that free up at different times.
+
+Cure: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` lets segments grow instead of being split. Batches of a few
+fixed sizes help as well.
+"""
+
+from __future__ import annotations
+
+import os
+
+from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.memory_words import shown
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.memory.autopsy import autopsy_of
+
+CODE, NAME = "TM407", "fragmented-memory"
+
+_SHARE = 0.2  # of what the allocator has reserved
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    autopsy = autopsy_of(evidence)
+    if autopsy is None or not autopsy.exhaustion.on_device or autopsy.asked is None:
+        return None
+    measured = autopsy.measured
+    if measured.cache < autopsy.asked or measured.cache < _SHARE * measured.reserved:
+        return None  # a little lies in pieces in every full memory
+    if "expandable_segments:true" in _setting().lower():
+        return None
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if measured.exact else "likely",
+        f"there is no piece of {size(autopsy.asked)}, though {size(measured.cache)} are reserved and free",
+        f"the free memory lies in pieces between tensors that are in use; {size(measured.inactive_split)} of it "
+        f"in split blocks",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{size(autopsy.asked)} asked for here"))
+    shown(draft, autopsy)
+    draft.help("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment", safety="safe")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _setting() -> str:
+    return os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,49 @@
+"""`backward(create_graph=True)` leaves circles of leaf tensors and their gradients behind, and they pile up.
+
+What: with `create_graph=True` the gradient that `backward` writes to `.grad` has a graph of its own, and that graph
+leads back to the leaf whose gradient it is. The circle lies inside of autograd, so Python's garbage collector does not
+find it. Each step makes new leaves (an input with `requires_grad=True`, a new model), and all of them stay in memory,
+with everything that their graphs have saved.
+
+Why: a penalty on gradients or a second derivative, computed by way of `.grad`.
+
+Cure: take gradients with `torch.autograd.grad(..., create_graph=True)`, which writes to no `.grad`; or set `.grad` to
+None when it has been used.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.growth_words import end, measured
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.observe.loop_events import Place
+from torchmedic.records import Diagnosis
+from torchmedic.replay.leaks import LeakEvidence
+
+CODE, NAME = "TM453", "gradient-cycles"
+
+
+def check(evidence: LeakEvidence) -> Diagnosis | None:
+    growth = evidence.growth
+    if growth.what != "cycles":
+        return None
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"{growth.held.size} tensors and their gradients keep each other alive, with more in every step",
+        "their `.grad` has a graph that leads back to themselves, which the garbage collector does not see",
+    )
+    where = Place(growth.held.file, growth.held.local)
+    draft.at(evidence.at_call("cause", where, "backward", "with `create_graph=True` this writes a graph to `.grad`"))
+    draft.because(
+        f"there were more at every look from step {growth.first.step} to step {growth.last.step}, "
+        f"{growth.rate:.1f} per step",
+        measured(evidence),
+        end(evidence),
+    )
+    draft.help("compute these gradients with `torch.autograd.grad(..., create_graph=True)`, which writes to no `.grad`")
+    draft.help("or set `.grad` of these tensors to None at the end of the step")
+    return draft.done(step=evidence.step, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,55 @@
+"""A tensor carries the graph of every step so far, and hands it on to the next step.
+
+What: a variable is computed from its own last value, with gradients, so that its graph grows by one step with every
+step and reaches back to the beginning of training. All of these graphs stay alive. A backward through it takes longer
+and longer.
+
+Why: `total += loss` adds up tensors instead of numbers; a running mean of the loss (`ema = 0.9 * ema + 0.1 * loss`); a
+hidden state that is handed to the next step without `detach()`; `torch.cat([seen, out])` with outputs of the model.
+
+Cure: add up numbers (`total += loss.item()`), and cut a state that must be carried on: `h = h.detach()`.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from torchmedic.diagnose.growth_words import detached, edited, end, graph, measured
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.leaks import LeakEvidence
+
+CODE, NAME = "TM451", "graph-carried-on"
+
+
+def check(evidence: LeakEvidence) -> Diagnosis | None:
+    growth = evidence.growth
+    if growth.what != "chain" or evidence.put is None:
+        return None
+    if evidence.is_emptied and not evidence.is_notable:
+        return None
+    name = growth.held.name
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"`{name}` carries the autograd graphs of all steps so far, {growth.periods} or more",
+        f"`{name}` is made from its own last value, and its graph reaches back beyond step {growth.first.step}",
+    )
+    draft.at(evidence.at_put("cause", "each step adds its own graph to that of all steps before"))
+    draft.because(graph(evidence, f"`{name}`"), measured(evidence), end(evidence))
+    put = evidence.put
+    added = _added(put.node)
+    patch = edited(put, added, detached(added, scalar=isinstance(put.node, ast.AugAssign))) if added else ""
+    draft.help("add its number" if patch else f"cut the graph before it is handed on: `{name}.detach()`", patch=patch)
+    return draft.done(step=evidence.step, rank=evidence.rank, severity="warning")
+
+
+def _added(node: ast.AST) -> ast.expr | None:
+    """What is added up, where it stands there by itself."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.value, ast.Name):
+        return node.value
+    return None
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,86 @@
+"""A container keeps tensors with their autograd graphs: every step adds one, and none is ever let go.
+
+What: a list, dict or the like of the training script grows step by step, and the tensors in it still have a `grad_fn`.
+Each of them keeps the whole graph of its step alive. As long as no backward has gone through that graph, it keeps all
+saved activations too; afterwards it still keeps thousands of nodes.
+
+Why: `losses.append(loss)` instead of `losses.append(loss.item())`; outputs or features collected for a metric; a
+forward hook that collects activations; a replay buffer filled with results of the model; exceptions that are kept with
+their frames.
+
+Cure: put in a number (`loss.item()`) or a tensor without history (`out.detach()`, with `.cpu()` if it is big), or
+empty the container when it has served its purpose. Collect under `torch.no_grad()` in validation.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from torchmedic.diagnose.growth_words import detached, edited, end, graph, measured, period
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.observe.weighing import Weight
+from torchmedic.records import Diagnosis
+from torchmedic.replay.leaks import LeakEvidence
+from torchmedic.replay.putters import Site
+
+CODE, NAME = "TM450", "graphs-kept"
+
+
+def check(evidence: LeakEvidence) -> Diagnosis | None:
+    growth, weight = evidence.growth, evidence.growth.weight
+    if growth.what != "graphs" or weight is None:
+        return None
+    if growth.period == "batch" and not evidence.is_critical:
+        return None  # nothing was trained: they may all be wanted for one backward
+    if evidence.is_emptied and not evidence.is_notable:
+        return None
+    name = growth.held.name
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"`{name}` keeps the autograd graph of every {period(evidence)}: {growth.held.size} items by now",
+        f"the items of `{name}` are tensors with a `grad_fn`, and the first of them is still there",
+    )
+    draft.at(evidence.at_put("cause", f"each {period(evidence)} puts {_count(growth.rate)} in here"))
+    draft.because(
+        f"it grew with every {period(evidence)} from step {growth.first.step} to step {growth.last.step}",
+        graph(evidence, "one of them"),
+        measured(evidence),
+        end(evidence),
+        "the source shows a line that empties it, but that takes long to come" if evidence.is_emptied else "",
+    )
+    put = evidence.put
+    if put is not None and put.value is not None and isinstance(put.value, ast.expr):
+        scalar = weight.is_scalar
+        what = "keep its number" if scalar else "keep it without its graph"
+        patch = edited(put, put.value, detached(put.value, scalar=scalar)) if _is_single(put, weight) else ""
+        draft.help(what if patch else "keep `.item()` or `.detach()` of the tensors in it", patch=patch)
+    else:
+        draft.help(f"put `.item()` or `.detach()` of the tensors into `{name}`, or empty it now and then")
+    return draft.done(step=evidence.step, rank=evidence.rank, severity="warning")
+
+
+def _is_single(put: Site, weight: Weight) -> bool:
+    """Whether the line puts in one tensor that it makes or knows itself; an argument may be anything."""
+    value, function = put.value, put.function
+    if weight.kinds != {"Tensor"} or not isinstance(
+        value, ast.Name | ast.Attribute | ast.Subscript | ast.BinOp | ast.Call
+    ):
+        return False
+    if isinstance(value, ast.Name) and isinstance(function, ast.FunctionDef):
+        arguments = function.args
+        if value.id in {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}:
+            return False
+    return isinstance(put.node, ast.Call) or (
+        isinstance(put.node, ast.Assign) and isinstance(put.node.targets[0], ast.Subscript)
+    )
+
+
+def _count(rate: float) -> str:
+    if rate < 0.75:
+        return "one now and then"
+    return "one" if rate < 1.5 else f"about {rate:.0f}"
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,80 @@
+"""Memory of the host is about to end: the kernel will kill the run, or the machine will freeze.
+
+What: the memory of the machine, or the limit of the container or job, is nearly used up and fills further at a rate
+that leaves only seconds; or all processes wait for memory most of the time, because what they need has been swapped
+out. Nothing has been killed yet.
+
+Why: memory of the host, not of the GPU. Tensors that are kept over steps, results that are collected, a data set that
+every DataLoader worker copies bit by bit as it reads it, batches that wait in a queue, another program.
+
+Cure: stop the run while that is possible, then keep less: numbers instead of tensors, fewer workers or a smaller
+`prefetch_factor`, data that is mapped or kept in arrays instead of Python objects, or a job with more memory.
+"""
+
+from __future__ import annotations
+
+from torchmedic.detect.host_memory import WINDOW
+from torchmedic.diagnose.last_words import line_location, size
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.memory_records import HostAlarm, comparable
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM455", "host-memory-running-out"
+
+_OWN = 0.5  # of what came lately, from which on the run itself is to blame
+
+
+def check(alarm: HostAlarm) -> Diagnosis | None:
+    last = alarm.last
+    if last.used is None or last.limit is None:
+        return None
+    kind = "the memory limit of the run's cgroup" if last.bound == "cgroup" else "the memory of this host"
+    if alarm.seconds_left is not None:
+        when = f"memory ends in about {max(1, round(alarm.seconds_left))} s at this rate"
+        message = f"{size(last.used)} of {size(last.limit)} are used, and {when}"
+    else:
+        message = f"all processes wait for memory {last.waiting:.0f} % of the time"
+    first = comparable(alarm.samples, WINDOW)[0]
+    rise = last.used - (first.used or 0)
+    blamed = alarm.growing is not None and rise > 0 and alarm.growing[1] >= _OWN * rise
+    draft = Draft(CODE, NAME, "likely" if blamed else "possible", message, _cause(alarm, kind, blamed=blamed))
+    top = next((held for held in alarm.holders if held.file), None)
+    if top is not None and alarm.trains:
+        draft.at(
+            line_location("cause", top.file, top.line, f"`{top.name}` is filled here and holds {size(top.nbytes)}")
+        )
+    elif alarm.file:
+        draft.at(line_location("cause", alarm.file, alarm.line, "training is here"))
+    if last.time - first.time > 1:
+        draft.because(f"that is {size(max(0, rise))} more than {last.time - first.time:.0f} s before")
+    total = sum(last.private.values())
+    count = len(last.private)
+    who = "the process of the run holds" if count == 1 else f"{count} processes of the run hold"
+    draft.because(f"{who} {size(total)} for {'itself' if count == 1 else 'themselves'}" if total else "")
+    for held in alarm.holders[:3]:
+        items = f" in {held.items} items" if held.items else ""
+        draft.because(f"`{held.name}` holds {size(held.nbytes)}{items}")
+    if last.swap_in:
+        draft.because(f"{size(int(last.swap_in))} a second are read back from swap")
+    if last.shm_used and last.shm_size and last.shm_used > last.limit // 10:
+        draft.because(f"/dev/shm takes {size(last.shm_used)} of it")
+    if alarm.pinned > last.limit // 10:
+        draft.because(f"{size(alarm.pinned)} are pinned for the GPU and cannot be swapped out")
+    if alarm.trains and top is not None:
+        draft.help(f"keep less in `{top.name}`: numbers, detached tensors, or only the last items")
+    elif blamed and not alarm.trains:
+        draft.help("use fewer DataLoader workers, a smaller `prefetch_factor`, or data in arrays instead of objects")
+    else:
+        draft.help("use a smaller batch, fewer workers, mapped instead of loaded data, or a job with more memory")
+    return draft.done(step=alarm.step, rank=alarm.rank, severity="warning")
+
+
+def _cause(alarm: HostAlarm, kind: str, *, blamed: bool) -> str:
+    if alarm.growing is None or not blamed:
+        return f"{kind} is nearly used up, mostly by others than the processes of this run"
+    pid, rise = alarm.growing
+    who = "the training process" if alarm.trains else f"process {pid}, which the script has started,"
+    return f"{kind} is nearly used up; {who} has grown by {size(rise)} in the last seconds"
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,81 @@
+"""One batch is far larger than all before it.
+
+What: the batches before this one fitted; this one has far more elements, and memory ran out in it.
+
+Why: a batch is padded to its longest item, and one item is much longer than the rest; images come at their full
+resolution; or the last batch was put together differently (the whole data set as one, say).
+
+Cure: cut or leave out what is too long, sort or bucket items by length, or limit a batch by its number of tokens
+instead of its number of items.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.describe import listed
+from torchmedic.diagnose.memory_words import noticed, shown
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.frames import place
+from torchmedic.replay.memory.autopsy import autopsy_of
+from torchmedic.replay.memory.sizes import Longest, is_growing, longest_row, unusual
+
+CODE, NAME = "TM406", "outlier-batch"
+
+_FACTOR = 1.5
+_SURE = 2.0
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    autopsy = autopsy_of(evidence)
+    if autopsy is None or autopsy.agent is None or autopsy.in_optimizer:
+        return None
+    given = autopsy.agent.batches.shapes
+    found = unusual(given)
+    if found is None or found.factor < _FACTOR or is_growing(given):
+        return None
+    incident = evidence.incident
+    length = found.shape[1] if len(found.shape) > 1 else 0
+    longest = longest_row(incident.batch, incident.batch_indices, length)
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if found.factor >= _SURE else "likely",
+        f"this batch is {list(found.shape)}, {found.factor:.1f} times as large as any before it",
+        f"the largest of the {found.before} batches before it was {list(found.usual)}, and it fitted",
+    )
+    draft.at(called_at(evidence, f"called with {list(found.shape)}"), *noticed(autopsy))
+    if longest is not None:
+        draft.because(_longest(longest))
+    elif incident.batch_indices:
+        draft.because(f"it is made of the dataset items {listed([str(each) for each in incident.batch_indices], 6)}")
+    shown(draft, autopsy)
+    dimension = found.dimension
+    if dimension == 0:
+        draft.help(f"limit the batch to {found.usual[0]} items, or split it and accumulate gradients")
+    else:
+        draft.help("cut or leave out what is too long, or make batches of items of about the same size")
+    return draft.done(step=incident.step, rank=incident.rank)
+
+
+def _longest(longest: Longest) -> str:
+    who = f"dataset item {longest.item}" if longest.item is not None else f"row {longest.row} of the batch"
+    return f"{who} is {longest.length} long, the others about {longest.usual:.0f}"
+
+
+def called_at(evidence: RaisedEvidence, label: str) -> Location | None:
+    """The user's line that calls the root module; else the user's innermost one."""
+    for position, frame in enumerate(evidence.frames):
+        if frame.module is not None:
+            callers = [outer for outer in evidence.frames[:position] if outer.is_user]
+            if callers:
+                return callers[-1].location("cause", label)
+    autopsy = autopsy_of(evidence)
+    called = autopsy.called_at if autopsy is not None else None
+    if called is not None:  # backward, or the loss: the call is over
+        return place("cause", *called, label)
+    found = evidence.at_user_line("cause", label)
+    return found[0] if found else None
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,53 @@
+"""Another process holds the memory that is missing on this device.
+
+What: the allocation would have fitted, had not other processes taken their part of the device's memory.
+
+Why: a notebook kernel that is still alive, a run that was not ended, a worker or a rank that was given the same device,
+somebody else's job.
+
+Cure: end the other process (`nvidia-smi` lists them), or choose another device with `CUDA_VISIBLE_DEVICES`.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.memory_words import shown
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.memory.autopsy import autopsy_of
+
+CODE, NAME = "TM410", "shared-device"
+
+_SHARE = 0.1  # of the device
+_CONTEXT = 2 << 30  # bytes
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    autopsy = autopsy_of(evidence)
+    if autopsy is None or not autopsy.exhaustion.on_device or autopsy.asked is None:
+        return None
+    measured = autopsy.measured
+    if measured.capacity is None or measured.free is None:
+        return None
+    if measured.limit is not None and measured.reserved + autopsy.asked > measured.limit:
+        return None  # the process has come to a limit of its own
+    # No context comes near this: what is beyond it, others hold.
+    others = measured.others if measured.others is not None else max(0, measured.outside - _CONTEXT)
+    if others < _SHARE * measured.capacity or others + measured.free < autopsy.asked:
+        return None
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if measured.others is not None else "likely",
+        f"other processes hold {size(others)} of the device's {size(measured.capacity)}",
+        f"{size(autopsy.asked)} were asked for, {size(measured.free)} were free: without them it would have fitted",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{size(autopsy.asked)} were refused here"))
+    draft.because(*(f"process {pid} holds {size(use)}" for pid, use in autopsy.exhaustion.other_processes[:4]))
+    shown(draft, autopsy)
+    draft.help("end the other processes (`nvidia-smi` lists them), or use another device (CUDA_VISIBLE_DEVICES)")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

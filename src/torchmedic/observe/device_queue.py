@@ -1,0 +1,59 @@
+"""The queue of a device, asked what can be asked without waiting for it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+_CLOCK = 2e9  # cycles of a device in a second, about: a delay may be longer or shorter than was asked for
+
+
+class Queue(Protocol):
+    """What the watch over waits needs of a device; tests stand in for it."""
+
+    def is_usable(self) -> bool:
+        """Whether there is one, and nobody would be disturbed."""
+
+    def is_busy(self) -> bool:
+        """Whether it has not come to the end of what it was given."""
+
+    def mark(self) -> Any:
+        """Have it note the time when it comes to here."""
+
+    def is_reached(self, mark: Any) -> bool:
+        """Whether it has."""
+
+    def between(self, first: Any, second: Any) -> float:
+        """Seconds from one mark to another; both must have been reached."""
+
+    def delay(self, seconds: float) -> None:
+        """Have it do nothing for about this long, before it goes on."""
+
+
+class CudaQueue:
+    """The current stream of the current CUDA device."""
+
+    def is_usable(self) -> bool:
+        if not torch.cuda.is_initialized() or not hasattr(torch.cuda, "_sleep"):
+            return False
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return False  # other ranks would wait for this one
+        return not torch.cuda.is_current_stream_capturing()
+
+    def is_busy(self) -> bool:
+        return not torch.cuda.current_stream().query()
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def is_reached(self, mark: Any) -> bool:
+        return bool(mark.query())
+
+    def between(self, first: Any, second: Any) -> float:
+        return float(first.elapsed_time(second)) / 1e3
+
+    def delay(self, seconds: float) -> None:
+        torch.cuda._sleep(int(seconds * _CLOCK))

@@ -1,0 +1,128 @@
+"""Which file a thread waits for to go away: a lock file that is asked for in a loop, with a sleep in between.
+
+Of the user's own loops it is the path that the loop itself tests (`os.path.exists(path)`, `os.open(path, O_EXCL)`), of
+a library's (filelock, torch's file baton) one that its frame holds and that is named as a lock.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import PurePath
+from types import FrameType
+from typing import Any
+
+from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.inside.peek import tree_of, value_of, variables
+from torchmedic.stall_records import LockFile
+
+_TESTS = frozenset("exists lexists isfile is_file isdir is_dir access".split())
+_MAKES = frozenset("mkdir makedirs symlink link touch symlink_to hardlink_to".split())
+_PAUSES = frozenset("sleep wait".split())
+_OUTWARDS = 8  # frames, counted from the innermost
+_LONGEST = 64  # characters of a file that holds a process number
+
+
+def awaited_file(frames: list[FrameType]) -> LockFile | None:
+    """The file that keeps the thread of these frames, innermost first, in a loop."""
+    for frame in frames[:_OUTWARDS]:
+        file = frame.f_code.co_filename
+        loop = _loop(file, frame.f_lineno)
+        if loop is None or not _calls(loop, _PAUSES):
+            continue
+        paths = _tested(loop, frame) if is_user_file(file) else _named_as_lock(frame)
+        for path in paths:
+            found = _described(path, by_kernel=_is_kernel_lock(frame))
+            if found is not None:
+                return found
+    return None
+
+
+def _loop(file: str, line: int) -> ast.AST | None:
+    """The innermost loop around a line."""
+    tree = tree_of(file)
+    loops = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.While | ast.For) and node.lineno <= line <= (node.body[-1].end_lineno or 0)
+    ]
+    return min(loops, key=lambda node: (node.end_lineno or 0) - node.lineno, default=None)
+
+
+def _calls(node: ast.AST, names: frozenset[str]) -> list[ast.Call]:
+    return [call for call in ast.walk(node) if isinstance(call, ast.Call) and _name(call) in names]
+
+
+def _name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _tested(loop: ast.AST, frame: FrameType) -> Iterator[str]:
+    """The paths whose existence decides how a loop goes on."""
+    calls = _calls(loop, _TESTS | _MAKES)
+    calls += [call for call in _calls(loop, frozenset({"open"})) if _is_exclusive(call)]
+    with variables(frame) as known:
+        for call in calls:
+            nodes = list(call.args)
+            if isinstance(call.func, ast.Attribute):
+                nodes.append(call.func.value)
+            for node in nodes:
+                yield from _path(value_of(node, frame, known))
+
+
+def _is_exclusive(call: ast.Call) -> bool:
+    """`open(path, "x")`, `os.open(path, os.O_CREAT | os.O_EXCL)`."""
+    return any(
+        (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("x"))
+        or "O_EXCL" in (getattr(node, "attr", ""), getattr(node, "id", ""))
+        for argument in [*call.args[1:], *(word.value for word in call.keywords)]
+        for node in ast.walk(argument)
+    )
+
+
+def _named_as_lock(frame: FrameType) -> Iterator[str]:
+    with variables(frame) as known:
+        values = [value for name, value in known.items() if name != "self"]
+        with contextlib.suppress(AttributeError):
+            values += list(object.__getattribute__(known.get("self"), "__dict__").values())
+    for value in values:
+        for path in _path(value):
+            if "lock" in os.path.basename(path).lower():
+                yield path
+
+
+def _is_kernel_lock(frame: FrameType) -> bool:
+    """Whether it is not the file that is in the way, but a lock that somebody has on it."""
+    with variables(frame) as known:
+        return any(kind.__name__ == "UnixFileLock" for kind in type(known.get("self")).__mro__)
+
+
+def _path(value: Any) -> Iterator[str]:
+    if type(value) is str or isinstance(value, PurePath):
+        yield str(value)
+
+
+def _described(path: str, *, by_kernel: bool) -> LockFile | None:
+    with contextlib.suppress(OSError, ValueError):
+        made = os.stat(path).st_mtime
+        writer = _number_in(path)
+        return LockFile(
+            path=os.path.abspath(path),
+            age=max(0.0, time.time() - made),
+            writer=writer,
+            writer_lives=writer is not None and os.path.exists(f"/proc/{writer}"),
+            by_kernel=by_kernel,
+        )
+    return None
+
+
+def _number_in(path: str) -> int | None:
+    """The process that a lock file names, if its first word is a number."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                return int(file.read(_LONGEST).split()[0])
+    return None

@@ -1,0 +1,65 @@
+"""The memory of a process over time, for a report to draw: lines of kind `memory` in events.jsonl.
+
+    {"kind": "memory", "time": .., "step": 12, "phase": "backward", "rss": ..,
+     "allocated": .., "reserved": .., "peak": .., "pinned": ..}
+
+`phase` is what had just begun at that moment; the second line is there once CUDA is in use. At most one line a second,
+and never more than some thousand: the longer a run turns out to be, the more time lies between two lines.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from torchmedic.observe.host import host_memory
+from torchmedic.observe.memory import DeviceMemory, pinned_bytes
+from torchmedic.settings import CGROUP_VARIABLE
+
+_INTERVAL = 1.0
+_LINES = 1000  # after which the interval doubles
+_SHORT = 0.5  # of all memory that there is for this process
+_PRESSING = 3.0  # seconds
+
+
+class MemorySeries:
+    """Takes the readings of the gauge and writes down some of them."""
+
+    def __init__(
+        self,
+        write: Callable[..., object],
+        where: Callable[[], tuple[int, str]],
+        press: Callable[[], None],
+        most: int,
+    ) -> None:
+        self._write = write
+        self._where = where
+        self._press = press  # called when memory gets short
+        self._most = most
+        self._due_press = 0.0
+        self._interval = _INTERVAL
+        self._due = 0.0
+        self._lines = 0
+
+    def reading(self, now: float, rss: int, device: DeviceMemory) -> None:
+        if rss > _SHORT * self._most and now >= self._due_press:
+            self._due_press = now + _PRESSING
+            self._press()
+        if now < self._due:
+            return
+        self._due = now + self._interval
+        self._lines += 1
+        if self._lines % _LINES == 0:
+            self._interval *= 2
+        step, phase = self._where()
+        fields = {"allocated": device.allocated, "reserved": device.reserved, "peak": device.peak}
+        if pinned := pinned_bytes():
+            fields["pinned"] = pinned
+        self._write("memory", step=step, phase=phase, rss=rss, **(fields if device.reserved else {}))
+
+
+def most_memory() -> int:
+    """Bytes that this process may have at most: all of the host, or less by a limit."""
+    memory = host_memory(cgroups=Path(os.environ.get(CGROUP_VARIABLE, "/sys/fs/cgroup")))
+    return min(each for each in (memory.total, memory.cgroup_limit, memory.address_limit, 1 << 60) if each)

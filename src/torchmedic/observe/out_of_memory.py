@@ -1,0 +1,86 @@
+"""The moment at which a CUDA allocation is refused, seen from inside the allocator, before anything is unwound.
+
+By the time an exception arrives, what the failing operation had already made is gone, and with it the node of the
+backward pass that was running. Only numbers and names are kept: a reference to a node would keep its graph alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.contained import contained
+
+
+class Refusal(NamedTuple):
+    """One allocation that was refused. Bytes."""
+
+    device: int
+    asked: int
+    total: int
+    free: int
+    allocated: int
+    reserved: int
+    requested: int
+    inactive_split: int
+    retries: int
+    node: str  # of the backward pass; "" in a forward one
+    sequence: int  # of that node, -1 where there is none
+    thread: int
+    time: float
+
+
+last: list[Refusal] = []  # at most one
+refusals = [0]  # how many there were
+_attached = False
+
+
+def install() -> None:
+    """Torch itself calls back, once, when it starts CUDA."""
+    with contextlib.suppress(Exception):
+        torch.cuda._lazy_call(_attach)
+
+
+@contained("observe.out_of_memory")
+def _attach() -> None:
+    global _attached
+    attach: Any = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach is None or _attached:
+        return
+    _attached = True  # an observer cannot be taken away again
+    attach(_refused)
+
+
+def _refused(device: int, asked: int, total: int, free: int) -> None:
+    """Called on the failing thread. Whoever asks for memory often and is refused often must not wait for us."""
+    if not sys.is_finalizing():
+        _note(device, asked, total, free)
+
+
+@contained("observe.out_of_memory")
+def _note(device: int, asked: int, total: int, free: int) -> None:
+    refusals[0] += 1
+    node: Any = torch._C._current_autograd_node()
+    stats: dict[str, Any] = torch.cuda.memory_stats(device)
+    last[:] = [
+        Refusal(
+            device=device,
+            asked=asked,
+            total=total,
+            free=free,
+            allocated=stats.get("allocated_bytes.all.current", 0),
+            reserved=stats.get("reserved_bytes.all.current", 0),
+            requested=stats.get("requested_bytes.all.current", 0),
+            inactive_split=stats.get("inactive_split_bytes.all.current", 0),
+            retries=stats.get("num_alloc_retries", 0),
+            node=node.name() if node is not None else "",
+            sequence=int(node._sequence_nr()) if node is not None else -1,
+            thread=threading.get_ident(),
+            time=time.time(),
+        )
+    ]

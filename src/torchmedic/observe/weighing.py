@@ -1,0 +1,173 @@
+"""What the items of one container are: tensors or not, with a graph or without, and about how many bytes.
+
+Only a few items are looked at, the first and the last ones; a container may be long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.observe.containers import CONTAINERS, item, length, pairs, values
+from torchmedic.observe.graph_age import node_of
+from torchmedic.observe.user_variables import locals_of
+
+_MOST = 400  # objects of one item
+_WIDE = 64  # parts of one object that are looked at
+_FEW = 8  # and of a long list
+_SIZED = frozenset({int, float, str, bytes, bytearray, list, dict, tuple, set, frozenset})
+
+
+class Weight(NamedTuple):
+    """Of one item, as the mean of those that were looked at. `graphs` counts tensors that have one.
+
+    `witness` is the first thing of the first item, weakly where that is possible: while it stays, nobody has emptied
+    the container. `kinds` are the types of the items.
+    """
+
+    tensors: float
+    graphs: float
+    host: float
+    device: float
+    witness: Any
+    kinds: frozenset[str]
+    is_scalar: bool = False  # each item is one tensor of one element
+
+    def has_witness(self, other: Weight) -> bool:
+        """Whether the first item is still the one that it was at another time."""
+        mine, its = _here(self.witness), _here(other.witness)
+        return mine is not None and mine is its if not isinstance(mine, int) else mine == its
+
+
+def _here(witness: Any) -> Any:
+    return witness() if isinstance(witness, weakref.ref) else witness
+
+
+def weigh(container: Any) -> Weight | None:
+    """The items of a list, dict, set or deque; None where there are none."""
+    items = _samples(container) if isinstance(container, CONTAINERS) else []
+    if not items:
+        return None
+    weighed = [_Item(each) for each in items]
+    count = len(weighed)
+    return Weight(
+        tensors=sum(each.tensors for each in weighed) / count,
+        graphs=sum(each.graphs for each in weighed) / count,
+        host=sum(each.host for each in weighed) / count,
+        device=sum(each.device for each in weighed) / count,
+        witness=weighed[0].witness,
+        kinds=frozenset(type(each).__name__ for each in items),
+        is_scalar=all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in items),
+    )
+
+
+def tensors_of(container: Any) -> list[torch.Tensor]:
+    """Those of the last item but one, which is complete."""
+    items = _samples(container) if isinstance(container, CONTAINERS) else [container]
+    found: list[torch.Tensor] = []
+    for each in items[-1:]:
+        _Item(each, found)
+    return found
+
+
+def _samples(container: Any) -> list[Any]:
+    count = length(container)
+    if not count:
+        return []
+    if isinstance(container, dict | set):
+        return [part for _, part in pairs(container, 1)]
+    # Not the very last: it may be of this moment, with more to come.
+    return [item(container, index) for index in sorted({0, count // 2, max(0, count - 2)})]
+
+
+class _Item:
+    """One item and all that hangs on it."""
+
+    def __init__(self, whole: Any, found: list[torch.Tensor] | None = None) -> None:
+        self._found = found  # where to put the tensors
+        self.tensors = self.graphs = self.host = self.device = 0.0
+        self._share = 1.0
+        self.witness: Any = None
+        self._seen: set[int] = set()
+        self._storages: set[int] = set()
+        pending: deque[tuple[Any, float]] = deque([(whole, 1.0)])
+        while pending and len(self._seen) < _MOST:
+            part, share = pending.popleft()
+            if id(part) not in self._seen:
+                self._seen.add(id(part))
+                self._share = share  # how many alike it stands for
+                parts, times = self._look(part)
+                pending.extend((each, share * times) for each in parts)
+        if self.witness is None:
+            self.witness = id(whole)
+
+    def _look(self, part: Any) -> tuple[Iterable[Any], float]:
+        """Weigh one object itself; its parts, and how many alike each of them stands for."""
+        kind = type(part)
+        if issubclass(kind, torch.Tensor):
+            self._tensor(part)
+            return (), 1.0
+        if kind in _SIZED:
+            self.host += sys.getsizeof(part) * self._share
+        if kind.__name__ == "ndarray" and str(getattr(kind, "__module__", "")) == "numpy":
+            self.host += part.nbytes * self._share
+            self._witness(part)
+        elif isinstance(part, list | tuple | deque):
+            return self._of_sequence(part)
+        elif isinstance(part, dict):
+            return values(part, _WIDE), 1.0
+        elif isinstance(part, BaseException):
+            return self._of_exception(part), 1.0
+        elif isinstance(part, torch.nn.Module):
+            self._witness(part)
+            return [*part.parameters(), *part.buffers()], 1.0
+        else:
+            attributes = object.__getattribute__(part, "__dict__") if kind.__dictoffset__ else None
+            if type(attributes) is dict and not str(getattr(kind, "__module__", "")).startswith("torch."):
+                self._witness(part)
+                return list(attributes.values())[:_WIDE], 1.0
+        return (), 1.0
+
+    def _of_sequence(self, part: Any) -> tuple[Iterable[Any], float]:
+        count = length(part)
+        if count and all(type(item(part, index)) in (int, float) for index in (0, count // 2, -1)):
+            self.host += 24 * count * self._share
+            return (), 1.0
+        if count <= 2 * _FEW:
+            return [each for _, each in pairs(part, count)], 1.0
+        return [item(part, index * (count - 1) // (_FEW - 1)) for index in range(_FEW)], count / _FEW
+
+    def _of_exception(self, error: BaseException) -> list[Any]:
+        found: list[Any] = []
+        traceback = error.__traceback__
+        while traceback is not None and len(found) < _WIDE:
+            found += [value for _, value in locals_of(traceback.tb_frame)]
+            traceback = traceback.tb_next
+        self._witness(error)
+        return found
+
+    def _tensor(self, tensor: torch.Tensor) -> None:
+        if self._found is not None:
+            self._found.append(tensor)
+        self.tensors += self._share
+        self.graphs += self._share * (node_of(tensor) is not None)
+        self._witness(tensor)
+        if tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._storages:
+                self._storages.add(storage._cdata)
+                if tensor.device.type == "cpu":
+                    self.host += storage.nbytes() * self._share
+                else:
+                    self.device += storage.nbytes() * self._share
+
+    def _witness(self, thing: Any) -> None:
+        if self.witness is None:
+            with contextlib.suppress(TypeError):
+                self.witness = weakref.ref(thing)

@@ -1,0 +1,361 @@
+"""Who held the memory when it ran out: a table that adds up to what was measured, and what the verdicts ask about.
+
+Nothing here allocates on a device or waits for one. The table is of the moment at which memory ran out; what the
+failing operation had made by then, and what went away while the exception unwound, is the difference to now.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+
+from torchmedic.contained import report_fault
+from torchmedic.detect.exhaustion import Exhaustion, exhaustion_of
+from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.frames import syntax_tree
+from torchmedic.replay.memory import lines as by_lines
+from torchmedic.replay.memory.book import Book
+from torchmedic.replay.memory.fake_step import FakeRunner
+from torchmedic.replay.memory.holders import Found, FoundArray, Holder, held_tensors
+from torchmedic.replay.memory.ledger import ByteLedger, Made, Place
+from torchmedic.replay.memory.lines import Line, Method
+from torchmedic.replay.memory.measured import Measured, measure, refusal_of
+from torchmedic.replay.memory.retained import Retained, retained_graphs
+from torchmedic.replay.segment import CannotCut, carried_names
+from torchmedic.replay.step import Step
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    heading: str
+    nbytes: int
+    detail: str = ""
+
+
+class Autopsy:
+    """Looks once, while the frames of the failed step are alive."""
+
+    def __init__(self, evidence: RaisedEvidence, exhaustion: Exhaustion) -> None:
+        self.evidence = evidence
+        self.exhaustion = exhaustion
+        self.why_not_replayed = ""
+        incident = evidence.incident
+        self.agent = incident.agent
+        self.refusal = refusal_of(exhaustion)
+        self._nodes_now = _get_sequence_nr()
+        notes = getattr(self.agent, "notes", None)
+        self.since = int(getattr(notes, "sequence_number", 0))
+        optimizers = self.agent.clock.optimizers if self.agent is not None else []
+        self.book = Book(self._is_wanted, optimizers, self.since)
+        arrays: list[FoundArray] = []
+        self.found = list(held_tensors(self._frames, self._skipped, None if exhaustion.on_device else arrays))
+        self.found += list(self._gradients_with_graph())
+        self.book.enter_known(self._batch(), self._ours())
+        self.book.enter_graphs()
+        self.book.enter_held(self.found)
+        self.book.enter_older()
+        self.book.enter_rest()
+        self.book.enter_arrays(arrays)
+        self.measured: Measured = measure(exhaustion, self.book.addresses)
+
+    # What the rules ask
+
+    @property
+    def in_backward(self) -> bool:
+        if self.refusal is not None:
+            return bool(self.refusal.node)
+        return self.evidence.inside("_engine_run_backward") is not None
+
+    @property
+    def in_optimizer(self) -> bool:
+        """Whether an optimizer was updating weights, and not calling its closure."""
+        for frame in reversed(self.evidence.frames):
+            owner = frame.variables.get("self")
+            if isinstance(owner, torch.optim.Optimizer):
+                return True
+            if frame.is_user or frame.module is not None or frame.function in ("backward", "_engine_run_backward"):
+                return False  # a closure of it, perhaps
+        return False
+
+    @property
+    def builds_graph(self) -> bool:
+        """Whether the failing code was recording for a backward."""
+        return bool(self.book.saved) or self._nodes_now > self.since
+
+    @functools.cached_property
+    def retained(self) -> list[Retained]:
+        """Graphs of earlier steps that somebody holds."""
+        return retained_graphs(self.found, self.book, self._carried, self._goes_backward)
+
+    @functools.cached_property
+    def saved_lines(self) -> list[Line]:
+        return self._lines[0]
+
+    @property
+    def method(self) -> Method:
+        return self._lines[1]
+
+    @functools.cached_property
+    def failing(self) -> Made | None:
+        """The operation that had no memory, as the fake replay found it."""
+        return self._replay.failing if self._replay is not None else None
+
+    @functools.cached_property
+    def forward_place(self) -> Place | None:
+        """In backward: the line and layer of the forward operation that was being differentiated."""
+        if not self.in_backward or self._replay is None:
+            return None
+        aligned = by_lines.Alignment(self.book.saved, self.since, self._replay)
+        if self.refusal is not None and self.refusal.sequence >= 0:
+            return aligned.place_of(self.refusal.sequence)
+        # The nodes run from the last to the first and throw away what they had saved: the last that has not was next.
+        left = [entry.sequence for entry in self.book.saved]
+        return aligned.place_of(max(left)) if left else None
+
+    @property
+    def replayed(self) -> ByteLedger | None:
+        """The step on fake tensors, if they could follow it."""
+        return self._replay
+
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        return list(self._rows())
+
+    @property
+    def called_at(self) -> tuple[str, int] | None:
+        """File and line at which the step has called its model."""
+        noted = self.agent.notes.forward.get(id(self.step.frame)) if self.step is not None else None
+        if noted is None or self.step is None or noted[0] is not self.step.frame.f_code:
+            return None
+        return noted[0].co_filename, noted[1]
+
+    def record(self) -> dict[str, Any]:
+        """For events.jsonl."""
+        return {
+            "where": self.exhaustion.where,
+            "asked": self.asked,
+            "total": sum(row.nbytes for row in self.rows),
+            "measured": self.measured.used,
+            "allocated": self.measured.allocated,
+            "reserved": self.measured.reserved,
+            "method": self.method,
+            "rows": {row.heading: row.nbytes for row in self.rows if row.nbytes},
+            "lines": [
+                {
+                    "file": line.spot.file if line.spot is not None else "",
+                    "line": line.spot.line if line.spot is not None else 0,
+                    "bytes": line.nbytes,
+                    "modules": line.modules[:4],
+                    "node": line.node,
+                }
+                for line in self.saved_lines[:20]
+            ],
+        }
+
+    def holders(self) -> list[tuple[Holder, int, int]]:
+        return self.book.by_holder()
+
+    def is_of_failing_call(self, holder: Holder) -> bool:
+        """Whether it is a variable of a function that the failing step had called: it goes when the exception goes."""
+        return holder.in_frame and holder.scope is not self._step_code
+
+    # The table
+
+    def _rows(self) -> Iterator[Row]:
+        book, measured = self.book, self.measured
+        for heading in ("parameters", "buffers", "gradients", "optimizer state", "the batch"):
+            yield Row(heading, book.total(heading))
+        gone = max(0, measured.allocated - measured.allocated_now) if self.exhaustion.on_device else 0
+        lost = min(gone, sum(each.nbytes for each in self._lost)) if self.method == "fake replay" else 0
+        yield Row("saved activations", book.total("saved activations") + lost)
+        yield Row("temporaries of the failing operation", gone - lost)
+        pinned = held = 0
+        for holder, nbytes, _ in self.holders():
+            if self.is_of_failing_call(holder):
+                pinned += nbytes
+            else:
+                held += nbytes
+        held -= book.total("arrays")
+        older = book.total("held") - pinned - held
+        yield Row("other variables of the failing call", pinned)
+        yield Row("held by other names", held)
+        yield Row("saved by graphs of earlier steps", older)
+        yield Row("torchmedic's own", book.total("torchmedic"))
+        yield Row("tensors that no name leads to", book.total("not traced"))
+        if self.exhaustion.on_device:
+            yield from self._device_rows()
+        else:
+            yield Row("NumPy arrays", book.total("arrays"))
+            yield Row("Python, libraries and what else is no tensor", max(0, measured.used - book.everything))
+
+    def _device_rows(self) -> Iterator[Row]:
+        measured = self.measured
+        rounding = max(0, measured.allocated_now - (measured.requested or measured.allocated_now))
+        yield Row("workspaces of cuBLAS", measured.workspaces)
+        yield Row("rounding of the allocator", rounding)
+        rest = measured.allocated_now - self.book.everything - measured.workspaces - rounding
+        yield Row("not accounted for", max(0, rest))
+        yield Row("reserved by the allocator, not in use", measured.cache)
+        if measured.others is not None:
+            others = min(measured.others, measured.outside)
+            yield Row("other processes", others)
+            yield Row("CUDA context and libraries", measured.outside - others)
+        else:
+            yield Row("CUDA context, libraries, and other processes if any", measured.outside)
+
+    # How it is found
+
+    def _is_wanted(self, device: torch.device) -> bool:
+        if not self.exhaustion.on_device:
+            return device.type == "cpu"
+        index = self.exhaustion.index
+        return device.type == self.exhaustion.where and (index is None or device.index in (None, index))
+
+    @property
+    def _frames(self) -> list[FrameType]:
+        return [frame.live for frame in reversed(self.evidence.frames)]
+
+    @property
+    def _skipped(self) -> list[int]:
+        return [id(self), id(self.evidence), id(self.agent), id(self.evidence.incident), id(self.evidence.error)]
+
+    def _gradients_with_graph(self) -> Iterator[Found]:
+        """`backward(create_graph=True)` leaves gradients that hold the graph, in a cycle with the parameters."""
+        for tensor in self.book.live:
+            gradient = tensor.grad if tensor.is_leaf else None
+            if gradient is not None and gradient.grad_fn is not None:
+                yield Found(gradient, Holder(".grad", self.book, "", "", None, False))
+
+    def _batch(self) -> list[torch.Tensor]:
+        """The batch as it was loaded, and its copies on the device."""
+        loaded = list(self.evidence.incident.batch)
+        alike = {(tuple(tensor.shape), tensor.dtype) for tensor in loaded}
+        copies = [
+            each.tensor
+            for each in self.found
+            if each.holder.in_frame
+            and each.tensor.is_leaf
+            and not each.tensor.requires_grad
+            and (tuple(each.tensor.shape), each.tensor.dtype) in alike
+        ]
+        return [*loaded, *copies]
+
+    def _ours(self) -> list[torch.Tensor]:
+        copies = getattr(getattr(self.agent, "rewind", None), "_copies", {})
+        return [value for copy, _ in copies.values() for value in copy.values]
+
+    @functools.cached_property
+    def step(self) -> Step | None:
+        """The failing step, if it can be cut."""
+        try:
+            return self.evidence.failing_step()
+        except CannotCut as reason:
+            self.why_not_replayed = str(reason)
+        except Exception as error:
+            self.why_not_replayed = f"{type(error).__name__}"
+        return None
+
+    @property
+    def _step_code(self) -> Any:
+        return self.step.frame.f_code if self.step is not None else None
+
+    @functools.cached_property
+    def _carried(self) -> frozenset[str]:
+        step = self.step
+        if step is None:
+            return frozenset()
+        return carried_names(step.frame, step.segment.lines[1]) | frozenset(self.agent.notes.carried)
+
+    @property
+    def _goes_backward(self) -> bool:
+        """Whether the function that the step is in calls backward anywhere."""
+        step = self.step
+        tree = syntax_tree(step.frame.f_code.co_filename, step.frame.f_globals) if step is not None else None
+        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if tree is not None else set()
+        return not names.isdisjoint({"backward", "grad"})
+
+    @functools.cached_property
+    def _replay(self) -> ByteLedger | None:
+        """The step on fakes, up to the operation that failed; None where fakes could not follow it that far."""
+        if self.step is None or self.in_optimizer:
+            return None
+        user = self.evidence.user_frame
+        stop = None if self.in_backward else self._nodes_now - self.since
+        try:
+            ledger, error = FakeRunner.of(self.step.runner).play_fake(
+                stop=stop,
+                asked=None if self.in_backward else self.asked,
+                line=(user.file, user.line) if user is not None else None,
+            )
+        except Exception as failure:
+            error = failure
+        if error is not None:
+            self.why_not_replayed = _reason(error)
+            return None
+        return ledger
+
+    @property
+    def asked(self) -> int | None:
+        return self.refusal.asked if self.refusal is not None else self.exhaustion.asked
+
+    @functools.cached_property
+    def _lost(self) -> list[Any]:
+        """Saved up to the failure, and freed while the exception unwound."""
+        if self._replay is None or self.in_backward:
+            return []
+        failed = self._nodes_now - self.since - 1
+        lost = by_lines.lost_lines(self.book.saved, self.since, self._replay)
+        # What the failing operation itself was about to save are its inputs, and they are still there.
+        return [each for each in lost if each.sequence < failed]
+
+    @functools.cached_property
+    def _lines(self) -> tuple[list[Line], Method]:
+        found, method = by_lines.by_line(self.book.saved, self.since, self._replay)
+        if method == "fake replay" and self._replay is not None and not self.in_backward:
+            found = by_lines.merged(found, by_lines.by_replay(self._lost))
+        if method == "live graph" and self._replay is not None:
+            self.why_not_replayed = "it came out differently"
+        if not self.book.saved:
+            method = "live tensors"
+            if self._replay is not None and not self.in_backward and self._replay.saved:
+                found, method = by_lines.by_replay(self._replay.saved.values()), "fake replay"
+        return found, method
+
+
+def _reason(error: BaseException) -> str:
+    kind = type(error).__name__
+    if "DataDependent" in kind or "DynamicOutputShape" in kind:
+        return "the step reads values that fake tensors do not have"
+    return f"{kind}: {str(error).splitlines()[0][:80]}" if str(error) else kind
+
+
+def autopsy_of(evidence: RaisedEvidence) -> Autopsy | None:
+    """The autopsy of an exception that says that memory has run out in this process; made once."""
+    known = evidence.__dict__
+    if "_autopsy" not in known:
+        known["_autopsy"] = None
+        exhaustion = exhaustion_in(evidence)
+        if exhaustion is not None and evidence.incident.worker is None:
+            try:
+                known["_autopsy"] = Autopsy(evidence, exhaustion)
+            except Exception as error:
+                report_fault("replay.memory", error)  # there is still what the exception itself says
+    found = known["_autopsy"]
+    return found if isinstance(found, Autopsy) else None
+
+
+def exhaustion_in(evidence: RaisedEvidence) -> Exhaustion | None:
+    """What an exception says about memory, unless the user's own code has raised it."""
+    last = evidence.frames[-1] if evidence.frames else None
+    if last is not None and last.is_user and isinstance(last.statement, ast.Raise):
+        return None
+    worker = evidence.incident.worker
+    kinds = evidence.kinds | ({"MemoryError"} if "MemoryError" in getattr(worker, "exception", "") else set())
+    return exhaustion_of(kinds, worker.message if worker is not None else evidence.message)

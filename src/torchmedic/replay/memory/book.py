@@ -1,0 +1,170 @@
+"""The book: every storage of one device under the first heading that fits, each counted once.
+
+Headings in this order: parameters, buffers, gradients, optimizer state, the batch, what torchmedic itself holds, what
+the graph of this step has saved, what a name of the user's holds, and what nothing leads to.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.replay.memory.holders import Found, FoundArray, Holder
+from torchmedic.replay.memory.saved import is_counted, node_of, sequence_of, tensors_saved_by, walk
+from torchmedic.replay.memory.storages import Memory, distinct, live_tensors, memory_address, memory_of
+
+HEADINGS = (
+    "parameters",
+    "buffers",
+    "gradients",
+    "optimizer state",
+    "the batch",
+    "torchmedic",
+    "saved activations",
+    "held",
+    "not traced",
+    "arrays",
+)
+
+
+class SavedHere(NamedTuple):
+    """A storage that a live node has saved."""
+
+    memory: Memory
+    node: str
+    sequence: int
+    shape: tuple[int, ...]
+
+
+class Book:
+    """Storages of one device.
+
+    Args:
+        wanted: Whether a device is the one that ran out.
+        optimizers: Those that live.
+        since: The number of the first node of this step, 0 where it is not known.
+    """
+
+    def __init__(self, wanted: Callable[[torch.device], bool], optimizers: Iterable[Any], since: int) -> None:
+        self._wanted = wanted
+        self._optimizers = list(optimizers)
+        self.since = since
+        self.entries: dict[int, tuple[str, Memory]] = {}
+        self._saved: dict[int, SavedHere] = {}  # by this step
+        self.older: dict[int, SavedHere] = {}  # by graphs of earlier ones, whatever else holds them
+        self.held: dict[int, tuple[Memory, Found]] = {}
+        self.held_arrays: dict[int, tuple[Memory, Holder]] = {}
+        self.live = live_tensors()
+        self.modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+
+    @property
+    def saved(self) -> list[SavedHere]:
+        """What this step has saved, each with the first node that did."""
+        return list(self._saved.values())
+
+    def total(self, heading: str) -> int:
+        return sum(memory.nbytes for under, memory in self.entries.values() if under == heading)
+
+    @property
+    def everything(self) -> int:
+        return sum(memory.nbytes for _, memory in self.entries.values())
+
+    @property
+    def addresses(self) -> list[int]:
+        return [memory.address for _, memory in self.entries.values() if memory.address]
+
+    def enter(self, heading: str, tensors: Iterable[torch.Tensor]) -> None:
+        for memory in distinct(tensors).values():
+            if self._wanted(memory.device):
+                self.entries.setdefault(memory.key, (heading, memory))
+
+    def enter_known(self, batch: Iterable[torch.Tensor], ours: Iterable[torch.Tensor]) -> None:
+        """What has a heading of its own."""
+        trained = [
+            tensor
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+            if isinstance(tensor, torch.Tensor)
+        ]
+        own = [each for module in self.modules for each in module._parameters.values() if each is not None]
+        self.enter("parameters", [*own, *trained])
+        buffers = [each for module in self.modules for each in module._buffers.values() if each is not None]
+        self.enter("buffers", buffers)
+        leaves = {id(each): each for each in [*own, *trained, *self.live] if each.is_leaf}
+        self.enter("gradients", [each.grad for each in leaves.values() if each.grad is not None])
+        for optimizer in self._optimizers:
+            self.enter("optimizer state", _state_of(optimizer))
+        self.enter("the batch", batch)
+        self.enter("torchmedic", ours)
+
+    def enter_graphs(self) -> None:
+        """What live graphs have saved: that of this step gets a heading, that of earlier ones is noted beside."""
+        seen: set[Any] = set()
+        for node in walk((node_of(tensor) for tensor in self.live), seen):
+            if not is_counted(node):
+                continue
+            sequence = sequence_of(node)
+            for tensor in tensors_saved_by(node):
+                for memory in memory_of(tensor):
+                    under = self.entries.get(memory.key, ("",))[0]
+                    if not self._wanted(memory.device) or under not in ("", "saved activations"):
+                        continue
+                    entry = SavedHere(memory, node.name(), sequence, tuple(tensor.shape))
+                    if sequence >= self.since:
+                        self.entries[memory.key] = ("saved activations", memory)
+                        known = self._saved.get(memory.key)
+                        if known is None or sequence < known.sequence:
+                            self._saved[memory.key] = entry
+                    else:
+                        self.older.setdefault(memory.key, entry)
+
+    def enter_held(self, found: Iterable[Found]) -> None:
+        """What the user's names lead to."""
+        for each in found:
+            for memory in memory_of(each.tensor):
+                if self._wanted(memory.device) and memory.key not in self.entries:
+                    self.entries[memory.key] = ("held", memory)
+                    self.held[memory.key] = (memory, each)
+
+    def enter_older(self) -> None:
+        """What only graphs of earlier steps keep alive."""
+        for key, entry in self.older.items():
+            self.entries.setdefault(key, ("held", entry.memory))
+
+    def enter_rest(self) -> None:
+        self.enter("not traced", self.live)
+
+    def enter_arrays(self, arrays: Iterable[FoundArray]) -> None:
+        """NumPy arrays of the host, unless a tensor stands for the same memory."""
+        if not arrays:
+            return
+        known = {memory_address(tensor) for tensor in self.live}
+        for each in arrays:
+            if each.address not in known and each.nbytes:
+                memory = Memory(-each.address, each.nbytes, torch.device("cpu"))
+                self.entries.setdefault(memory.key, ("arrays", memory))
+                self.held_arrays[memory.key] = (memory, each.holder)
+
+    def by_holder(self) -> list[tuple[Holder, int, int]]:
+        """Holder, bytes and number of storages, the biggest first."""
+        sums: dict[tuple[str, str, str], tuple[Holder, int, int]] = {}
+        named = [(memory, found.holder) for memory, found in self.held.values()]
+        for memory, holder in [*named, *self.held_arrays.values()]:
+            key = (holder.file, holder.function, holder.path)
+            _, nbytes, count = sums.get(key, (holder, 0, 0))
+            sums[key] = (holder, nbytes + memory.nbytes, count + 1)
+        return sorted(sums.values(), key=lambda each: -each[1])
+
+
+def _state_of(optimizer: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for state in list(getattr(optimizer, "state", {}).values()):
+        for value in state.values() if isinstance(state, dict) else ():
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(each, torch.Tensor):
+                    found.append(each)
+    return found

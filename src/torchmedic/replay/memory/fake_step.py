@@ -1,0 +1,127 @@
+"""The failing step run once more on fake tensors: it needs no memory of the device, and next to none of the host."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torchmedic.replay.iterators import draws_from_iterator
+from torchmedic.replay.memory.ledger import ByteLedger, FailurePoint
+from torchmedic.replay.played import Played
+from torchmedic.replay.runner import Runner, SegmentEnd, Waits
+from torchmedic.replay.side_effects import no_side_effects
+from torchmedic.replay.state import muted, set_version
+
+_SECONDS = 6.0
+
+
+class FakeRunner(Runner):
+    """Plays a segment on fakes. Weights, buffers, gradients and random states stay as they are."""
+
+    @classmethod
+    def of(cls, runner: Runner) -> FakeRunner:
+        made = cls.__new__(cls)
+        made.__dict__.update(runner.__dict__)
+        return made
+
+    def names(self) -> dict[int, str]:
+        """The paths of all modules in reach, by identity."""
+        found: dict[int, str] = {}
+        for root in sorted(self.modules, key=lambda each: -sum(1 for _ in each.modules())):
+            for path, module in root.named_modules():
+                found.setdefault(id(module), path or type(root).__name__)
+        return found
+
+    def play_fake(
+        self,
+        *,
+        stop: int | None = None,
+        asked: int | None = None,
+        line: tuple[str, int] | None = None,
+        backward: bool = False,
+        change: Callable[[dict[str, Any]], None] | None = None,
+        grad: bool | None = None,
+    ) -> tuple[ByteLedger, BaseException | None]:
+        """Run the step and count.
+
+        Returns:
+            What was counted, and what ended the replay before its time: fakes have no values to branch on.
+        """
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        ledger = ByteLedger(fake, self.names(), time.monotonic() + _SECONDS, stop=stop, asked=asked, line=line)
+        namespace = self._namespace()
+        if change is not None:
+            change(namespace)
+        error: BaseException | None = None
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(muted())
+            stack.enter_context(self._as_it_was())
+            stack.enter_context(
+                no_side_effects(Played(), self._optimizers, self._batch, backward=backward, keep_graphs=False)
+            )
+            stack.enter_context(torch.set_grad_enabled(self._notes.grad_enabled if grad is None else grad))
+            for device, dtype in self._notes.autocast.items():
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(ledger.pack, ledger.unpack))
+            stack.enter_context(fake)
+            stack.enter_context(ledger)
+            try:
+                self._execute_fake(namespace)
+            except (SegmentEnd, FailurePoint):
+                pass
+            except Exception as failure:
+                error = failure
+                if ledger.failing is not None:
+                    error = None
+        return ledger, error
+
+    def _execute_fake(self, namespace: dict[str, Any]) -> None:
+        for statement, code in self.segment.code():
+            if statement.lineno in self.frozen or draws_from_iterator(statement, namespace):
+                continue
+            try:
+                exec(code, namespace)
+            except Waits:
+                continue
+
+    @contextlib.contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """Put back, without a copy of anything big, what a step changes on the Python side of modules and weights."""
+        roots = self.modules
+        tensors = {id(each): each for each in [*self.parameters, *self.loose_leaves]}
+        tensors |= {id(each): each for root in roots for each in [*root.parameters(), *root.buffers()]}
+        gradients = [(tensor, tensor.grad) for tensor in tensors.values() if tensor.is_leaf]
+        versions = [(tensor, tensor._version) for tensor in tensors.values() if not tensor.is_inference()]
+        children = {id(child): child for root in roots for child in root.modules()}
+        plain = [(child, dict(child.__dict__)) for child in children.values()]
+        parts = [
+            (child, name, dict(child.__dict__[name]))
+            for child in children.values()
+            for name in ("_parameters", "_buffers")
+        ]
+        numpy = sys.modules.get("numpy")
+        states = (random.getstate(), numpy.random.get_state() if numpy is not None else None, torch.get_rng_state())
+        try:
+            yield
+        finally:
+            for tensor, gradient in gradients:
+                tensor.grad = gradient
+            for child, attributes in plain:
+                child.__dict__.clear()
+                child.__dict__.update(attributes)
+            for child, name, content in parts:
+                child.__dict__[name].update(content)
+            for tensor, version in versions:
+                if tensor._version != version:
+                    set_version(tensor, version)
+            random.setstate(states[0])
+            if numpy is not None and states[1] is not None:
+                numpy.random.set_state(states[1])
+            torch.set_rng_state(states[2])

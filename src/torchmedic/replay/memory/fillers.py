@@ -1,0 +1,188 @@
+"""The statement that puts things into a container, or adds to a variable: found by its name in the user's source."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from torchmedic.observe.frames import is_user_file
+from torchmedic.records import Location, Role
+from torchmedic.replay.frames import node_location, syntax_tree
+from torchmedic.replay.memory.holders import Holder
+
+_STORES = frozenset(
+    "append appendleft extend extendleft insert add put put_nowait push push_back update setdefault __setitem__ "
+    "store record remember save log write enqueue register collect track cache".split()
+)
+_LEAVES_GRAPH = frozenset("item detach tolist numpy float int cpu_number".split())
+_MAKERS = frozenset("list dict set deque defaultdict OrderedDict Counter".split())
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+class Filler(NamedTuple):
+    """A statement that stores, and what it stores."""
+
+    file: str
+    node: ast.stmt | ast.expr
+    value: ast.expr | None
+    in_loop: bool
+
+    def location(self, role: Role, label: str) -> Location:
+        return node_location(role, self.file, self.node, label)
+
+    @property
+    def text(self) -> str:
+        """What is stored, as the source says it."""
+        return ast.unparse(self.value) if self.value is not None else ""
+
+    @property
+    def frees_graph(self) -> bool:
+        """Whether what is stored is made a number or is cut off from its graph first."""
+        value = self.value
+        if isinstance(value, ast.Call):
+            function = value.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            return name in _LEAVES_GRAPH
+        return False
+
+
+def fillers_of(holder: Holder) -> list[Filler]:
+    """The statements that may have put something there, the likeliest first."""
+    wanted = _wanted(holder)
+    found: list[Filler] = []
+    for file, tree in _sources(holder):
+        scopes = _scopes(tree, holder, file)
+        for scope in scopes:
+            found += list(_in_scope(file, scope, wanted, holder))
+    unique = {(filler.file, filler.node.lineno, filler.node.col_offset): filler for filler in found}
+    return sorted(unique.values(), key=lambda filler: (filler.frees_graph, not filler.in_loop))
+
+
+def _wanted(holder: Holder) -> tuple[str, ...]:
+    """How the container is written: `stats['loss']`, and with another name before an attribute."""
+    try:
+        return (ast.unparse(ast.parse(holder.path, mode="eval").body),)
+    except (SyntaxError, ValueError):
+        return (holder.path,)
+
+
+def _sources(holder: Holder) -> Iterator[tuple[str, ast.Module]]:
+    files = [holder.file]
+    parent = holder.parent
+    if parent is not None:
+        kind = parent if isinstance(parent, type) else type(parent)
+        for base in kind.__mro__:
+            file = getattr(sys.modules.get(base.__module__), "__file__", None)
+            if isinstance(file, str):
+                files.append(file)
+    if not holder.function or parent is not None:
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if isinstance(module, types.ModuleType) and isinstance(file, str):
+                files.append(file)
+    for file in dict.fromkeys(files):
+        if is_user_file(file) and (tree := syntax_tree(file)) is not None:
+            yield file, tree
+
+
+def _scopes(tree: ast.Module, holder: Holder, file: str) -> Iterable[ast.AST]:
+    """Where the name means this variable: its function, or the whole file for a global or an attribute."""
+    code = holder.scope
+    if not holder.function or not isinstance(code, types.CodeType) or file != code.co_filename:
+        return (tree,)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first == code.co_firstlineno and node.name == code.co_name:
+                # A closure is filled where it is used and where it was made: look at what is around it as well.
+                return (node,) if holder.in_frame and holder.parent is None else (tree,)
+    return (tree,)
+
+
+def _in_scope(file: str, scope: ast.AST, wanted: tuple[str, ...], holder: Holder) -> Iterator[Filler]:
+    for node, in_loop in _with_loops(scope, False):
+        match node:
+            case ast.Call(func=ast.Attribute(value=container, attr=method), args=args) if _is(
+                container, wanted, holder
+            ):
+                if method in _STORES and (args or node.keywords):
+                    yield Filler(file, node, args[-1] if args else node.keywords[-1].value, in_loop)
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    part = isinstance(target, ast.Subscript) and _is(target.value, wanted, holder)
+                    if (part and not _is_empty(value)) or (_is(target, wanted, holder) and _reads(value, target)):
+                        yield Filler(file, node, value, in_loop)
+            case ast.AugAssign(target=target, value=value) if _is(target, wanted, holder) or (
+                isinstance(target, ast.Subscript) and _is(target.value, wanted, holder)
+            ):
+                yield Filler(file, node, value, in_loop)
+
+
+def assigned_at(holder: Holder) -> list[Filler]:
+    """The statements that give a variable or an attribute its value."""
+    wanted = _wanted(holder)
+    found: list[Filler] = []
+    for file, tree in _sources(holder):
+        for scope in _scopes(tree, holder, file):
+            for node, in_loop in _with_loops(scope, False):
+                targets: list[ast.expr] = []
+                if isinstance(node, ast.Assign):
+                    targets = [part for target in node.targets for part in _flat(target)]
+                elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+                    targets = [node.target]
+                elif isinstance(node, ast.For):
+                    targets = list(_flat(node.target))
+                if any(_is(target, wanted, holder) for target in targets):
+                    where: Any = node.iter if isinstance(node, ast.For) else node
+                    found.append(Filler(file, where, getattr(node, "value", None), in_loop))
+    return sorted(found, key=lambda filler: not filler.in_loop)
+
+
+def _flat(target: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(target, ast.Tuple | ast.List):
+        for part in target.elts:
+            yield from _flat(part)
+    elif isinstance(target, ast.Starred):
+        yield from _flat(target.value)
+    else:
+        yield target
+
+
+def _with_loops(node: ast.AST, in_loop: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node with whether it is run again and again: in a loop, or in a function, which is called."""
+    for child in ast.iter_child_nodes(node):
+        inside = in_loop or isinstance(node, ast.For | ast.AsyncFor | ast.While | _FUNCTIONS[0] | _FUNCTIONS[2])
+        yield child, inside
+        yield from _with_loops(child, inside)
+
+
+def _is(node: ast.expr, wanted: tuple[str, ...], holder: Holder) -> bool:
+    """Whether an expression names the container: as the path does, or by its attribute on whatever object."""
+    if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+        return False
+    if holder.attribute and holder.parent is not None:
+        if isinstance(node, ast.Subscript):
+            return "[" in wanted[0] and _is(node.value, wanted, holder)
+        return isinstance(node, ast.Attribute) and node.attr == holder.attribute
+    if ast.unparse(node) in wanted:
+        return True
+    return isinstance(node, ast.Subscript) and (
+        _is(node.value, wanted, holder) or wanted[0].startswith(ast.unparse(node.value) + "[")
+    )
+
+
+def _is_empty(value: ast.expr) -> bool:
+    """A new container, which only begins to be filled."""
+    if isinstance(value, ast.List | ast.Set | ast.Tuple):
+        return not value.elts
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _MAKERS
+
+
+def _reads(value: ast.expr, target: ast.expr) -> bool:
+    name = ast.unparse(target)
+    return any(isinstance(part, ast.Name | ast.Attribute) and ast.unparse(part) == name for part in ast.walk(value))

@@ -1,0 +1,214 @@
+"""Which variable, attribute or container of the user's holds a tensor: a walk from everything that has a name.
+
+The walk goes through containers, objects, closures, caches, exceptions and suspended generators. It starts at the
+variables of the failing frames and of the user's modules, so that every find comes with a name a person knows.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.observe.frames import is_user_file
+
+_MOST = 400_000  # objects that are looked at
+_FEW = 16  # keys of a dict that are named one by one
+_LEAVES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size)
+_INTERNAL = ("_parameters", "_buffers", "_modules")  # of a module, which shows what is in them as attributes
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+
+
+class Holder(NamedTuple):
+    """A name that leads to tensors: `losses`, `self.memory`, `stats['loss']`."""
+
+    path: str
+    owner: Any  # the container or object itself; the tensor where a variable holds it directly
+    file: str  # of the code that knows the path's first name
+    function: str  # "" for a global
+    scope: Any  # the frame's code, or the module
+    in_frame: bool  # a variable of a frame that the exception left
+    parent: Any = None  # the object whose attribute it is
+    attribute: str = ""
+    many: bool = False  # one of many in a container: what is in it has no name of its own
+
+
+class Found(NamedTuple):
+    tensor: torch.Tensor
+    holder: Holder
+
+
+class FoundArray(NamedTuple):
+    """Memory of a NumPy array."""
+
+    address: int
+    nbytes: int
+    holder: Holder
+
+
+def held_tensors(
+    frames: Iterable[FrameType], skip: Iterable[int] = (), arrays: list[FoundArray] | None = None
+) -> Iterator[Found]:
+    """Every tensor in reach of a name, with the first name that leads there, nearest first.
+
+    Args:
+        frames: Those that the exception came through, innermost first.
+        skip: Identities of objects not to look into: our own, and those that are accounted for elsewhere.
+        arrays: Takes the NumPy arrays that are met on the way.
+    """
+    pending: deque[tuple[Any, Holder, int]] = deque()
+    seen: set[int] = set(skip)
+    listed = list(frames)
+    for holder, value in [*_globals(listed), *_locals(listed)]:
+        pending.append((value, holder, 0))
+    while pending and len(seen) < _MOST:
+        value, holder, depth = pending.popleft()
+        if isinstance(value, _LEAVES) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if issubclass(type(value), torch.Tensor):
+            yield Found(value, holder)
+            extra = getattr(value, "__dict__", None)
+            pending.extend((item, holder, depth + 1) for item in (extra or {}).values())
+            continue
+        if type(value).__name__ == "ndarray" and type(value).__module__ == "numpy":
+            if value.base is not None:
+                pending.append((value.base, holder, depth + 1))
+            elif arrays is not None:
+                arrays.append(FoundArray(value.__array_interface__["data"][0], int(value.nbytes), holder))
+            if value.dtype != object:
+                continue
+        if depth < 12:
+            try:
+                pending.extend(list(_inside(value, holder, depth + 1)))
+            except Exception:
+                continue  # an object of the user's that does not like to be looked at
+
+
+def _globals(frames: list[FrameType]) -> Iterator[tuple[Holder, Any]]:
+    known: dict[int, tuple[str, dict[str, Any]]] = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(module, types.ModuleType) and isinstance(file, str) and is_user_file(file):
+            known[id(vars(module))] = (file, vars(module))
+    for frame in frames:
+        if is_user_file(frame.f_code.co_filename):
+            known.setdefault(id(frame.f_globals), (frame.f_code.co_filename, frame.f_globals))
+    for file, names in known.values():
+        for name, value in list(names.items()):
+            if not name.startswith("__") and not isinstance(value, types.ModuleType):
+                yield Holder(name, value, file, "", names, False), value
+
+
+def _locals(frames: list[FrameType]) -> Iterator[tuple[Holder, Any]]:
+    for frame in sorted(frames, key=lambda each: not is_user_file(each.f_code.co_filename)):
+        if frame.f_locals is frame.f_globals:
+            continue
+        code = frame.f_code
+        for name, value in list(frame.f_locals.items()):
+            yield Holder(name, value, code.co_filename, code.co_name, code, True), value
+
+
+def _inside(value: Any, holder: Holder, depth: int) -> Iterator[tuple[Any, Holder, int]]:
+    """What an object leads to, each with its name."""
+    if isinstance(value, dict):
+        named = not holder.many and len(value) <= _FEW and all(isinstance(key, str) for key in value)
+        for key, item in list(value.items()):
+            inner = holder._replace(path=f"{holder.path}[{key!r}]", owner=item) if named else _of(holder, value)
+            yield item, inner, depth
+        if isinstance(getattr(value, "default_factory", None), types.FunctionType):
+            yield value.default_factory, holder, depth  # type: ignore[attr-defined]
+    elif isinstance(value, _SEQUENCES):
+        few = not holder.many and isinstance(value, tuple) and len(value) <= 4
+        for position, item in enumerate(list(value)):
+            inner = holder._replace(path=f"{holder.path}[{position}]", owner=item) if few else _of(holder, value)
+            yield item, inner, depth
+    elif isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            try:
+                item = cell.cell_contents
+            except ValueError:
+                continue
+            inside = Holder(name, item, value.__code__.co_filename, value.__name__, value.__code__, False)
+            yield item, inside, depth
+        for item in value.__defaults__ or ():
+            yield item, _of(holder, item), depth
+        for name, item in value.__dict__.items():
+            yield item, _attribute(holder, value, name, item), depth
+    elif isinstance(value, types.MethodType):
+        yield value.__self__, holder, depth
+        yield value.__func__, holder, depth
+    elif isinstance(value, functools.partial | functools._lru_cache_wrapper):
+        for item in gc.get_referents(value):
+            yield item, _of(holder, value), depth
+    elif isinstance(value, types.GeneratorType | types.CoroutineType):
+        frame = value.gi_frame if isinstance(value, types.GeneratorType) else value.cr_frame
+        if frame is not None and is_user_file(frame.f_code.co_filename):
+            for name, item in list(frame.f_locals.items()):
+                yield item, _local(frame, name, item), depth
+    elif isinstance(value, BaseException):
+        yield from _of_exception(value, holder, depth)
+    elif isinstance(value, type):
+        if is_user_file(str(getattr(sys.modules.get(value.__module__), "__file__", None) or "<library>")):
+            for name, item in list(vars(value).items()):
+                if not name.startswith("__"):
+                    yield item, Holder(f"{value.__name__}.{name}", item, holder.file, "", value, False, value, name), 1
+    elif not isinstance(value, types.ModuleType | types.FrameType | types.CodeType):
+        yield from _attributes(value, holder, depth)
+
+
+def _attributes(value: Any, holder: Holder, depth: int) -> Iterator[tuple[Any, Holder, int]]:
+    names = getattr(value, "__dict__", None)
+    if isinstance(names, dict):
+        for name, item in list(names.items()):
+            if isinstance(value, torch.nn.Module) and name in _INTERNAL and isinstance(item, dict):
+                yield from ((part, _attribute(holder, value, key, part), depth) for key, part in list(item.items()))
+            else:
+                yield item, _attribute(holder, value, name, item), depth
+    for kind in type(value).__mro__ if type(value).__module__ != "builtins" else ():
+        for name in _slots(kind):
+            item = getattr(value, name, None)
+            yield item, _attribute(holder, value, name, item), depth
+    if isinstance(value, (*_SEQUENCES, dict)):
+        return
+    if not isinstance(names, dict) and not _slots(type(value)):
+        for item in gc.get_referents(value):  # a C type: what it holds has no name
+            yield item, holder, depth
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    found = kind.__dict__.get("__slots__", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _of_exception(error: BaseException, holder: Holder, depth: int) -> Iterator[tuple[Any, Holder, int]]:
+    """An exception that was caught and kept holds the frames that it came through."""
+    tb = error.__traceback__
+    kept = holder._replace(path=f"{holder.path}", owner=error)
+    while tb is not None:
+        for item in list(tb.tb_frame.f_locals.values()):
+            yield item, kept, depth
+        tb = tb.tb_next
+    for item in (*error.args, *vars(error).values(), error.__context__, error.__cause__):
+        yield item, kept, depth
+
+
+def _of(holder: Holder, owner: Any) -> Holder:
+    return holder if holder.many else holder._replace(owner=owner, many=True)
+
+
+def _local(frame: FrameType, name: str, value: Any) -> Holder:
+    return Holder(name, value, frame.f_code.co_filename, frame.f_code.co_name, frame.f_code, False)
+
+
+def _attribute(holder: Holder, owner: Any, name: str, item: Any) -> Holder:
+    if holder.many:
+        return holder
+    return holder._replace(path=f"{holder.path}.{name}", owner=item, parent=owner, attribute=name)

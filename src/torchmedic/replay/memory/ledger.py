@@ -1,0 +1,226 @@
+"""What a step keeps, line by line, counted on fake tensors: shapes and bytes without memory.
+
+A dispatch mode above `FakeTensorMode`. Real tensors (weights, batch) are exchanged for fakes at the first operation
+that reads them and are never written to. Fakes are made of tensors that are there, on the device that these are on, so
+that none is ever made of a device that this build of torch does not know.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+
+from torchmedic.observe.frames import is_user_file
+from torchmedic.replay.bounds import ReplayTooLong
+from torchmedic.replay.memory.known_values import for_real, host_result, keeps_values, remember
+from torchmedic.replay.operations import Spot
+
+
+class FailurePoint(Exception):
+    """The replay has come to the operation that ran out of memory."""
+
+
+class Place(NamedTuple):
+    """A line of the user's, and the layer that was running."""
+
+    spot: Spot | None
+    module: str  # its path in the model; "" outside of one
+
+
+class Saved(NamedTuple):
+    """A tensor that a node keeps for backward, as the replay saw it."""
+
+    nbytes: int
+    shape: tuple[int, ...]
+    sequence: int  # of the node, counted from the beginning of the step
+    place: Place
+
+
+class Made(NamedTuple):
+    """An operation and the memory that it asked for."""
+
+    op: str
+    nbytes: int
+    shape: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    place: Place
+    node: str = ""  # in backward
+
+
+class ByteLedger(TorchDispatchMode):
+    """Follows one fake replay.
+
+    Args:
+        fake: The mode that it lies above.
+        names: The paths of modules by their identity.
+        deadline: When to give up.
+        stop: After how many nodes the real step failed; None to go on to the end.
+        asked: The bytes that it asked for there.
+        line: The user's file and line at which it did.
+    """
+
+    def __init__(
+        self,
+        fake: FakeTensorMode,
+        names: Mapping[int, str],
+        deadline: float,
+        *,
+        stop: int | None = None,
+        asked: int | None = None,
+        line: tuple[str, int] | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self.saved: dict[int, Saved] = {}
+        self.failing: Made | None = None
+        self.places: dict[int, Place] = {}  # by the number of a node, counted from the beginning
+        self.made: list[Made] = []  # whatever is not small
+        self._fake = fake
+        self._names = names
+        self._deadline = deadline
+        self._stop = stop
+        self._asked = asked
+        self._line = line
+        self._perhaps: Made | None = None  # as large and at that line, but a few nodes away
+        # Fakes may take another way through an operation than the device did, and make a few nodes more or less.
+        self._slack = max(2, stop // 40) if stop else 0
+        self._start = _get_sequence_nr()
+        self._born: dict[int, tuple[StorageWeakRef, int, Place]] = {}
+        self._positions: dict[tuple[CodeType, int], tuple[int | None, ...]] = {}
+
+    @property
+    def sequence(self) -> int:
+        """How many nodes have been made since the beginning."""
+        return _get_sequence_nr() - self._start
+
+    def still_there(self) -> list[tuple[int, Place]]:
+        """What the step has made and still has: bytes and places."""
+        return [(nbytes, place) for reference, nbytes, place in self._born.values() if not reference.expired()]
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A hook for saved tensors, which changes nothing."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor
+        storage = tensor.untyped_storage()
+        key = int(storage._cdata)
+        if key in self._born and key not in self.saved:
+            self.saved[key] = Saved(
+                storage.nbytes(), tuple(tensor.shape), self.sequence - 1, self._place(sys._getframe(1))
+            )
+        # As it is, a result would hold the node that holds it, and never be freed.
+        return tensor.detach()
+
+    def unpack(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if time.monotonic() > self._deadline:
+            raise ReplayTooLong
+        node = torch._C._current_autograd_node()
+        number = self.sequence
+        if self._stop is not None and number > self._stop + self._slack and node is None:
+            self.failing = self.failing or self._perhaps
+            raise FailurePoint
+        if keeps_values(func, args, kwargs):
+            return for_real(func, args, kwargs)
+        place = self._place(sys._getframe(1))
+        if node is None:
+            self.places.setdefault(number - 1, place)
+        known = host_result(func, args, kwargs)
+        if isinstance(known, bool | int):
+            return known
+        args, kwargs = tree_map(self._faked, (args, kwargs))
+        given = {_key(value) for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)}
+        result = func(*args, **kwargs)
+        remember(result, known)
+        for value in tree_iter(result):
+            if isinstance(value, FakeTensor):
+                self._note(func, value, given, place, node, (args, kwargs))
+        return result
+
+    def _faked(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            return self._fake.from_tensor(value)
+        return value
+
+    def _note(self, func: Any, value: FakeTensor, given: set[int], place: Place, node: Any, inputs: Any) -> None:
+        key = _key(value)
+        if key in given or key in self._born:
+            return
+        storage = value.untyped_storage()
+        shapes = tuple(tuple(each.shape) for each in tree_iter(inputs) if isinstance(each, torch.Tensor))
+        made = Made(
+            func._schema.name.removeprefix("aten::"),
+            storage.nbytes(),
+            tuple(value.shape),
+            shapes,
+            place,
+            node.name() if node is not None else "",
+        )
+        if self._is_failure(made):
+            self.failing = made
+            raise FailurePoint
+        if made.nbytes > 1 << 20:
+            self.made.append(made)
+        self._born[key] = (StorageWeakRef(storage), made.nbytes, place)
+
+    def _is_failure(self, made: Made) -> bool:
+        """Whether this is what the real step had no memory for: as many bytes, at that line, that many nodes on."""
+        if self._asked is None or self.failing is not None or (made.node and self._stop is not None):
+            return False
+        spot = made.place.spot
+        if not _about(made.nbytes, self._asked) or (
+            self._line is not None and (spot is None or (spot.file, spot.line) != self._line)
+        ):
+            return False
+        if self._stop is None or self.sequence == self._stop:
+            return True
+        if self._perhaps is None and abs(self.sequence - self._stop) <= self._slack:
+            self._perhaps = made
+        return False
+
+    def _place(self, frame: FrameType | None) -> Place:
+        module = ""
+        while frame is not None:
+            code = frame.f_code
+            if not module and code.co_name == "forward":
+                module = self._names.get(id(frame.f_locals.get("self")), "")
+            if is_user_file(code.co_filename):
+                if not module:
+                    module = self._names.get(id(frame.f_locals.get("self")), "")
+                return Place(self._spot(frame, code), module)
+            frame = frame.f_back
+        return Place(None, module)
+
+    def _spot(self, frame: FrameType, code: CodeType) -> Spot:
+        key = (code, frame.f_lasti)
+        found = self._positions.get(key)
+        if found is None:
+            positions = list(code.co_positions())
+            at = frame.f_lasti // 2
+            found = positions[at] if 0 <= at < len(positions) else (frame.f_lineno, None, None, None)
+            self._positions[key] = found
+        line, end_line, column, end_column = found
+        return Spot(code.co_filename, line or frame.f_lineno, column, end_line, end_column, code.co_name)
+
+
+def _about(nbytes: int, asked: int) -> bool:
+    """Equal but for the rounding of an allocator and of a message."""
+    return abs(nbytes - asked) <= max(512, asked // 100)
+
+
+def _key(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0

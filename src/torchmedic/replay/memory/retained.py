@@ -1,0 +1,136 @@
+"""Graphs of earlier steps that somebody still holds: by which name, how many tensors, how many nodes and bytes.
+
+A graph keeps everything that its nodes have saved until a backward has been through it; after that it keeps only the
+nodes themselves. Both are counted, apart from each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import torch
+
+from torchmedic.replay.memory.book import Book
+from torchmedic.replay.memory.holders import Found, Holder
+from torchmedic.replay.memory.saved import is_counted, node_of, sequence_of, tensors_saved_by, walk
+from torchmedic.replay.memory.storages import memory_of
+
+_SEVERAL = 3  # tensors with a graph in one container that is known of no step
+
+
+class Retained(msgspec.Struct, frozen=True, kw_only=True):
+    """`nbytes` is what the graphs have saved and still have, with the held tensors themselves."""
+
+    holder: Holder
+    tensors: int
+    nodes: int
+    nbytes: int
+    is_container: bool
+    is_scalar: bool = False  # all of the held tensors have one element
+
+    @property
+    def only_nodes(self) -> bool:
+        return self.nbytes < 1 << 20
+
+
+def retained_graphs(found: Iterable[Found], book: Book, carried: frozenset[str], goes_backward: bool) -> list[Retained]:
+    """The biggest first.
+
+    Args:
+        found: Tensors with their holders.
+        book: In which what is accounted for otherwise stands.
+        carried: Names that a loop hands on from one turn to the next.
+        goes_backward: Whether the function of that loop calls backward: then what it hands on may be for that.
+    """
+    groups: dict[tuple[str, str, str], list[Found]] = {}
+    for each in found:
+        if node_of(each.tensor) is not None:
+            groups.setdefault((each.holder.file, each.holder.function, each.holder.path), []).append(each)
+    ordered = sorted(groups.values(), key=lambda group: _rank(group, carried))
+    seen: set[Any] = set()
+    counted: set[int] = set()
+    result = []
+    for group in ordered:
+        holder = group[0].holder
+        known = book.since > 0
+        handed_on = holder.path in carried and not goes_backward
+        if not known and ((len(group) < _SEVERAL and not handed_on) or (holder.in_frame and _is_forward(holder))):
+            continue
+        lasting = not holder.in_frame or holder.path in carried or not isinstance(holder.owner, torch.Tensor)
+        if known and not lasting and not _is_older(group, book.since):
+            continue
+        nodes = nbytes = 0
+        for each in group:
+            if not known or sequence_of(node_of(each.tensor)) < book.since:
+                nbytes += _new(each.tensor, book, counted)
+            for node in walk((node_of(each.tensor),), seen):
+                if is_counted(node) and (not known or sequence_of(node) < book.since):
+                    nodes += 1
+                    nbytes += sum(_new(tensor, book, counted) for tensor in tensors_saved_by(node))
+        if nodes:
+            is_container = not isinstance(holder.owner, torch.Tensor)
+            result.append(
+                Retained(
+                    holder=holder,
+                    tensors=len(group),
+                    nodes=nodes,
+                    nbytes=nbytes,
+                    is_container=is_container,
+                    is_scalar=all(each.tensor.numel() == 1 for each in group),
+                )
+            )
+    return sorted(_merged(result), key=lambda each: (-each.nbytes, -each.nodes))
+
+
+def _merged(parts: list[Retained]) -> list[Retained]:
+    """`acts['a']` and `acts['b']` as `acts`, where neither of them has nearly all of it."""
+    families: dict[tuple[str, str, str], list[Retained]] = {}
+    for each in parts:
+        families.setdefault((each.holder.file, each.holder.function, each.holder.path.partition("[")[0]), []).append(
+            each
+        )
+    result = []
+    for (_, _, base), family in families.items():
+        top = max(family, key=lambda each: each.nbytes)
+        if len(family) == 1 or top.nbytes > 0.7 * sum(each.nbytes for each in family):
+            result += family
+            continue
+        result.append(
+            msgspec.structs.replace(
+                top,
+                holder=top.holder._replace(path=base),
+                tensors=sum(each.tensors for each in family),
+                nodes=sum(each.nodes for each in family),
+                nbytes=sum(each.nbytes for each in family),
+                is_container=True,
+                is_scalar=all(each.is_scalar for each in family),
+            )
+        )
+    return result
+
+
+def _rank(group: list[Found], carried: frozenset[str]) -> tuple[int, int]:
+    """Who holds many comes before who holds one, and what is handed on before what is merely not yet overwritten."""
+    holder = group[0].holder
+    container = not isinstance(holder.owner, torch.Tensor)
+    return (0 if container else 1 if holder.path in carried or not holder.in_frame else 2, -len(group))
+
+
+def _is_older(group: list[Found], since: int) -> bool:
+    return any(sequence_of(node_of(each.tensor)) < since for each in group)
+
+
+def _is_forward(holder: Holder) -> bool:
+    return holder.function == "forward"
+
+
+def _new(tensor: torch.Tensor, book: Book, counted: set[int]) -> int:
+    nbytes = 0
+    for memory in memory_of(tensor):
+        under, _ = book.entries.get(memory.key, ("", None))
+        if memory.key not in counted and under in ("held", "saved activations", "not traced"):
+            counted.add(memory.key)
+            nbytes += memory.nbytes
+    return nbytes

@@ -1,0 +1,104 @@
+"""What the nodes of the live graphs have saved for backward: tensors that no variable need hold.
+
+Read without running anything of the user's: a saved tensor that a hook has packed (a checkpoint, `save_on_cpu`) is not
+unpacked, as that would compute or copy; what it was packed into is looked at instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_RAW = "_raw_saved_"
+_known: dict[type, tuple[str, ...]] = {}
+
+
+class _Refusing(TorchDispatchMode):
+    """Reading what was saved must compute nothing; whoever tries to is stopped."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError("a saved tensor was packed by a hook")
+
+
+def node_of(tensor: torch.Tensor) -> Any:
+    """The node that made a tensor; None for a leaf, and for views that torch itself cannot tell of."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def tensors_saved_by(node: Any) -> list[torch.Tensor]:
+    """The tensors that one node keeps alive; none where a backward has been through it."""
+    found: list[torch.Tensor] = []
+    for name in _raw_names(type(node)):
+        try:
+            raw = getattr(node, name)
+        except (RuntimeError, AttributeError):
+            continue
+        for each in raw if isinstance(raw, tuple | list) else (raw,):
+            found += _inside(_content(node, name, each))
+    context = getattr(node, "__dict__", None)  # of a Function of the user's: `ctx.x = x` keeps it too
+    if isinstance(context, dict):
+        for value in context.values():
+            found += _inside(value)
+    return found
+
+
+def sequence_of(node: Any) -> int:
+    """When a node was made, in its thread's count; -1 where it does not say."""
+    try:
+        return int(node._sequence_nr())
+    except (AttributeError, RuntimeError, TypeError):
+        return -1
+
+
+def is_counted(node: Any) -> bool:
+    """Whether its number is its own: the nodes that collect gradients all have the highest one there is."""
+    return not hasattr(node, "variable")
+
+
+def walk(nodes: Iterable[Any], seen: set[Any], most: int = 400_000) -> Iterator[Any]:
+    """Nodes and all that lies behind them, except those that have been seen."""
+    pending = [node for node in nodes if node is not None]
+    while pending and len(seen) < most:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        pending.extend(following for following, _ in node.next_functions if following is not None)
+
+
+def _raw_names(kind: type) -> tuple[str, ...]:
+    found = _known.get(kind)
+    if found is None:
+        found = _known[kind] = tuple(name for name in dir(kind) if name.startswith(_RAW))
+    return found
+
+
+def _content(node: Any, name: str, raw: Any) -> Any:
+    if raw is None:
+        return None
+    try:
+        return raw.data  # as it is kept: the tensor, or what a hook has made of it
+    except AttributeError:
+        pass  # torch before it could say
+    except (RuntimeError, TypeError):
+        return None
+    try:
+        with _Refusing():  # type: ignore[no-untyped-call]
+            return getattr(node, name.replace(_RAW, "_saved_") if name != "_raw_saved_tensors" else "saved_tensors")
+    except Exception:
+        return None
+
+
+def _inside(value: Any, depth: int = 2) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if depth and isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in _inside(item, depth - 1)]
+    return []

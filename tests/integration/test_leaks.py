@@ -1,0 +1,120 @@
+"""Leaks while they grow: each is named by its holder and the line that fills it; what only looks like one is not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from running import marked_line, run_script
+
+CASES = Path(__file__).parent / "leak_cases"
+LEAKS = re.split(r"^# === (TM\d+) (.+) \| (.+)\n", (CASES / "leaks.txt").read_text(), flags=re.M)[1:]
+LOOK_ALIKES = re.split(r"^# === (.+)\n", (CASES / "look_alikes.txt").read_text(), flags=re.M)[1:]
+
+
+@pytest.mark.parametrize(
+    ("code", "holder", "source"),
+    [
+        pytest.param(code, holder, source, id=f"{code} {name}")
+        for code, name, holder, source in zip(LEAKS[::4], LEAKS[1::4], LEAKS[2::4], LEAKS[3::4], strict=True)
+    ],
+)
+def test_a_leak_is_named_by_its_holder_and_the_line_that_fills_it(
+    tmp_path: Path, code: str, holder: str, source: str
+) -> None:
+    finished = run_script(tmp_path, source)
+
+    assert finished.returncode == 0, finished.stderr
+    diagnosis = finished.only
+    assert diagnosis.code == code, finished.stderr
+    assert holder in diagnosis.message
+    assert diagnosis.severity == "warning"
+    assert diagnosis.cause_location is not None
+    assert diagnosis.cause_location.line == marked_line(source), finished.stderr
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(source, id=name.replace(",", ""))
+        for name, source in zip(LOOK_ALIKES[::2], LOOK_ALIKES[1::2], strict=True)
+    ],
+)
+def test_what_only_looks_like_a_leak_is_not_told_of(tmp_path: Path, source: str) -> None:
+    finished = run_script(tmp_path, source)
+
+    assert finished.returncode == 0, finished.stderr
+    assert finished.report.diagnoses == (), finished.stderr
+    assert "torchmedic" not in finished.stderr
+
+
+HELD = """
+import gc
+import weakref
+
+import torch
+from torch import nn
+
+
+def train(steps):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    losses, born, alive = [], [], []
+    for step in range(steps):
+        out = model(torch.randn(16, 8))
+        loss = out.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+        born.append(weakref.ref(out))
+        del out
+        alive.append(sum(each() is not None for each in born))
+    print(alive, [value.double().sum().item().hex() for value in model.parameters()])
+
+
+train(60)
+gc.collect()
+print(sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects()))
+"""
+
+
+def test_training_is_the_same_and_no_tensor_lives_longer(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    watched = run_script(tmp_path / "one", HELD)
+    alone = run_script(tmp_path / "two", HELD, TORCHMEDIC_CHECKUP="false")
+
+    assert watched.only.code == "TM450"
+    assert alone.report.diagnoses == ()
+    assert watched.stdout == alone.stdout
+
+
+def test_events_carry_the_memory_over_time_at_a_bounded_rate(tmp_path: Path) -> None:
+    source = """
+import time
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(40):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.04)
+"""
+    finished = run_script(tmp_path, source)
+
+    lines = [json.loads(line) for line in (finished.run / "rank0" / "events.jsonl").read_text().splitlines()]
+    series = [line for line in lines if line["kind"] == "memory"]
+    assert 2 <= len(series) <= 1 + series[-1]["time"] - series[0]["time"] + 1
+    assert all(line["rss"] > 1 << 24 and line["phase"] and "allocated" not in line for line in series)
+    assert series[0]["step"] < series[-1]["step"]
+
+
+def test_a_line_can_say_that_it_is_meant(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, LEAKS[3].replace("# <- cause", "# torchmedic: ignore[TM450]"))
+
+    assert finished.report.diagnoses == ()

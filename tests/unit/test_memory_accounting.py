@@ -1,0 +1,115 @@
+"""Bytes are counted once, by who holds them, and without disturbing anything."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+from torchmedic.detect.exhaustion import exhaustion_of
+from torchmedic.replay.memory.ledger import ByteLedger
+from torchmedic.replay.memory.measured import measure
+from torchmedic.replay.memory.saved import tensors_saved_by, walk
+from torchmedic.replay.memory.sizes import longest_row
+from torchmedic.replay.memory.storages import total
+
+CARD = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 80.00 GiB of which 1.00 GiB is "
+    "free. Process 77 has 20.00 GiB memory in use. Including non-PyTorch memory, this process has 59.00 GiB memory in "
+    "use. 60.00 GiB allowed; Of the allocated memory 50.00 GiB is allocated by PyTorch, and 8.50 GiB is reserved by "
+    "PyTorch but unallocated. If reserved but unallocated memory is large try setting ..."
+)
+GiB = 1 << 30
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.BatchNorm1d(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.dropout(torch.relu(self.up(self.norm(x))), 0.5, True))
+
+
+def saved_in(roots: list[torch.Tensor], but: list[torch.Tensor]) -> int:
+    """Bytes that the graph behind some tensors has saved, those of other tensors left out."""
+    kept = [tensor for node in walk([root.grad_fn for root in roots], set()) for tensor in tensors_saved_by(node)]
+    return total([*kept, *but]) - total(but)
+
+
+def test_storage_that_is_shared_counts_once() -> None:
+    weight = torch.randn(100, 100)
+    assert total([weight, weight.t(), weight[3:5], weight.detach(), nn.Parameter(weight)]) == 40_000
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (5,), check_invariants=True)
+    assert total([sparse]) == 2 * 8 + 2 * 4
+    assert total([nn.Linear(2, 2, device="meta").weight, torch.empty(0)]) == 16
+
+
+def test_what_a_graph_has_saved_is_read_without_unpacking_it() -> None:
+    model = nn.Sequential(Block(8), Block(8))
+    x = torch.randn(4, 8, requires_grad=True)
+    fixed = [x, *model.parameters(), *model.buffers()]
+    out = model(x)
+    whole = saved_in([out], fixed)
+    assert whole > 0
+    kept = checkpoint(model, x, use_reentrant=False)
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    assert saved_in([kept], fixed) < whole
+    assert not calls, "a checkpoint was computed again"
+    out.sum().backward()
+    assert saved_in([out], fixed) == 0
+
+
+def test_a_fake_replay_counts_what_the_real_graph_has_saved_and_changes_nothing() -> None:
+    model = nn.Sequential(Block(64), Block(64), nn.Linear(64, 10))
+    x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+    state = torch.get_rng_state()
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    ledger = ByteLedger(fake, {id(child): name for name, child in model.named_modules()}, time.monotonic() + 30)
+    with torch.autograd.graph.saved_tensors_hooks(ledger.pack, ledger.unpack), fake, ledger:
+        assert int(y.max()) == y.max().item(), "indices in host memory keep their values"
+        nn.functional.cross_entropy(model(x), y).backward()
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(one, two) for one, two in zip(before, model.state_dict().values(), strict=True))
+    model.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    real = saved_in([loss], [x, y, *model.parameters(), *model.buffers()])
+    assert sum(each.nbytes for each in ledger.saved.values()) == real
+    by_module: dict[str, int] = {}
+    for each in ledger.saved.values():
+        by_module[each.place.module] = by_module.get(each.place.module, 0) + each.nbytes
+    assert by_module["0"] == by_module["1"]
+    assert {each.place.spot.file for each in ledger.saved.values() if each.place.spot} == {__file__}
+
+
+def test_the_words_of_a_card_are_read() -> None:
+    said = exhaustion_of(frozenset({"OutOfMemoryError", "RuntimeError"}), CARD)
+    assert said is not None
+    assert (said.where, said.index, said.asked) == ("cuda", 1, int(2.5 * GiB))
+    assert (said.capacity, said.free, said.allowed) == (80 * GiB, GiB, 60 * GiB)
+    assert (said.allocated, said.unallocated, said.others) == (50 * GiB, int(8.5 * GiB), 20 * GiB)
+    found = measure(said)
+    assert (found.used, found.cache, found.outside) == (79 * GiB, int(8.5 * GiB), int(20.5 * GiB))
+
+
+def test_what_is_not_about_memory_is_not_taken_for_it() -> None:
+    assert exhaustion_of(frozenset({"RuntimeError"}), "mat1 and mat2 shapes cannot be multiplied") is None
+    assert exhaustion_of(frozenset({"ValueError"}), "DefaultCPUAllocator: can't allocate memory") is None
+    host = exhaustion_of(frozenset({"MemoryError"}), "Unable to allocate 1.50 GiB for an array with shape")
+    assert host is not None
+    assert (host.where, host.asked) == ("host", int(1.5 * GiB))
+
+
+def test_the_longest_item_of_a_padded_batch_is_found() -> None:
+    rows = torch.zeros(4, 100, dtype=torch.long)
+    for row, length in enumerate((12, 9, 100, 10)):
+        rows[row, :length] = 5
+    found = longest_row([rows], [40, 41, 42, 43], 100)
+    assert found is not None
+    assert (found.item, found.length) == (42, 100)
+    assert longest_row([rows[:2]], [40, 41], 100) is None
