@@ -93,11 +93,11 @@ def listeners(run: Path) -> list[int]:
     return sorted(int(path.stem) for path in (run / FOLDER).glob("*.ask") if path.stem.isdecimal())
 
 
-def remove(run: Path) -> None:
-    """Clear away what processes that are gone had opened, but not what they said."""
+def remove(run: Path, *, over: bool) -> None:
+    """Clear away what processes that are gone had opened, but not what they said; of all of them if the run is over."""
     for path in (run / FOLDER).glob("*"):
         with contextlib.suppress(OSError):
-            gone = not os.path.exists(f"/proc/{path.stem}")
+            gone = over or not os.path.exists(f"/proc/{path.stem}")
             if gone and (path.suffix == ".ask" or not path.stat().st_size):
                 path.unlink()
 

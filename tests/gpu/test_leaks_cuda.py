@@ -52,6 +52,7 @@ def test_a_leak_on_the_card_is_named(tmp_path: Path, line: str, code: str) -> No
     if line != '{"loss": loss}':
         facts = " ".join(diagnosis.evidence)
         assert re.search(r"memory allocated on the GPU grew by [\d.]+ MiB from step \d+ to step \d+", facts)
+    if line in ("model(x)", "torch.cat([out.detach()] * 8)"):  # of the other one the end is too far off to be told
         assert re.search(r"left on the GPU: at this rate they are used up at about step [\d,]+", facts)
 
 

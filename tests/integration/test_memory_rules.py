@@ -94,6 +94,27 @@ for step in range(200):
 """,
         "`total` keeps",
     ),
+    "losses-of-a-validation": (
+        "TM403",
+        """
+class Trainer:
+    def __init__(self):
+        self.model = net()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.losses = []
+    def validate(self):
+        for x in torch.randn(30, 3000, 16):
+            self.losses.append(self.model(x).square().mean())  # <- cause
+    def fit(self):
+        for x in torch.randn(3, 200, 16):
+            self.optimizer.zero_grad()
+            self.model(x).mean().backward()
+            self.optimizer.step()
+        self.validate()
+Trainer().fit()
+""",
+        "`self.losses` keeps",
+    ),
     "exceptions-that-are-kept": (
         "TM403",
         """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,11 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from torchmedic.detect.exhaustion import exhaustion_of
-from torchmedic.replay.memory.ledger import ByteLedger
+from torchmedic.replay.memory.book import SavedHere
+from torchmedic.replay.memory.ledger import ByteLedger, Place, Saved
+from torchmedic.replay.memory.lines import Alignment, by_line
 from torchmedic.replay.memory.measured import measure
 from torchmedic.replay.memory.saved import tensors_saved_by, walk
 from torchmedic.replay.memory.sizes import longest_row
-from torchmedic.replay.memory.storages import total
+from torchmedic.replay.memory.storages import Memory, total
+from torchmedic.replay.operations import Spot
 
 CARD = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 80.00 GiB of which 1.00 GiB is "
@@ -113,3 +118,28 @@ def test_the_longest_item_of_a_padded_batch_is_found() -> None:
     assert found is not None
     assert (found.item, found.length) == (42, 100)
     assert longest_row([rows[:2]], [40, 41], 100) is None
+
+
+def test_nodes_of_a_replay_that_took_another_way_are_laid_beside_the_real_ones() -> None:
+    """The replay made one node more in each of three layers; sizes bring the numbers together again."""
+    spots = [Spot("model.py", 10 + layer, None, None, None, "forward") for layer in range(3)]
+    ledger: Any = SimpleNamespace(saved={}, places={})
+    entries = []
+    for layer, spot in enumerate(spots):
+        real, played = 100 + 4 * layer, 5 * layer
+        for part, nbytes in enumerate((4096, 1 << 20)):
+            memory = Memory(10 * layer + part, nbytes, torch.device("cpu"))
+            entries.append(SavedHere(memory, "MulBackward0", real + part, (nbytes,)))
+            ledger.saved[10 * layer + part] = Saved(nbytes, (nbytes,), played + part, Place(spot, f"{layer}"))
+            ledger.places[played + part] = Place(spot, f"{layer}")
+    found, method = by_line(entries, 100, ledger)
+    assert method == "fake replay"
+    assert {(line.spot.line, line.nbytes) for line in found if line.spot} == {
+        (10 + n, (1 << 20) + 4096) for n in range(3)
+    }
+    place = Alignment(entries, 100, ledger).place_of(109)
+    assert place is not None
+    assert place.module == "2"
+    for entry in ledger.saved:
+        ledger.saved[entry] = ledger.saved[entry]._replace(nbytes=7)
+    assert by_line(entries, 100, ledger)[1] == "live graph"

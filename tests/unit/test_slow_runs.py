@@ -176,6 +176,20 @@ def test_only_the_holder_of_a_lock_counts_as_one_that_is_waited_for() -> None:
     assert asked("long_work", seen_with(other())) is None, "a thread that has nothing to do with it"
 
 
+@pytest.mark.parametrize(("left", "severity"), [(3.0, "note"), (60.0, None)])
+def test_a_wait_that_expires_much_later_is_as_good_as_none(left: float, severity: str | None) -> None:
+    event = LockView(identity=5, kind="event", name="done")
+    found = asked("sleeping", stall(thread(user(), waits_for=event), process(syscall="futex", wakes_in=left)))
+    assert (found.severity if found is not None else None) == severity
+
+
+def test_a_sleep_of_the_script_itself_is_meant_however_long_it_is() -> None:
+    found = asked("sleeping", stall(thread(user()), process(syscall="clock_nanosleep", wakes_in=3600.0)))
+    assert found is not None
+    assert found.severity == "note"
+    assert "it goes on by itself in 60 min" in found.evidence
+
+
 _GATHERS = thread(library("torch/distributed/distributed_c10d.py", "all_reduce"), user(9, "dist.all_reduce(x)"))
 
 

@@ -62,6 +62,14 @@ def test_who_waits_for_input_depends_on_the_writer(
     assert _verdict("waiting_for_input", stall(WAITS, own, outsiders=(other,), above=above)) == verdict
 
 
+def test_a_pipe_out_of_a_container_has_no_writer_that_can_be_seen() -> None:
+    hidden = process(syscall="read", files=(msgspec.structs.replace(_read(), peers=()),))
+    assert _verdict("waiting_for_input", stall(WAITS, hidden, still=3.0)) == ("note", "likely")
+    assert _verdict("waiting_for_input", stall(WAITS, hidden)) == ("warning", "likely")
+    asks = thread(user(code="input('go on? ')"))
+    assert _verdict("waiting_for_input", stall(asks, hidden)) == ("error", "likely")
+
+
 def test_a_debugger_waits_for_a_person_whoever_has_the_pipe() -> None:
     main = thread(library("../pdb.py", "cmdloop"), user())
     other = _outsider(syscall="clock_nanosleep", wakes_in=3.0)

@@ -18,6 +18,10 @@ _LATELY = 1.0  # seconds
 _QUIET = 32 * 1024  # the same of a process that was not asked
 _HELD = ("lock", "reentrant lock")  # by one thread, so that no other can help
 _STRANGER = 10  # times the limit: for so long, who is not known to be waited for and uses no core counts as a helper
+_SOON = 5  # times the limit, or this many seconds
+_SECONDS = 30.0
+_PATIENCE = 2  # times the limit, or this many seconds
+_EXPIRES = 5.0
 _LONG = 600.0  # seconds, and this many times the limit, after which one call has taken very long
 _TIMES = 20
 
@@ -66,6 +70,16 @@ def receives(row: ThreadView | None) -> bool:
     return (row.asleep is not None and row.asleep < _LATELY) or (row.wakes or 0.0) > 1 / _LATELY
 
 
+def ends_soon(stall: Stall, left: float | None) -> bool:
+    """Whether a sleep ends soon enough to be waited for: who sleeps for longer is as good as stuck."""
+    return left is None or left <= max(_SECONDS, _SOON * stall.limit)
+
+
+def expires_soon(stall: Stall, left: float) -> bool:
+    """The same of a wait with a time limit, at the end of which there may be an exception and nothing else."""
+    return left <= max(_EXPIRES, _PATIENCE * stall.limit)
+
+
 def share(row: ThreadView | None) -> str:
     return f"{(row.busy or 0.0):.0%} of a core" if row is not None and row.busy is not None else ""
 
@@ -108,11 +122,16 @@ def _threads(stall: Stall, main: PyThread) -> Iterator[Helper]:
             yield Helper(name, thread.user_frame, f"uses {share(row)}", None, known, True)
         elif thread.moved:
             yield Helper(name, thread.user_frame, "moves", None, known, False)
-        elif row is not None and row.wakes_in is not None:
+        elif row is not None and row.wakes_in is not None and _is_soon(stall, row):
             # Who waits with a time limit may do so again and again, for nothing.
             how = "sleeps" if sleeps(row) else "waits"
             words = f"{how} for {duration(row.wakes_in)} more"
             yield Helper(name, thread.user_frame, words, row.wakes_in, known and sleeps(row), False)
+
+
+def _is_soon(stall: Stall, row: ThreadView) -> bool:
+    left = row.wakes_in or 0.0
+    return ends_soon(stall, left) if sleeps(row) else expires_soon(stall, left)
 
 
 def _is_timer(thread: PyThread) -> bool:
@@ -146,7 +165,7 @@ def _children(stall: Stall) -> Iterator[Helper]:
             how = f"reads and writes {moved / 1e6:.1f} MB/s"
         elif thread is not None and thread.moved:
             how, left = "moves", None
-        elif left is not None:
+        elif left is not None and ends_soon(stall, left):
             how = f"sleeps for {duration(left)} more"
         else:
             continue

@@ -13,6 +13,7 @@ from torchmedic.stall_records import LISTENER, ProcessView, PyThread, Stall
 
 Doing = Literal["gone", "stopped", "waits for the run", "idle", "goes on"]
 _PATIENCE = 2  # times the limit, until somebody who is only idle is not waited for any longer
+_ATTACHED = 60.0  # seconds, the same for a run that torchmedic did not start
 _WAITS = (*CHILDREN, "rt_sigsuspend", "rt_sigtimedwait", "pause")
 
 
@@ -23,7 +24,9 @@ def find(stall: Stall, pid: int) -> ProcessView | None:
 def doing(stall: Stall, pid: int) -> Doing:
     """What a process does, one that the run waits for."""
     view = find(stall, pid)
-    if view is None or view.state in "ZX":
+    if view is None:
+        return "idle"  # not known
+    if view.state in "ZX":
         return "gone"
     if view.state in "Tt":
         return "stopped"
@@ -89,7 +92,12 @@ def hopeless(stall: Stall, pids: Iterable[int]) -> bool:
 
 def patience_is_over(stall: Stall, pids: Iterable[int]) -> bool:
     """Whether those who are left have been idle for so long that nothing is to be expected of them."""
-    return stall.still >= _PATIENCE * stall.limit and not any(doing(stall, pid) == "goes on" for pid in pids)
+    main = stall.view.main if stall.view is not None else None
+    if stall.attached:  # nobody knows for how long, but for the kernel
+        over = main is not None and (main.asleep or 0.0) >= _ATTACHED
+    else:
+        over = stall.still >= _PATIENCE * stall.limit
+    return over and not any(doing(stall, pid) == "goes on" for pid in pids)
 
 
 def described(stall: Stall, pid: int) -> str:

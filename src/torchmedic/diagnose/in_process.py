@@ -32,6 +32,7 @@ from torchmedic.replay.leaks import LeakEvidence
 from torchmedic.replay.loop import LoopEvidence
 from torchmedic.replay.lost_device import LostDevice, lost_context
 from torchmedic.replay.memory.autopsy import autopsy_of
+from torchmedic.replay.memory.table import record_of
 from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.replay.putters import traffic
 from torchmedic.repro import recorder
@@ -67,9 +68,7 @@ def exception(error: BaseException, agent: Any) -> None:
     number = write_diagnosis(agent.folder, diagnosis)
     autopsy = autopsy_of(evidence)
     if autopsy is not None:
-        agent.events.write("memory-autopsy", step=incident.step, **autopsy.record())
-        if autopsy.exhaustion.on_device:
-            return  # to record the operation would take memory that is not there
+        agent.events.write("memory-autopsy", step=incident.step, **record_of(autopsy))
     recording = recorder.of_exception(evidence, diagnosis, agent)
     if recording is not None:
         recording.write(agent.folder, number)

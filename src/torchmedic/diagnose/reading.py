@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from torchmedic.diagnose.at_work import MOVING, demand, frames_in, native, receives, share, sleep_left, sleeps
+from torchmedic.diagnose.at_work import (
+    MOVING,
+    demand,
+    ends_soon,
+    frames_in,
+    native,
+    receives,
+    share,
+    sleep_left,
+    sleeps,
+)
 from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.standstill import BUSY, duration
 from torchmedic.stall_records import InsideView, ProcessView, PyThread, Stall
 
 FETCHING = "torch/utils/data/_utils/fetch.py"
-_SOON = 5  # times the limit, or this many seconds: an item that sleeps for longer is as good as stuck
-_SECONDS = 30.0
 
 
 def waits_for_workers(thread: PyThread | None) -> bool:
@@ -20,8 +28,7 @@ def waits_for_workers(thread: PyThread | None) -> bool:
 
 def sleeps_for_long(stall: Stall, process: ProcessView) -> bool:
     """Whether a process sleeps for so long that it may as well be called stuck."""
-    left = sleep_left(process.main)
-    return left is not None and left > max(_SECONDS, _SOON * stall.limit)
+    return not ends_soon(stall, sleep_left(process.main))
 
 
 def works(stall: Stall, process: ProcessView, view: InsideView) -> str:

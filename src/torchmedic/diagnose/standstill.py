@@ -98,6 +98,14 @@ def busy(process: ProcessView | None) -> bool:
     return process is not None and process.demand > BUSY
 
 
+def ends_by_itself(process: ProcessView | None) -> bool:
+    """Whether the main thread sleeps or waits for a limited time only."""
+    thread = process.main if process is not None else None
+    if process is None or thread is None:
+        return False
+    return thread.wakes_in is not None or any(wait.tid == thread.tid and wait.timed for wait in process.futexes)
+
+
 def descendants(stall: Stall) -> list[ProcessView]:
     return [process for process in stall.processes if process.pid != stall.pid]
 

@@ -20,7 +20,8 @@ from torchmedic.settings import CGROUP_VARIABLE
 _INTERVAL = 1.0
 _LINES = 1000  # after which the interval doubles
 _SHORT = 0.5  # of all memory that there is for this process
-_PRESSING = 3.0  # seconds
+_PRESSING, _RARELY = 3.0, 60.0  # seconds between two calls for a look: while it grows, and if it does not
+_MORE = 1.02
 
 
 class MemorySeries:
@@ -38,13 +39,19 @@ class MemorySeries:
         self._press = press  # called when memory gets short
         self._most = most
         self._due_press = 0.0
+        self._pressing = _PRESSING
+        self._rss_pressed = 0
         self._interval = _INTERVAL
         self._due = 0.0
         self._lines = 0
 
     def reading(self, now: float, rss: int, device: DeviceMemory) -> None:
         if rss > _SHORT * self._most and now >= self._due_press:
-            self._due_press = now + _PRESSING
+            # A process that simply needs much is left in peace.
+            grows = rss > _MORE * self._rss_pressed
+            self._pressing = _PRESSING if grows else min(2 * self._pressing, _RARELY)
+            self._rss_pressed = rss
+            self._due_press = now + self._pressing
             self._press()
         if now < self._due:
             return

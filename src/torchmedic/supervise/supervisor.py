@@ -41,6 +41,7 @@ class Supervisor:
         speaking: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._run = run
+        self._rank = rank
         self._speaking = speaking
         self._emitter = Emitter(run, settings)
         self._settings = settings
@@ -106,6 +107,7 @@ class Supervisor:
     @contained("supervise.conclude")
     def _close(self, pid: int, status: int, killed: bool, through_shell: bool) -> None:
         self._vigil.last_look()
+        contained("supervise.stall")(self._stalls.last_look)()
         for folder in self._findings.folders():
             rundir.release(folder)
         left = deaths.read_left(self._run, self._findings.folders())
@@ -129,7 +131,7 @@ class Supervisor:
         )
         self._write()
         rundir.drop_empty_stacks(self._run)
-        inside_files.remove(self._run)
+        inside_files.remove(self._run, over=self._rank is None)
         self._emitter.finish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
 
     def _explained(self, death: Death) -> Diagnosis:

@@ -30,6 +30,8 @@ def awaited_file(frames: list[FrameType]) -> LockFile | None:
     """The file that keeps the thread of these frames, innermost first, in a loop."""
     for frame in frames[:_OUTWARDS]:
         file = frame.f_code.co_filename
+        if _PAUSES.isdisjoint(frame.f_code.co_names):
+            continue  # most of them, and to parse a file takes its time
         loop = _loop(file, frame.f_lineno)
         if loop is None or not _calls(loop, _PAUSES):
             continue

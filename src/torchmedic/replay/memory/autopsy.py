@@ -10,7 +10,7 @@ import ast
 import functools
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._C._autograd import _get_sequence_nr
@@ -20,6 +20,7 @@ from torchmedic.detect.exhaustion import Exhaustion, exhaustion_of
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.memory import lines as by_lines
+from torchmedic.replay.memory import table
 from torchmedic.replay.memory.book import Book
 from torchmedic.replay.memory.fake_step import FakeRunner
 from torchmedic.replay.memory.holders import Found, FoundArray, Holder, held_tensors
@@ -27,16 +28,9 @@ from torchmedic.replay.memory.ledger import ByteLedger, Made, Place
 from torchmedic.replay.memory.lines import Line, Method
 from torchmedic.replay.memory.measured import Measured, measure, refusal_of
 from torchmedic.replay.memory.retained import Retained, retained_graphs
+from torchmedic.replay.memory.saved import is_leaf
 from torchmedic.replay.segment import CannotCut, carried_names
 from torchmedic.replay.step import Step
-
-
-class Row(NamedTuple):
-    """One line of the table."""
-
-    heading: str
-    nbytes: int
-    detail: str = ""
 
 
 class Autopsy:
@@ -125,8 +119,8 @@ class Autopsy:
         return self._replay
 
     @functools.cached_property
-    def rows(self) -> list[Row]:
-        return list(self._rows())
+    def rows(self) -> list[table.Row]:
+        return list(table.rows_of(self))
 
     @property
     def called_at(self) -> tuple[str, int] | None:
@@ -136,79 +130,12 @@ class Autopsy:
             return None
         return noted[0].co_filename, noted[1]
 
-    def record(self) -> dict[str, Any]:
-        """For events.jsonl."""
-        return {
-            "where": self.exhaustion.where,
-            "asked": self.asked,
-            "total": sum(row.nbytes for row in self.rows),
-            "measured": self.measured.used,
-            "allocated": self.measured.allocated,
-            "reserved": self.measured.reserved,
-            "method": self.method,
-            "rows": {row.heading: row.nbytes for row in self.rows if row.nbytes},
-            "lines": [
-                {
-                    "file": line.spot.file if line.spot is not None else "",
-                    "line": line.spot.line if line.spot is not None else 0,
-                    "bytes": line.nbytes,
-                    "modules": line.modules[:4],
-                    "node": line.node,
-                }
-                for line in self.saved_lines[:20]
-            ],
-        }
-
     def holders(self) -> list[tuple[Holder, int, int]]:
         return self.book.by_holder()
 
     def is_of_failing_call(self, holder: Holder) -> bool:
         """Whether it is a variable of a function that the failing step had called: it goes when the exception goes."""
         return holder.in_frame and holder.scope is not self._step_code
-
-    # The table
-
-    def _rows(self) -> Iterator[Row]:
-        book, measured = self.book, self.measured
-        for heading in ("parameters", "buffers", "gradients", "optimizer state", "the batch"):
-            yield Row(heading, book.total(heading))
-        gone = max(0, measured.allocated - measured.allocated_now) if self.exhaustion.on_device else 0
-        lost = min(gone, sum(each.nbytes for each in self._lost)) if self.method == "fake replay" else 0
-        yield Row("saved activations", book.total("saved activations") + lost)
-        yield Row("temporaries of the failing operation", gone - lost)
-        pinned = held = 0
-        for holder, nbytes, _ in self.holders():
-            if self.is_of_failing_call(holder):
-                pinned += nbytes
-            else:
-                held += nbytes
-        held -= book.total("arrays")
-        older = book.total("held") - pinned - held
-        yield Row("other variables of the failing call", pinned)
-        yield Row("held by other names", held)
-        yield Row("saved by graphs of earlier steps", older)
-        yield Row("torchmedic's own", book.total("torchmedic"))
-        yield Row("tensors that no name leads to", book.total("not traced"))
-        if self.exhaustion.on_device:
-            yield from self._device_rows()
-        else:
-            yield Row("NumPy arrays", book.total("arrays"))
-            yield Row("Python, libraries and what else is no tensor", max(0, measured.used - book.everything))
-
-    def _device_rows(self) -> Iterator[Row]:
-        measured = self.measured
-        rounding = max(0, measured.allocated_now - (measured.requested or measured.allocated_now))
-        yield Row("workspaces of cuBLAS", measured.workspaces)
-        yield Row("rounding of the allocator", rounding)
-        rest = measured.allocated_now - self.book.everything - measured.workspaces - rounding
-        yield Row("not accounted for", max(0, rest))
-        yield Row("reserved by the allocator, not in use", measured.cache)
-        if measured.others is not None:
-            others = min(measured.others, measured.outside)
-            yield Row("other processes", others)
-            yield Row("CUDA context and libraries", measured.outside - others)
-        else:
-            yield Row("CUDA context, libraries, and other processes if any", measured.outside)
 
     # How it is found
 
@@ -229,7 +156,7 @@ class Autopsy:
     def _gradients_with_graph(self) -> Iterator[Found]:
         """`backward(create_graph=True)` leaves gradients that hold the graph, in a cycle with the parameters."""
         for tensor in self.book.live:
-            gradient = tensor.grad if tensor.is_leaf else None
+            gradient = tensor.grad if is_leaf(tensor) else None
             if gradient is not None and gradient.grad_fn is not None:
                 yield Found(gradient, Holder(".grad", self.book, "", "", None, False))
 
@@ -241,7 +168,7 @@ class Autopsy:
             each.tensor
             for each in self.found
             if each.holder.in_frame
-            and each.tensor.is_leaf
+            and is_leaf(each.tensor)
             and not each.tensor.requires_grad
             and (tuple(each.tensor.shape), each.tensor.dtype) in alike
         ]
@@ -306,7 +233,7 @@ class Autopsy:
         return self.refusal.asked if self.refusal is not None else self.exhaustion.asked
 
     @functools.cached_property
-    def _lost(self) -> list[Any]:
+    def lost(self) -> list[Any]:
         """Saved up to the failure, and freed while the exception unwound."""
         if self._replay is None or self.in_backward:
             return []
@@ -319,7 +246,7 @@ class Autopsy:
     def _lines(self) -> tuple[list[Line], Method]:
         found, method = by_lines.by_line(self.book.saved, self.since, self._replay)
         if method == "fake replay" and self._replay is not None and not self.in_backward:
-            found = by_lines.merged(found, by_lines.by_replay(self._lost))
+            found = by_lines.merged(found, by_lines.by_replay(self.lost))
         if method == "live graph" and self._replay is not None:
             self.why_not_replayed = "it came out differently"
         if not self.book.saved:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.replay.memory.holders import Found, FoundArray, Holder
-from torchmedic.replay.memory.saved import is_counted, node_of, sequence_of, tensors_saved_by, walk
+from torchmedic.replay.memory.saved import is_counted, is_leaf, node_of, sequence_of, tensors_saved_by, walk
 from torchmedic.replay.memory.storages import Memory, distinct, live_tensors, memory_address, memory_of
 
 HEADINGS = (
@@ -94,7 +94,7 @@ class Book:
         self.enter("parameters", [*own, *trained])
         buffers = [each for module in self.modules for each in module._buffers.values() if each is not None]
         self.enter("buffers", buffers)
-        leaves = {id(each): each for each in [*own, *trained, *self.live] if each.is_leaf}
+        leaves = {id(each): each for each in [*own, *trained, *self.live] if is_leaf(each)}
         self.enter("gradients", [each.grad for each in leaves.values() if each.grad is not None])
         for optimizer in self._optimizers:
             self.enter("optimizer state", _state_of(optimizer))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchmedic.replay.iterators import draws_from_iterator
@@ -20,6 +21,20 @@ from torchmedic.replay.side_effects import no_side_effects
 from torchmedic.replay.state import muted, set_version
 
 _SECONDS = 6.0
+
+
+@contextlib.contextmanager
+def _device_left_alone() -> Iterator[None]:
+    """The first fake of a device allocates there, to have it started; here it is started, and full."""
+    names = [name for name in ("init_gpu_context", "init_cuda_context") if hasattr(fake_tensor, name)]
+    before = {name: getattr(fake_tensor, name) for name in names}
+    try:
+        for name in before:
+            setattr(fake_tensor, name, lambda *args, **kwargs: None)
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(fake_tensor, name, function)
 
 
 class FakeRunner(Runner):
@@ -54,7 +69,8 @@ class FakeRunner(Runner):
         Returns:
             What was counted, and what ended the replay before its time: fakes have no values to branch on.
         """
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        # An operation without a fake must not be run on the device in its stead.
+        fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         ledger = ByteLedger(fake, self.names(), time.monotonic() + _SECONDS, stop=stop, asked=asked, line=line)
         namespace = self._namespace()
         if change is not None:
@@ -63,6 +79,7 @@ class FakeRunner(Runner):
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
             stack.enter_context(self._as_it_was())
+            stack.enter_context(_device_left_alone())
             stack.enter_context(
                 no_side_effects(Played(), self._optimizers, self._batch, backward=backward, keep_graphs=False)
             )

@@ -87,7 +87,10 @@ def _is_small_index(tensor: torch.Tensor, device: str) -> bool:
 def _is_known(tensor: torch.Tensor) -> bool:
     if isinstance(tensor, FakeTensor):
         return getattr(tensor, _HOST, None) is not None
-    return tensor.device.type in ("cpu", "cuda") and _is_index(tensor) and tensor.layout is torch.strided
+    if not _is_index(tensor) or tensor.layout is not torch.strided:
+        return False
+    # A copy of what does not lie in one piece would take memory of the device.
+    return tensor.device.type == "cpu" or (tensor.device.type == "cuda" and tensor.is_contiguous())
 
 
 def _host_value(value: Any) -> Any:

@@ -29,6 +29,7 @@ class Retained(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     is_container: bool
     is_scalar: bool = False  # all of the held tensors have one element
+    of_this_step: bool = False  # nothing shows that it is older than that
 
     @property
     def only_nodes(self) -> bool:
@@ -54,7 +55,9 @@ def retained_graphs(found: Iterable[Found], book: Book, carried: frozenset[str],
     result = []
     for group in ordered:
         holder = group[0].holder
-        known = book.since > 0
+        # A loop that neither updates nor loads is all one step to us: a validation, say. Then all in it counts.
+        of_this_step = book.since > 0 and _is_collection(group) and not _is_older(group, book.since)
+        known = book.since > 0 and not of_this_step
         handed_on = holder.path in carried and not goes_backward
         if not known and ((len(group) < _SEVERAL and not handed_on) or (holder.in_frame and _is_forward(holder))):
             continue
@@ -79,6 +82,7 @@ def retained_graphs(found: Iterable[Found], book: Book, carried: frozenset[str],
                     nbytes=nbytes,
                     is_container=is_container,
                     is_scalar=all(each.tensor.numel() == 1 for each in group),
+                    of_this_step=of_this_step,
                 )
             )
     return sorted(_merged(result), key=lambda each: (-each.nbytes, -each.nodes))
@@ -120,6 +124,11 @@ def _rank(group: list[Found], carried: frozenset[str]) -> tuple[int, int]:
 
 def _is_older(group: list[Found], since: int) -> bool:
     return any(sequence_of(node_of(each.tensor)) < since for each in group)
+
+
+def _is_collection(group: list[Found]) -> bool:
+    holder = group[0].holder
+    return len(group) >= _SEVERAL and not isinstance(holder.owner, torch.Tensor) and not _is_forward(holder)
 
 
 def _is_forward(holder: Holder) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from torchmedic.diagnose import registry
-from torchmedic.diagnose.rules.hangs import waits_for_collective
+from torchmedic.diagnose.rules.hangs import long_work, waits_for_collective
 from torchmedic.errors import UsageError
 from torchmedic.records import Diagnosis, Outcome, Report
 from torchmedic.stall_records import Stall
@@ -48,7 +48,7 @@ def attach(pid: int, *, seconds: float, native: bool = False, rules: tuple[str, 
         hung=bool(hung),
         diagnoses=_distinct(hung or list(verdicts.values())),
         lines=() if hung else tuple(dict.fromkeys(_line(verdict, seconds) for verdict in verdicts.values())),
-        notes=tuple(_notes(seen)),
+        notes=(*([] if hung else _reservations(seen, list(verdicts.values()))), *_notes(seen)),
     )
 
 
@@ -101,6 +101,14 @@ def _line(verdict: Verdict, seconds: float) -> str:
     if verdict.state == "moves":
         return f"not hung, as far as {seconds:.3g} s can tell: {verdict.words}"
     return f"no hang was found in {seconds:.3g} s: {verdict.words}"
+
+
+def _reservations(seen: looks.Seen, verdicts: list[Verdict]) -> list[str]:
+    """Nobody has counted the steps of a run that is not ours."""
+    busy = any(each.diagnosis is not None and each.diagnosis.code == long_work.CODE for each in verdicts)
+    return ["a loop without an end looks the same from outside; `torchmedic run` counts steps"] * (
+        busy and seen.run is None
+    )
 
 
 def _notes(seen: looks.Seen) -> list[str]:

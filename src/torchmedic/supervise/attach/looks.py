@@ -22,12 +22,13 @@ from torchmedic.supervise.attach.python_locks import with_locks
 from torchmedic.supervise.attach.stacks import Stacks
 from torchmedic.supervise.cgroups import text
 from torchmedic.supervise.gpu_health import uses_gpu
-from torchmedic.supervise.proc import growing_files, libraries, process, tree, waits
+from torchmedic.supervise.proc import growing_files, libraries, outsiders, process, tree, waits
 from torchmedic.supervise.proc.process import PROC
 from torchmedic.supervise.proc.syscalls import RUNNING
 
 SECONDS = 2.0
 _LOOKS = 4
+_MOST_STACKS = 32  # processes; those further up in the tree come first
 _NOWHERE = Path("/proc")
 _NVML = 1.5  # seconds that the driver of a GPU may take to answer
 
@@ -55,7 +56,7 @@ def look(pid: int, *, seconds: float = SECONDS, native: bool = False) -> Seen:
     numbers = [view.pid for view in before]
     pressure = host_pressure.read(pid, numbers)
     files = growing_files.sizes(numbers, _NOWHERE)
-    stacks = Stacks(sorted(python))
+    stacks = Stacks([view.pid for view in before if view.pid in python and not targets.is_helper(view)][:_MOST_STACKS])
     glances: list[dict[int, ProcessView]] = []
     for number in range(_LOOKS):
         _sleep_until(begun + seconds * number / (_LOOKS - 1))
@@ -79,6 +80,8 @@ def look(pid: int, *, seconds: float = SECONDS, native: bool = False) -> Seen:
         host=later,
         pressure=host_pressure.difference(pressure, later),
         gpu=gpu,
+        outsiders=outsiders.at_other_ends(after),
+        above=outsiders.above(pid),
     )
     peers = [Peer(process=view, inside=inside.get(view.pid)) for view in trains]
     return Seen(

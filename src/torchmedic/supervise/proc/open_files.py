@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Collection
 from pathlib import Path
 
@@ -26,6 +27,13 @@ def target(pid: int, descriptor: int, *, proc: Path = PROC) -> str:
     with contextlib.suppress(OSError):
         return os.readlink(f"{proc}/{pid}/fd/{descriptor}")
     return ""
+
+
+def is_named_pipe(pid: int, descriptor: int, *, proc: Path = PROC) -> bool:
+    """Whether a path of the file system is behind a descriptor, and a pipe behind that."""
+    with contextlib.suppress(OSError, ValueError):
+        return descriptor >= 0 and stat.S_ISFIFO(os.stat(f"{proc}/{pid}/fd/{descriptor}").st_mode)
+    return False
 
 
 def info(pid: int, descriptor: int, *, proc: Path = PROC) -> str:

@@ -127,7 +127,7 @@ def _with_peers(views: list[ProcessView], proc: Path) -> tuple[ProcessView, ...]
                     if end is not None:
                         ends[wait.target] = end
                         wanted.add(end.peer)
-            elif wait.target.startswith("pipe:"):
+            elif wait.target.startswith("pipe:") or open_files.is_named_pipe(view.pid, wait.descriptor, proc=proc):
                 wanted.add(wait.target)
     held = open_files.holders(wanted - {""}, proc=proc)
     return tuple(

@@ -57,6 +57,14 @@ class Response:
             self._went_on(diagnosis, seconds)
         self._look_at_saving()
 
+    def last_look(self) -> None:
+        """The run is over, by itself or not."""
+        if not self.killed:
+            self._watch.last_look()
+            for diagnosis, seconds in self._watch.resumed():
+                self._went_on(diagnosis, seconds)
+        self._look_at_saving()
+
     def _judge(self, case: Case, stall: Stall, root: int) -> None:
         from torchmedic.diagnose import registry
         from torchmedic.diagnose.engine import ask

@@ -70,6 +70,13 @@ class StallWatch:
         found, self._resumed = self._resumed, []
         return found
 
+    def last_look(self) -> None:
+        """The run is over. Who was said to stand still and came to its end by itself has gone on."""
+        for case in list(self._cases.values()):
+            silence = case.progress.still(time.time())
+            if case.progress.look() or case.progress.ended:
+                self._go_on(case, silence)
+
     def _follow(self) -> None:
         for folder in rundir.process_folders(self._run):
             box = folder / rundir.BLACK_BOX
@@ -105,7 +112,7 @@ class StallWatch:
                 case.next = _AGAIN * max(case.next, progress.still(time.time()))
                 case.examination = examine(self._run, progress, case.limit, case.rank, vigil.ended)
 
-    def _go_on(self, case: Case) -> None:
+    def _go_on(self, case: Case, silence: float = 0.0) -> None:
         self._cases.pop(case.progress.pid, None)
         if case.said is not None:
-            self._resumed.append((case.said, case.progress.last_silence))
+            self._resumed.append((case.said, case.progress.last_silence or silence))

@@ -31,13 +31,12 @@ def check(stall: Stall) -> Diagnosis | None:
         return None
     gpu = failed[0]
     codes = _errors(gpu, stall)
-    certain = bool(gpu.lost) or not _FATAL.isdisjoint(codes)
     said = gpu.lost or f"the driver reported Xid {', '.join(map(str, codes))}"
     draft = StallDraft(
         stall,
         CODE,
         NAME,
-        "proven" if certain else "likely",
+        "proven",
         f"GPU {gpu.index} has failed, and the run waits for it",
         said,
     )
@@ -48,9 +47,12 @@ def check(stall: Stall) -> Diagnosis | None:
 
 
 def _errors(gpu: GpuState, stall: Stall) -> list[int]:
-    """The Xids since the process began to stand still, or shortly before."""
+    """The fatal Xids since the process began to stand still, or shortly before.
+
+    Others are about one program, which need not be ours, and which is told of them by an exception.
+    """
     at = stall.gpu.time if stall.gpu is not None else 0.0
-    return sorted({xid.code for xid in gpu.xids if xid.time > at - stall.still - 30})
+    return sorted({xid.code for xid in gpu.xids if xid.time > at - stall.still - 30} & _FATAL)
 
 
 RULE = Rule(CODE, NAME, check)

@@ -31,10 +31,11 @@ def check(stall: Stall) -> Diagnosis | None:
         if wait is None or wait.timed or not waiter.stands(stall):
             continue
         readers = readers_of(stall, waiter, wait)
-        if hopeless(stall, readers):
-            return _told(stall, waiter, wait, readers, "proven" if wait.peers else "likely", "error")
+        if wait.peers and hopeless(stall, readers):  # none at all: another user's, or outside of this container
+            return _told(stall, waiter, wait, readers, "proven", "error")
         if patience_is_over(stall, readers):
-            return _told(stall, waiter, wait, readers, "likely", "warning")
+            severity: Severity = "error" if wait.target.startswith("/dev/") else "warning"
+            return _told(stall, waiter, wait, readers, "likely", severity)
         return _told(stall, waiter, wait, readers, "likely", "note")
     return None
 

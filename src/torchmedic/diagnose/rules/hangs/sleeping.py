@@ -11,7 +11,7 @@ which never comes does not end: give it a deadline.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.at_work import demand, frames_in, helpers, native, sleep_left, sleeps, where
+from torchmedic.diagnose.at_work import demand, expires_soon, frames_in, helpers, native, sleep_left, sleeps, where
 from torchmedic.diagnose.collectives import LAUNCHERS
 from torchmedic.diagnose.reading import waits_for_workers
 from torchmedic.diagnose.rule import Rule
@@ -34,7 +34,8 @@ def check(stall: Stall) -> Diagnosis | None:
     if sleeps(row) or _calls_sleep(main):
         return _sleeps(stall, main, row)
     left = row.wakes_in if row is not None else None
-    if left is not None and left > 0 and stands(stall.inner) and main.frames and _waits_directly(main):
+    awaited = frames_in(main, "asyncio/base_events.py") is not None  # the next thing that the script wants to do
+    if left and stands(stall.inner) and (awaited or (expires_soon(stall, left) and _waits_directly(main))):
         return _waits(stall, main, left)
     for helper in helpers(stall):
         if helper.sleeps is not None:
@@ -84,12 +85,7 @@ def _calls_sleep(main: PyThread) -> bool:
 
 
 def _waits_directly(main: PyThread) -> bool:
-    """Whether the time limit is the script's own: a library that asks in a loop sets one too, for nothing.
-
-    That of an event loop is the next thing that the script wants to do.
-    """
-    if frames_in(main, "asyncio/base_events.py") is not None:
-        return True
+    """Whether the time limit is the script's own: a library that asks in a loop sets one too, for nothing."""
     return main.waits_for is not None and frames_in(main, "/torch/", "/multiprocessing/", "subprocess.py") is None
 
 

@@ -14,7 +14,7 @@ frames of C.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, idle, main_line, stands
+from torchmedic.diagnose.standstill import StallDraft, ends_by_itself, idle, main_line, stands
 from torchmedic.records import Diagnosis
 from torchmedic.stall_records import Stall
 
@@ -24,7 +24,7 @@ CODE, NAME = "TM590", "standstill-not-explained"
 def check(stall: Stall) -> Diagnosis | None:
     view = stall.view
     moves = [view for view in stall.inside.values() if view.main is not None and view.main.moved]
-    if moves or not (stands(stall.inner) or stall.pid in stall.mute):
+    if moves or not (stands(stall.inner) or stall.pid in stall.mute) or ends_by_itself(view):
         return None
     draft = StallDraft(
         stall,

@@ -53,10 +53,10 @@ def _verdict(stall: Stall, waiter: Waiter, wait: FileWait) -> _Verdict | None:
     asks = _question(waiter)
     if wait.target.startswith(_TERMINALS) or _debugger(waiter.python) is not None:
         return _Verdict("proven", "error")
-    if not wait.target.startswith(("pipe:", "socket:")) and "fifo" not in wait.target:
-        return None
-    if hopeless(stall, writers):
-        return _Verdict("proven" if wait.peers else "likely", "error")
+    if not wait.target.startswith(("pipe:", "socket:")) and not wait.peers:
+        return None  # a file
+    if wait.peers and hopeless(stall, writers):  # none at all: another user's, or outside of this container
+        return _Verdict("proven", "error")
     if patience_is_over(stall, writers):
         return _Verdict("likely", "error" if asks else "warning")
     return _Verdict("likely", "note")

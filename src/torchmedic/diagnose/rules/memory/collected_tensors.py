@@ -10,12 +10,15 @@ Cure: move what is collected to the host (`.cpu()`), reduce it first (`.argmax()
 
 from __future__ import annotations
 
+import ast
+
 from torchmedic.diagnose.describe import count
 from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.memory_words import noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.memory.autopsy import autopsy_of
 from torchmedic.replay.memory.fillers import fillers_of
 from torchmedic.replay.step import Step
@@ -56,11 +59,34 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _is_run_again(file: str, line: int, step: Step) -> bool:
-    """Whether a line stands in the loop of the step, or in a function elsewhere, which the step may call."""
+    """Whether a line stands in the loop of the step, or in a function that this loop calls by its name."""
     segment, frame = step.segment, step.frame
-    if file != frame.f_code.co_filename or frame.f_code.co_name != "<module>":
+    tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
+    first = segment.lines[0]
+    loop = next((node for node in _loops(tree) if node.body[0].lineno == first), None) if tree is not None else None
+    if loop is None:
+        return False
+    if file == frame.f_code.co_filename and first <= line <= (loop.end_lineno or line):
         return True
-    return line >= segment.lines[0]
+    return not _called(loop).isdisjoint(_functions_around(file, line))
+
+
+def _loops(tree: ast.AST) -> list[ast.For | ast.While | ast.AsyncFor]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor)]
+
+
+def _called(tree: ast.AST) -> set[str]:
+    functions = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in functions}
+
+
+def _functions_around(file: str, line: int) -> set[str]:
+    tree = syntax_tree(file)
+    return {
+        node.name
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (node.end_lineno or 0)
+    }
 
 
 RULE = Rule(CODE, NAME, check)

@@ -91,7 +91,7 @@ def _there(optimizer: Any) -> int:
 
 def _is_first(optimizer: Any) -> bool:
     """Whether no step of it has ended: the counters that it keeps on the host stand at one at most."""
-    counts = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
+    counts: list[Any] = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
     on_host = [each for each in counts if isinstance(each, int | float) or getattr(each, "is_cpu", False)]
     return bool(counts) and len(on_host) == len(counts) and all(float(each) <= 1 for each in on_host)
 

@@ -23,6 +23,7 @@ from torchmedic.diagnose.memory_words import noticed, table
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
 from torchmedic.replay.memory.fillers import Filler, assigned_at, fillers_of
 from torchmedic.replay.memory.retained import Retained
@@ -36,7 +37,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = autopsy_of(evidence)
     if autopsy is None:
         return None
-    held = next(iter(autopsy.retained), None)
+    held = next((each for each in autopsy.retained if not (each.of_this_step and _is_for_backward(each))), None)
     if held is None or held.only_nodes or held.nbytes < _SHARE * autopsy.book.everything:
         return None
     holder = held.holder
@@ -50,7 +51,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         NAME,
         "proven" if enough and (filler is not None or by_gradients) else "likely",
         f"{name} {'keep' if holder.path == '.grad' else 'keeps'} {size(held.nbytes)} "
-        f"alive in the graphs of earlier steps",
+        f"alive in {'its graphs' if held.of_this_step else 'the graphs of earlier steps'}",
         _cause(held),
     )
     label = f"{name} is filled here" if held.is_container else f"{name} is carried on from here"
@@ -70,7 +71,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 def _cause(held: Retained) -> str:
     what = count(held.tensors, "tensor") if held.is_container else "it"
     verb = "leads" if held.tensors == 1 or not held.is_container else "lead"
-    return f"{what} {verb} to {count(held.nodes, 'node')} of graphs that were built before this step"
+    when = "that no backward has been through" if held.of_this_step else "that were built before this step"
+    return f"{what} {verb} to {count(held.nodes, 'node')} of graphs {when}"
 
 
 def _advice(held: Retained, filler: Filler | None, autopsy: Autopsy) -> str:
@@ -91,6 +93,21 @@ def _advice(held: Retained, filler: Filler | None, autopsy: Autopsy) -> str:
 def _roots(autopsy: Autopsy) -> list[torch.nn.Module]:
     step = autopsy.step
     return step.runner.modules if step is not None else []
+
+
+def _is_for_backward(held: Retained) -> bool:
+    """Whether the function that fills it goes backward: then the graphs may be wanted."""
+    fillers = fillers_of(held.holder)
+    if not fillers:
+        return True
+    tree = syntax_tree(fillers[0].file)
+    line = fillers[0].node.lineno
+    inside: ast.AST | None = tree
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
+            inside = node
+    names = {node.attr for node in ast.walk(inside) if isinstance(node, ast.Attribute)} if inside is not None else set()
+    return not names.isdisjoint({"backward", "grad"})
 
 
 def _create_graph(autopsy: Autopsy) -> Filler | None:
