@@ -118,7 +118,7 @@ def _of_card(said: Exhaustion, addresses: frozenset[int]) -> Measured:
     allocated = refusal.allocated if refusal is not None else said.allocated or now
     reserved = refusal.reserved if refusal is not None else int(stats.get("reserved_bytes.all.current", 0))
     if refusal is not None:
-        free, total = refusal.free, refusal.total
+        free = refusal.free  # what it calls the total is what the process was allowed, where that was limited
     return Measured(
         where="cuda",
         used=total - free,
