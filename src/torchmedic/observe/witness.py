@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-_SMALL = 1 << 16  # elements of a gradient that is measured
+_SMALL = 1 << 16  # elements of a gradient that are measured
 
 
 class State(NamedTuple):
@@ -41,11 +41,18 @@ class _Part:
         gradient = tensor.grad if tensor is not None else None
         if gradient is None:
             return 0.0
-        if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided or gradient.numel() > _SMALL:
+        if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
             return None
         if not gradient.is_cpu and not (wait and gradient.is_cuda and not torch.cuda.is_current_stream_capturing()):
             return None
-        return float(torch.linalg.vector_norm(gradient.detach()).item())
+        if gradient.numel() <= _SMALL:
+            return float(torch.linalg.vector_norm(gradient.detach()).item())
+        if not gradient.is_contiguous():
+            return None
+        # Of a big one every n-th element, so that it takes no longer, and times what was left out.
+        every = -(-gradient.numel() // _SMALL)
+        sample = gradient.detach().view(-1)[::every]
+        return float(torch.linalg.vector_norm(sample).item()) * every**0.5
 
 
 class Witness:

@@ -13,7 +13,7 @@ GIL, and `py::call_guard<py::gil_scoped_release>` or `Py_BEGIN_ALLOW_THREADS` in
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import BUSY, StallDraft, at, duration, main_line
+from torchmedic.diagnose.standstill import BUSY, StallDraft, at, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.stall_records import InsideView, ProcessView, PyThread, Stall
 
@@ -21,6 +21,7 @@ CODE, NAME = "TM501", "gil-held-by-native-code"
 
 _LONG = 60.0  # seconds, and this many times the limit, after which nobody would call it one long call
 _TIMES = 10
+_STARVED = 0.3
 _WAKES = 50.0  # a second: who waits for the GIL wakes every five milliseconds to ask for it again
 
 
@@ -29,10 +30,18 @@ def check(stall: Stall) -> Diagnosis | None:
         process, view = stall.process(pid), stall.inside.get(pid)
         if process is None or process.state in "TtZXD" or (pid != stall.pid and not _main_is_idle(stall)):
             continue
+        if _is_starved(process):
+            continue
         holder = _holder(process, view)
         if holder is not None:
             return _told(stall, process, holder)
     return None
+
+
+def _is_starved(process: ProcessView) -> bool:
+    """Whether our thread did not answer because it was given no core: that says nothing of the GIL."""
+    ours = process.listener
+    return ours is not None and (ours.demand or 0.0) > _STARVED and (ours.busy or 0.0) < (ours.demand or 0.0) / 2
 
 
 def _main_is_idle(stall: Stall) -> bool:
@@ -66,7 +75,7 @@ def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Diagnosis:
         CODE,
         NAME,
         "likely",
-        f"a native call {how} and has held Python's GIL for {duration(stall.still)}",
+        f"a native call {how} and holds Python's GIL",
         f"this call does not give up the GIL, so {others}",
     )
     draft.at(at(frame, "cause", f"this call {how} and holds the GIL"))
