@@ -5,6 +5,7 @@ What only `torchmedic run` itself can show is tested with `running.py`.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -62,7 +63,12 @@ class ForkServer:
 
 def _serve() -> None:
     import numpy  # noqa: F401
+    import torch
+    import torch._dynamo  # the first optimizer of every script would import it
 
+    for module in ("observe.agent", "diagnose.in_process"):
+        importlib.import_module(f"torchmedic.{module}")
+    torch.set_num_threads(1)
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

@@ -44,7 +44,7 @@ def activations(autopsy: Autopsy) -> list[str]:
         texts.append("lines by a replay of the step on fake tensors, bytes by the graph itself")
     else:
         why = f" ({autopsy.why_not_replayed})" if autopsy.why_not_replayed else ""
-        texts.append(f"no replay on fake tensors{why}: kinds and bytes by the graph itself")
+        texts.append(f"no replay on fake tensors{why}: layers and bytes by the graph itself")
     return texts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ class _Part:
         # Of a big one every n-th element, so that it takes no longer, and times what was left out.
         every = -(-gradient.numel() // _SMALL)
         sample = gradient.detach().view(-1)[::every]
-        return float(torch.linalg.vector_norm(sample).item()) * every**0.5
+        return float(torch.linalg.vector_norm(sample).item()) * math.sqrt(every)
 
 
 class Witness:

@@ -22,6 +22,7 @@ from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.memory import lines as by_lines
 from torchmedic.replay.memory import table
 from torchmedic.replay.memory.book import Book
+from torchmedic.replay.memory.by_weights import Layers
 from torchmedic.replay.memory.fake_step import FakeRunner
 from torchmedic.replay.memory.holders import Found, FoundArray, Holder, held_tensors
 from torchmedic.replay.memory.ledger import ByteLedger, Made, Place
@@ -244,7 +245,7 @@ class Autopsy:
 
     @functools.cached_property
     def _lines(self) -> tuple[list[Line], Method]:
-        found, method = by_lines.by_line(self.book.saved, self.since, self._replay)
+        found, method = by_lines.by_line(self.book.saved, self.since, self._replay, Layers(self.book.modules))
         if method == "fake replay" and self._replay is not None and not self.in_backward:
             found = by_lines.merged(found, by_lines.by_replay(self.lost))
         if method == "live graph" and self._replay is not None:

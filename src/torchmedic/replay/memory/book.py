@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.replay.memory.holders import Found, FoundArray, Holder
-from torchmedic.replay.memory.saved import is_counted, is_leaf, node_of, sequence_of, tensors_saved_by, walk
+from torchmedic.replay.memory.saved import (
+    is_counted,
+    is_leaf,
+    node_of,
+    sequence_of,
+    tensors_saved_by,
+    walk,
+    weights_of,
+)
 from torchmedic.replay.memory.storages import Memory, distinct, live_tensors, memory_address, memory_of
 
 HEADINGS = (
@@ -37,6 +45,7 @@ class SavedHere(NamedTuple):
     node: str
     sequence: int
     shape: tuple[int, ...]
+    weights: tuple[int, ...] = ()  # the identities of the parameters that the node leads to
 
 
 class Book:
@@ -113,7 +122,7 @@ class Book:
                     under = self.entries.get(memory.key, ("",))[0]
                     if not self._wanted(memory.device) or under not in ("", "saved activations"):
                         continue
-                    entry = SavedHere(memory, node.name(), sequence, tuple(tensor.shape))
+                    entry = SavedHere(memory, node.name(), sequence, tuple(tensor.shape), weights_of(node))
                     if sequence >= self.since:
                         self.entries[memory.key] = ("saved activations", memory)
                         known = self._saved.get(memory.key)

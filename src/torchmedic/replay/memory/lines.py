@@ -1,7 +1,7 @@
 """Saved activations by line and layer: what the live graph holds, with the lines that a fake replay gives to its nodes.
 
 The bytes are those of the live graph wherever it is there. The replay says which line made the node of that number;
-where it cannot follow the step, what is left is the kind of the node.
+where it cannot follow the step, what is left is the layer whose weights a node used, or its kind.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from torchmedic.replay.memory.book import SavedHere
+from torchmedic.replay.memory.by_weights import Layers
 from torchmedic.replay.memory.ledger import ByteLedger, Place, Saved
 from torchmedic.replay.operations import Spot
 
@@ -74,14 +75,16 @@ def _around(drift: int) -> Iterator[int]:
         yield drift - distance
 
 
-def by_line(saved: Iterable[SavedHere], since: int, ledger: ByteLedger | None) -> tuple[list[Line], Method]:
+def by_line(
+    saved: Iterable[SavedHere], since: int, ledger: ByteLedger | None, layers: Layers
+) -> tuple[list[Line], Method]:
     """The biggest first, and how they were found."""
     entries = list(saved)
     if ledger is None or not entries:
-        return by_node(entries), "live graph"
+        return by_layer(entries, layers), "live graph"
     aligned = Alignment(entries, since, ledger)
     if not aligned.is_trusted:
-        return by_node(entries), "live graph"
+        return by_layer(entries, layers), "live graph"
     return _sums([(entry.memory.nbytes, place) for entry, place in aligned.placed]), "fake replay"
 
 
@@ -111,8 +114,21 @@ def merged(one: list[Line], two: list[Line]) -> list[Line]:
     return sorted(sums.values(), key=lambda line: -line.nbytes)
 
 
-def by_node(saved: Iterable[SavedHere]) -> list[Line]:
-    """Without a replay: by the kind of operation."""
+def by_layer(saved: Iterable[SavedHere], layers: Layers) -> list[Line]:
+    """Without a replay: by the layer whose weights an operation used, and the others by their kind."""
+    placed: list[tuple[int, Place]] = []
+    others: list[SavedHere] = []
+    for each in saved:
+        place = layers.place(each.weights)
+        if place is None or place.spot is None:
+            others.append(each)
+        else:
+            placed.append((each.memory.nbytes, place))
+    return merged(_sums(placed), _by_node(others))
+
+
+def _by_node(saved: Iterable[SavedHere]) -> list[Line]:
+    """By the kind of operation."""
     sums: dict[str, tuple[int, int]] = {}
     for each in saved:
         nbytes, count = sums.get(each.node, (0, 0))

@@ -68,6 +68,15 @@ def is_counted(node: Any) -> bool:
     return not hasattr(node, "variable")
 
 
+def weights_of(node: Any) -> tuple[int, ...]:
+    """The identities of the parameters that a node collects gradients for."""
+    return tuple(
+        id(following.variable)
+        for following, _ in node.next_functions
+        if following is not None and hasattr(following, "variable")
+    )
+
+
 def walk(nodes: Iterable[Any], seen: set[Any], most: int = 400_000) -> Iterator[Any]:
     """Nodes and all that lies behind them, except those that have been seen."""
     pending = [node for node in nodes if node is not None]
