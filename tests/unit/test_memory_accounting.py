@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from torchmedic.detect.exhaustion import exhaustion_of
 from torchmedic.replay.memory.book import SavedHere
+from torchmedic.replay.memory.by_weights import Layers
 from torchmedic.replay.memory.ledger import ByteLedger, Place, Saved
 from torchmedic.replay.memory.lines import Alignment, by_line
 from torchmedic.replay.memory.measured import measure
-from torchmedic.replay.memory.saved import tensors_saved_by, walk
+from torchmedic.replay.memory.saved import tensors_saved_by, walk, weights_of
 from torchmedic.replay.memory.sizes import longest_row
 from torchmedic.replay.memory.storages import Memory, total
 from torchmedic.replay.operations import Spot
@@ -132,7 +133,7 @@ def test_nodes_of_a_replay_that_took_another_way_are_laid_beside_the_real_ones()
             entries.append(SavedHere(memory, "MulBackward0", real + part, (nbytes,)))
             ledger.saved[10 * layer + part] = Saved(nbytes, (nbytes,), played + part, Place(spot, f"{layer}"))
             ledger.places[played + part] = Place(spot, f"{layer}")
-    found, method = by_line(entries, 100, ledger)
+    found, method = by_line(entries, 100, ledger, Layers([]))
     assert method == "fake replay"
     assert {(line.spot.line, line.nbytes) for line in found if line.spot} == {
         (10 + n, (1 << 20) + 4096) for n in range(3)
@@ -142,4 +143,38 @@ def test_nodes_of_a_replay_that_took_another_way_are_laid_beside_the_real_ones()
     assert place.module == "2"
     for entry in ledger.saved:
         ledger.saved[entry] = ledger.saved[entry]._replace(nbytes=7)
-    assert by_line(entries, 100, ledger)[1] == "live graph"
+    assert by_line(entries, 100, ledger, Layers([]))[1] == "live graph"
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(4, 6, 2, batch_first=True)
+        self.twice = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states, _ = self.rnn(x)  # <- the one call
+        return torch.Tensor(self.twice(self.twice(states)))
+
+
+def test_a_node_is_placed_by_the_weights_that_it_leads_to_where_no_replay_can() -> None:
+    inner = Inner()
+    model = nn.Sequential(nn.Linear(4, 4), inner)
+    layers = Layers(model.modules())
+    with open(__file__) as file:
+        line = next(number for number, text in enumerate(file, 1) if text.rstrip().endswith("# <- the one call"))
+
+    node = inner.rnn(torch.randn(2, 3, 4))[0].grad_fn
+    while not weights_of(node):
+        node = node.next_functions[0][0]
+    place = layers.place(weights_of(node))
+    assert place is not None
+    assert place.module == "1.rnn"
+    assert place.spot is not None
+    assert (place.spot.file, place.spot.line) == (__file__, line)
+
+    twice = layers.place([id(inner.twice.weight)])
+    assert twice is not None
+    assert (twice.module, twice.spot) == ("1.twice", None)  # called in two places: which one is not known
+    assert layers.place([id(inner.twice.weight), id(inner.rnn.weight_ih_l0)]) is None
+    assert layers.place([]) is None
