@@ -17,7 +17,9 @@ from torchmedic.supervise.stall.examination import examine
 from torchmedic.supervise.stall.progress import Progress
 from torchmedic.supervise.vigil import Vigil
 
-_INTERVAL = 0.5
+_INTERVAL = 1.0  # seconds between two looks,
+_SHORT = 0.5  # or between those of somebody who will not wait
+_HURRY = 10.0
 _AGAIN = 2.0  # what was examined and found to move is examined again after this many times as long
 
 
@@ -36,7 +38,7 @@ class Case:
 
 
 class StallWatch:
-    """Looks twice a second; costs some tens of microseconds as long as all goes on."""
+    """Looks once a second, which costs less than a thousandth of a core as long as all goes on."""
 
     def __init__(self, run: Path, rank: int | None, stall_after: float | None) -> None:
         self._run = run
@@ -45,6 +47,7 @@ class StallWatch:
         self._followed: dict[Path, Progress] = {}
         self._cases: dict[int, Case] = {}
         self._due = 0.0
+        self._interval = _SHORT if stall_after is not None and stall_after < _HURRY else _INTERVAL
         self._resumed: list[tuple[Diagnosis, float]] = []
 
     def look(self, vigil: Vigil) -> Iterator[tuple[Case, Stall]]:
@@ -61,7 +64,7 @@ class StallWatch:
         now = time.monotonic()
         if now < self._due or self._wanted == 0:
             return
-        self._due = now + _INTERVAL
+        self._due = now + self._interval
         self._follow()
         self._judge(vigil)
 
