@@ -12,7 +12,7 @@ from running import Finished, clean_environment, torchmedic
 from zygote import Zygote
 
 STALL_AFTER = 1.5
-SIDE_BY_SIDE = 6
+SIDE_BY_SIDE = 5
 _SETS = "# environment:"  # what a process must be born with
 KILL = ("--on-stall", "kill")
 
