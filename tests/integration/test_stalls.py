@@ -92,6 +92,7 @@ def test_a_run_that_goes_on_is_reported_again_and_one_that_does_not_is_saved(tmp
         tmp_path,
         {
             "resumes": (RESUMES, ()),
+            "confidential": (RESUMES, ("--confidential",)),
             "saved": (SAVED, ("--on-stall", "checkpoint")),
             "refused": (REFUSED, ("--on-stall", "checkpoint")),
         },
@@ -103,6 +104,10 @@ def test_a_run_that_goes_on_is_reported_again_and_one_that_does_not_is_saved(tmp
     assert resumed.only.severity == "warning"
     assert "it went on by itself after" in resumed.only.evidence[-1]
     assert "torchmedic: the run went on after " in resumed.stderr
+
+    hidden = finished["confidential"]
+    assert hidden.only.severity == "warning", hidden.stderr
+    assert all(not place.code for place in hidden.only.locations)
 
     saved = finished["saved"]
     (path,) = saved.run.glob("checkpoint-*-step4.pt")

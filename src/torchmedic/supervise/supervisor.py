@@ -81,6 +81,8 @@ class Supervisor:
                 self._emitter.say(diagnosis)
 
     def _amend(self, before: Diagnosis, after: Diagnosis | None) -> None:
+        if self._settings.confidential:  # as it was when it was added
+            before, after = confidential(before), None if after is None else confidential(after)
         self._diagnoses = [
             found for each in self._diagnoses if (found := after if each == before else each) is not None
         ]
