@@ -53,7 +53,7 @@ def measure(agent: Agent, step: Callable[[], None], device: str) -> tuple[float,
     """Seconds of a plain step, of one under the check-up, and of one after it."""
     plain, first, later = [], [], []
     for _ in range(ROUNDS):
-        agent.checkup = agent.hooks.checkup = Checkup(agent)
+        agent.checkup = agent.step.checkup = Checkup(agent)
         plain += [timed(step, device) for _ in range(STEPS)]
         agent.checkup.start()
         first.append(timed(step, device))

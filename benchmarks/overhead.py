@@ -249,17 +249,17 @@ def ablate(loop: Loop, agent: agents.Agent, seconds: float) -> str:
 
 def without_parts(agent: agents.Agent) -> Modes:
     """How to switch off one part, and on again."""
-    hooks, clock, finite = agent.hooks, agent.clock, agent.finite
+    step, clock, finite = agent.step, agent.clock, agent.finite
     nothing = agent.pasts.record(sys._getframe(), 0)
     agent.pasts.calls.clear()
     return {
         "numbers (all of it)": lambda: setting(finite, on=False),
         "numbers: the last backward calls": lambda: setting(agent.pasts, record=lambda frame, update: nothing),
         "numbers: the copy of the weights": lambda: setting(agent.rewind, offer=lambda *args: None),
-        "notes for a replay": lambda: setting(hooks, _noting=False),
-        "forward passes": lambda: setting(hooks, expect_forward=lambda: None),
+        "notes for a replay": lambda: setting(step, noting=False),
+        "forward passes": lambda: setting(agent.hooks.forward, expect=lambda: None),
         "black box": lambda: setting(clock, _write=lambda: None),
-        "leaks": lambda: setting(hooks, leaks=None),
+        "leaks": lambda: setting(step, leaks=None),
     }
 
 

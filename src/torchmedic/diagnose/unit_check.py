@@ -113,8 +113,8 @@ def _undisturbed() -> Iterator[None]:
         yield
         return
     watching.checkup.births.disarm()
-    before, watching.hooks.paused = watching.hooks.paused, True
+    before, watching.step.paused = watching.step.paused, True
     try:
         yield
     finally:
-        watching.hooks.paused = before
+        watching.step.paused = before

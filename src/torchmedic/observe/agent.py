@@ -22,7 +22,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 
 from torchmedic import contained as containment
 from torchmedic.contained import contained
-from torchmedic.observe import cuda_start, endings, out_of_memory, workers
+from torchmedic.observe import cuda_start, endings, headroom, no_room, out_of_memory, worker_leaks, workers
 from torchmedic.observe.batches import Batches
 from torchmedic.observe.blackbox import BlackBox
 from torchmedic.observe.checkup import Checkup
@@ -34,8 +34,7 @@ from torchmedic.observe.events import Events
 from torchmedic.observe.finite import FiniteWatch
 from torchmedic.observe.habit_hooks import HabitHooks
 from torchmedic.observe.habits import Habits
-from torchmedic.observe.headroom import headroom
-from torchmedic.observe.hooks import Hooks
+from torchmedic.observe.hooks import Hooks, Step
 from torchmedic.observe.inside.ear import Ear
 from torchmedic.observe.leaks import LeakWatch
 from torchmedic.observe.memory_series import MemorySeries, most_memory
@@ -66,14 +65,15 @@ class Agent:
         self.rewind = Rewind()
         self.finite = FiniteWatch(self, self.pasts, self.rewind)
         self.habits = Habits(self._look_at_loop, _judge_of_loops)
-        self.hooks = Hooks(self.clock, self.batches, self.notes, self.finite, self.rewind, self.habits)
-        self.checkup = self.hooks.checkup = Checkup(self)
+        self.step = Step(self.clock, self.batches, self.notes, self.finite, self.rewind, self.habits)
+        self.hooks = Hooks(self.step)
+        self.checkup = self.step.checkup = Checkup(self)
         self.checkup.evaluation = self.habits.evaluation
         self.checkup.waits = DeviceWaits(
             CudaQueue(), lambda: self.clock.step, lambda: not self.habits.awake, self.habits.waits_measured
         )
         self._suspected: set[Any] = set()  # of the loop, which the rules have been asked about
-        self.leaks = self.hooks.leaks = LeakWatch(self._look_at_growth, self._tell_holders, lambda: self.clock.step)
+        self.leaks = self.step.leaks = LeakWatch(self._look_at_growth, self._tell_holders, lambda: self.clock.step)
         self.marks = DeviceMarks()
         self.ear = Ear(self)
         self.device_lost = False  # and that has been explained
@@ -130,6 +130,7 @@ class Agent:
                 faulthandler.enable(self._stacks, all_threads=True)
             if self.ear.forked:
                 contained("observe.worker")(workers.end_with_parent)()
+            worker_leaks.start(sys._getframe(1), self.run, self.rank, _judge_of_growth, _later_stages)
             return result
 
         setattr(signal_handling, name, both)
@@ -170,11 +171,11 @@ class Agent:
     def _ask_about_step(self, graphs: Any, unreached: Any, frame: FrameType | None) -> None:
         if not self.finite.on or self.device_lost:
             return  # something else went wrong, and has been said
-        self.hooks.paused = True
+        self.step.paused = True
         try:
             _later_stages().check_up(graphs, unreached, frame, self)
         finally:
-            self.hooks.paused = False
+            self.step.paused = False
 
     @contained("observe.silent")
     def _look_at_loop(self, habits: Habits) -> None:
@@ -189,11 +190,11 @@ class Agent:
         if not incidents:
             return
         self._suspected.update((incident.kind, incident.cause) for incident in incidents)
-        self.hooks.paused = True
+        self.step.paused = True
         try:
             _later_stages().silent(incidents, self)
         finally:
-            self.hooks.paused = False
+            self.step.paused = False
 
     @contained("observe.leaks")
     def _look_at_growth(self, watch: LeakWatch, frame: FrameType) -> None:
@@ -203,11 +204,11 @@ class Agent:
         found = [growth for growth in _judge_of_growth().growths(watch) if watch.wants_to_know(growth)]
         if not found:
             return
-        self.hooks.paused = True
+        self.step.paused = True
         try:
             _later_stages().growing(found, watch.looks, frame, self)
         finally:
-            self.hooks.paused = False
+            self.step.paused = False
 
     @contained("observe.leaks")
     def _tell_holders(self, holders: Any) -> None:
@@ -217,27 +218,35 @@ class Agent:
     @contained("observe.exception")
     def raised(self, error: BaseException) -> None:
         """An exception has ended this process's work: find out why, while its frames are alive."""
+        try:
+            self._explain(error)
+        except Exception as failure:
+            if not no_room.is_short(failure):
+                raise
+            no_room.leave_word(error, self)
+
+    def _explain(self, error: BaseException) -> None:
         self.open()
         self.clock.flush()
         self.habits.stop()
         self.checkup.stop()
-        self.hooks.paused = True
+        self.step.paused = True
         try:
-            with workers.undisturbed(), headroom():
+            with workers.undisturbed(), headroom.headroom():
                 _later_stages().exception(error, self)
         finally:
-            self.hooks.paused = False
+            self.step.paused = False
 
     @contained("observe.nonfinite")
     def examine(self, optimizer: Any, frame: FrameType, what: str, at: str) -> Any:
         """A number is NaN or infinite: find its origin, while the step that made it is there, and let the run go on."""
         self.open()
         self.checkup.pause()
-        self.hooks.paused = True
+        self.step.paused = True
         try:
             return _later_stages().nonfinite(optimizer, frame, what, at, self)
         finally:
-            self.hooks.paused = False
+            self.step.paused = False
 
     @contained("observe.nonfinite")
     def publish(self, finding: Any) -> None:
@@ -248,11 +257,11 @@ class Agent:
     def device_died(self, error: BaseException, frame: FrameType) -> None:
         """The device has failed before the user's own code has come to notice it."""
         self.open()
-        self.hooks.paused = True
+        self.step.paused = True
         try:
             _later_stages().device_died(error, frame, self)
         finally:
-            self.hooks.paused = False
+            self.step.paused = False
 
     def mark(self, what: str) -> None:
         """Have the device say when it has come this far."""
@@ -269,11 +278,11 @@ class Agent:
         """The script is about to leave by `sys.exit`, with no exception under way."""
         if self.clock.updates or self.clock.micro_step or self.clock.optimizers:
             self.open()
-            self.hooks.paused = True
+            self.step.paused = True
             try:
                 _later_stages().gave_up(frame, self)
             finally:
-                self.hooks.paused = False
+                self.step.paused = False
 
     @contained("observe.exit")
     def exiting(self) -> None:
@@ -325,13 +334,14 @@ def install(run_dir: str) -> None:
     contained("observe.signals")(agent.share_worker_signals)()
     agent.hooks.install()
     if wants_checkup(agent.run):
-        contained("observe.install")(HabitHooks(agent.habits, agent.hooks).install)()
+        contained("observe.install")(HabitHooks(agent.habits, agent.step).install)()
         agent.habits.start()
         contained("observe.leaks")(agent.leaks.start)()
         contained("observe.checkup")(agent.checkup.start)()
     contained("observe.worker")(workers.install)()
     contained("observe.cuda_start")(cuda_start.install)()
     contained("observe.out_of_memory")(out_of_memory.install)()
+    contained("observe.out_of_memory")(headroom.reserve)()
     contained("observe.endings")(endings.install)(_on_exception, _on_child_end, _on_giving_up)
     contained("observe.ear")(agent.ear.open)()
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_on_fork)

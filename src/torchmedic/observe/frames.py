@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from types import FrameType
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = tuple(
     {
         os.path.realpath(path) + os.sep
@@ -39,8 +39,8 @@ def _judge(filename: str) -> bool:
     path = os.path.realpath(filename)
     if _is_generated(path):
         return False
-    if path.startswith(_PACKAGE) or any(part in path for part in _INSTALLED):
-        return path.startswith(os.path.join(_PACKAGE, "demos"))
+    if path.startswith(PACKAGE) or any(part in path for part in _INSTALLED):
+        return path.startswith(os.path.join(PACKAGE, "demos"))
     # A project may sit below the prefix of a Python (a container's /usr); only its library folders are not user code.
     return not path.startswith(_LIBRARIES)
 
@@ -77,7 +77,7 @@ def outside_torch(frame: FrameType | None) -> FrameType | None:
         filename = frame.f_code.co_filename
         verdict = known(filename)
         if verdict is None:
-            verdict = _inner[filename] = filename.startswith((_torch_folder(), _PACKAGE))
+            verdict = _inner[filename] = filename.startswith((_torch_folder(), PACKAGE))
         if not verdict:
             return frame
         frame = frame.f_back

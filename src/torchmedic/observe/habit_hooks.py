@@ -14,8 +14,8 @@ from torch.nn.utils import clip_grad
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.observe.habits import Habits
-from torchmedic.observe.hooks import Hooks
-from torchmedic.observe.hooks import _wrap as wrap
+from torchmedic.observe.hooks import Step
+from torchmedic.observe.hooks.patches import wrap
 
 Wrapped = Callable[..., Any]
 _is_compiling = torch.compiler.is_compiling  # asked first, so that compiled code is not specialised on the rest
@@ -24,9 +24,9 @@ _is_compiling = torch.compiler.is_compiling  # asked first, so that compiled cod
 class HabitHooks:
     """Feeds the ledger from modes, clipping, scaling and schedules."""
 
-    def __init__(self, habits: Habits, hooks: Hooks) -> None:
+    def __init__(self, habits: Habits, step: Step) -> None:
         self._habits = habits
-        self._hooks = hooks
+        self._step = step
 
     def install(self) -> None:
         from torch.amp.grad_scaler import GradScaler
@@ -44,7 +44,7 @@ class HabitHooks:
 
     @property
     def _sleeps(self) -> bool:
-        return not self._habits.awake or self._hooks.paused
+        return not self._habits.awake or self._step.paused
 
     def _around_zero_grad(self, original: Wrapped) -> Wrapped:
         @functools.wraps(original)
@@ -65,7 +65,7 @@ class HabitHooks:
             if _is_compiling():
                 return result
             habits = self._habits
-            if (habits.awake or habits.listening) and not self._hooks.paused:
+            if (habits.awake or habits.listening) and not self._step.paused:
                 habits.evaluated(module, sys._getframe(1))
             return result
 

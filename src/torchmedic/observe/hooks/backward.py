@@ -1,0 +1,110 @@
+"""A backward pass begins and ends."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.autograd
+from torch._C._functorch import peek_interpreter_stack
+
+from torchmedic.contained import contained
+from torchmedic.observe import endings
+from torchmedic.observe.clock import BACKWARD
+from torchmedic.observe.hooks.forward import ForwardHooks
+from torchmedic.observe.hooks.patches import wrap
+from torchmedic.observe.hooks.step import Step
+
+
+class BackwardHooks:
+    """Around the name that `Tensor.backward`, `autograd.backward`, `autograd.grad` and `func.grad` all call through."""
+
+    def __init__(self, step: Step, forward: ForwardHooks) -> None:
+        self._step = step
+        self._forward = forward
+
+    def install(self) -> None:
+        wrap(torch.autograd, "_engine_run_backward", self._around)
+
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        step = self._step
+
+        @functools.wraps(original)
+        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)  # traced, not run
+            if step.leaks is not None and len(args) > 3 and args[3] and kwargs.get("accumulate_grad"):
+                step.leaks.cycles.made(sys._getframe(1))
+            self._begins(args[0] if args else kwargs.get("t_outputs", ()))
+            result = original(*args, **kwargs)
+            self._ends()
+            return result
+
+        return _engine_run_backward
+
+    @contained("observe.backward")
+    def _begins(self, roots: Any) -> None:
+        step = self._step
+        if step.paused:
+            return
+        step.backward_depth += 1
+        if step.backward_depth != 1:
+            return
+        frame = sys._getframe(1)
+        if step.thin:
+            if _values_are_there():
+                try:
+                    step.economy.backward_begins(roots)
+                except Exception as error:
+                    step.numbers_failed(error, frame)
+            return
+        endings.training_goes_on()
+        clock = step.clock
+        clock.enter(BACKWARD, frame)
+        if step.checkup is not None and step.checkup.on:
+            step.check_up("backward_begins", roots, (clock.file, clock.line), frame)
+        if step.habits.awake:
+            step.habits.backward_begins(roots, frame)
+        if step.finite.on and _values_are_there():
+            try:
+                step.finite.backward_begins(roots, (clock.file, clock.line), frame)
+            except Exception as error:
+                step.numbers_failed(error, frame)
+
+    @contained("observe.backward")
+    def _ends(self) -> None:
+        step = self._step
+        if step.paused:
+            return
+        # A backward that raised leaves the depth up; a loop that survives it is set right by the next optimizer step.
+        step.backward_depth = max(0, step.backward_depth - 1)
+        if step.backward_depth:
+            return
+        step.clock.backward_done()
+        if step.thin and step.stepping is None and not step.finite.is_alarmed:
+            return
+        step.clock.leave()
+        if step.habits.awake:
+            step.habits.backward_ended()
+        self._forward.expect()
+        self._look(sys._getframe(1))
+
+    def _look(self, frame: FrameType) -> None:
+        """At what the backward has left."""
+        step = self._step
+        if step.finite.on:
+            try:
+                step.finite.backward_ended(frame, step.clock, step.stepping)
+            except Exception as error:
+                step.numbers_failed(error, frame)
+        if step.checkup is not None and step.checkup.on:
+            step.check_up("backward_ended", frame, step.clock.optimizer_count > 0)
+
+
+def _values_are_there() -> bool:
+    """Not inside of `torch.func` and of a dispatch mode."""
+    return peek_interpreter_stack() is None and not torch._C._len_torch_dispatch_stack()

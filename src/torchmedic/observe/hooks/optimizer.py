@@ -1,0 +1,147 @@
+"""An optimizer is built, clears gradients, and updates the weights."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from torchmedic.contained import contained
+from torchmedic.observe.clock import OPTIMIZER
+from torchmedic.observe.frames import user_frame
+from torchmedic.observe.hooks.forward import ForwardHooks
+from torchmedic.observe.hooks.patches import wrap
+from torchmedic.observe.hooks.step import Step
+
+
+class OptimizerHooks:
+    """Around `torch.optim.Optimizer`, of which all others are made."""
+
+    def __init__(self, step: Step, forward: ForwardHooks) -> None:
+        self._step = step
+        self._forward = forward
+        self.has_begun = False  # an update, since a scaler was asked for one
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        self._handles.append(register_optimizer_step_pre_hook(self._begins))
+        self._handles.append(register_optimizer_step_post_hook(self._ends))
+        wrap(Optimizer, "_patch_step_function", self._around_build)
+        wrap(Optimizer, "zero_grad", self._around_zero_grad)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _around_build(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def _patch_step_function(optimizer: Any) -> Any:
+            result = original(optimizer)
+            self._built(optimizer)
+            return result
+
+        return _patch_step_function
+
+    @contained("observe.optimizer")
+    def _built(self, optimizer: Any) -> None:
+        step = self._step
+        self._forward.expect()
+        step.clock.optimizer_built(optimizer)
+        step.habits.optimizer_built(optimizer, sys._getframe(1))
+        if step.leaks is not None:
+            step.leaks.mark("trial", sys._getframe(1))
+        step.begins(user_frame(sys._getframe(1)))  # the first step of a loop that has no loader begins about here
+
+    def _around_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        step = self._step
+
+        @functools.wraps(original)
+        def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(optimizer, *args, **kwargs)
+            listening = step.habits.awake and not step.paused
+            if listening:
+                step.habits.zero_begins(optimizer, sys._getframe(1))
+            result = original(optimizer, *args, **kwargs)
+            if listening:
+                step.habits.zero_ended(optimizer)
+            self._gradients_cleared()
+            return result
+
+        return zero_grad
+
+    @contained("observe.zero_grad")
+    def _gradients_cleared(self) -> None:
+        step = self._step
+        if step.paused:
+            return
+        step.finite.cleared()
+        if step.thin:
+            return
+        if step.clock.micro_step == 0 and step.notes.is_fresh():
+            step.opens(user_frame(sys._getframe(1)))  # many loops open with it, and some have no loader
+        self._forward.expect()
+
+    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._note_begin(optimizer)
+
+    def _ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self.note_end(optimizer, stepped=True)
+
+    @contained("observe.optimizer")
+    def _note_begin(self, optimizer: Any) -> None:
+        step = self._step
+        if step.paused:
+            return
+        step.backward_depth = 0
+        self.has_begun = True
+        if not step.thin:
+            step.clock.enter(OPTIMIZER, sys._getframe(1))
+        if step.checkup is not None and step.checkup.on:
+            step.check_up("step_begins", optimizer)
+        if step.habits.awake:
+            step.habits.step_begins(optimizer, sys._getframe(1))
+        if step.finite.on and not (step.thin and step.finite.takes_on_trust()):
+            try:
+                step.finite.step_begins(optimizer, sys._getframe(1))
+            except Exception as error:
+                step.numbers_failed(error, sys._getframe(1))
+        step.stepping = optimizer
+
+    @contained("observe.optimizer")
+    def note_end(self, optimizer: Any, *, stepped: bool) -> None:
+        """An update is over, or was left out."""
+        step = self._step
+        if step.paused:
+            return
+        step.stepping = None
+        if stepped and step.finite.on and not (step.thin and step.finite.holds_losses):
+            try:
+                step.finite.step_ended(optimizer, sys._getframe(1))
+            except Exception as error:
+                step.numbers_failed(error, sys._getframe(1))
+        clock = step.clock
+        clock.optimizer_stepped(optimizer)
+        if step.leaks is not None and clock.step >= step.leaks.due:
+            step.leaks.stepped(clock.step, sys._getframe(1))
+        if step.habits.awake:
+            step.habits.step_ended(optimizer, stepped=stepped)
+        step.thin = step.economy.applies()
+        if step.thin:
+            step.economy.begin()
+            self._forward.forget()
+            return
+        clock.leave()
+        if step.checkup is not None and step.checkup.on:
+            step.check_up("step_ended", sys._getframe(1))
+        step.is_over(sys._getframe(1))
+        self._forward.expect()

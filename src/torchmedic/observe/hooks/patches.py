@@ -1,0 +1,31 @@
+"""What is exchanged on classes and modules of torch, and put back. Never on the user's objects, which get pickled.
+
+Each patch calls torch's own function exactly once, with the same arguments, and passes on what it returns or raises.
+Only what stands around that call is ours, and that is contained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+# Code of ours that torch.compile may come upon. Never compiled by itself; where it is inlined, `is_compiling` is true.
+entries: list[CodeType] = []
+
+_made: list[tuple[Any, str, Any]] = []
+
+
+def wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = getattr(owner, name)
+    patch = around(original)
+    _made.append((owner, name, original))
+    entries.append(patch.__code__)
+    setattr(owner, name, patch)
+
+
+def take_back() -> None:
+    """Leave torch as it was."""
+    for owner, name, original in reversed(_made):
+        setattr(owner, name, original)
+    _made.clear()

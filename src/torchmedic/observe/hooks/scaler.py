@@ -1,0 +1,59 @@
+"""A `GradScaler` scales a loss, and lets an optimizer step or leaves the step out."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torchmedic.contained import contained
+from torchmedic.observe.hooks.optimizer import OptimizerHooks
+from torchmedic.observe.hooks.patches import wrap
+from torchmedic.observe.hooks.step import Step
+
+
+class ScalerHooks:
+    """Around `scale` and `step`."""
+
+    def __init__(self, step: Step, optimizers: OptimizerHooks) -> None:
+        self._step = step
+        self._optimizers = optimizers
+
+    def install(self) -> None:
+        from torch.amp.grad_scaler import GradScaler
+
+        wrap(GradScaler, "scale", self._around_scale)
+        wrap(GradScaler, "step", self._around_step)
+
+    def _around_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        note = contained("observe.scaler")(self._step.finite.scaled)
+
+        @functools.wraps(original)
+        def scale(scaler: Any, outputs: Any) -> Any:
+            result = original(scaler, outputs)
+            note(outputs, result)
+            return result
+
+        return scale
+
+    def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._optimizers.has_begun = False
+            result = original(scaler, optimizer, *args, **kwargs)
+            self._ends(scaler, optimizer)
+            return result
+
+        return step
+
+    @contained("observe.scaler")
+    def _ends(self, scaler: Any, optimizer: Any) -> None:
+        """A step that the scaler skips is a step of the loop all the same."""
+        if self._optimizers.has_begun:
+            return
+        self._optimizers.has_begun = True
+        step = self._step
+        if step.finite.on and not step.paused:
+            step.finite.step_skipped(scaler, optimizer, sys._getframe(1))
+        self._optimizers.note_end(optimizer, stepped=False)
