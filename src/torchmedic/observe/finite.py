@@ -162,9 +162,16 @@ class FiniteWatch:
                 continue
             kind = "cpu" if root.is_cpu else root.device.type
             if kind in late.devices:
-                self._late.hold(root, kind, step, self._steps)
+                self._late.hold(root, step, self._steps)
             elif kind == "cpu":
                 self._look(root, 1, self.last_key)
+
+    def keep_loss(self, roots: Sequence[torch.Tensor], step: int) -> None:
+        """The same where the loss of the step before was kept, and nothing else has happened since."""
+        self._backwards += 1
+        for root in roots:
+            if root.numel() == 1 and root.is_floating_point() and root.device.type in late.devices:
+                self._late.hold(root, step, self._steps)
 
     @property
     def holds_losses(self) -> bool:

@@ -61,7 +61,7 @@ class LateLosses:
         if not device.may_work():
             return False
         if self._held:
-            self._copy_held(kind)
+            self._copy_held()
         # Pinned memory that is handed back and forth costs a hundred microseconds a step: some places are kept.
         self._place = (self._place + 1) % _PLACES
         where = (self._place, root.dtype)
@@ -75,18 +75,18 @@ class LateLosses:
         self._coming.append(Coming(key, host, event, self._pasts.record(frame, update)))
         return True
 
-    def hold(self, root: torch.Tensor, kind: str, step: int, update: int) -> None:
+    def hold(self, root: torch.Tensor, step: int, update: int) -> None:
         """Keep a loss where it is, for now."""
         self._held.append((root.detach(), self._pasts.record_thin(step, update)))
         if len(self._held) >= _HELD:
-            self._copy_held(kind)
+            self._copy_held()
 
-    def _copy_held(self, kind: str) -> None:
-        device = late.devices[kind]
+    def _copy_held(self) -> None:
         held, self._held = self._held, []
         first = held[0][0]
+        device = late.devices.get(first.device.type)
         held = [(loss, call) for loss, call in held if loss.device == first.device and loss.dtype is first.dtype]
-        if not device.may_work():
+        if device is None or not device.may_work():
             return
         if self._many is None or self._many[0].dtype is not first.dtype:
             self._many = device.places(_HELD, first.dtype)

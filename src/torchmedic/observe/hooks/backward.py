@@ -32,6 +32,7 @@ class BackwardHooks:
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         step = self._step
+        keep = contained("observe.backward")(self._keep_loss)
 
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -39,7 +40,15 @@ class BackwardHooks:
                 return original(*args, **kwargs)  # traced, not run
             if step.leaks is not None and len(args) > 3 and args[3] and kwargs.get("accumulate_grad"):
                 step.leaks.cycles.made(sys._getframe(1))
-            self._begins(args[0] if args else kwargs.get("t_outputs", ()))
+            roots = args[0] if args else kwargs.get("t_outputs", ())
+            if step.quick and not step.paused and not step.backward_depth:
+                step.backward_depth = 1
+                keep(roots)
+                result = original(*args, **kwargs)
+                step.backward_depth = 0
+                step.clock.backward_done()
+                return result
+            self._begins(roots)
             result = original(*args, **kwargs)
             self._ends()
             return result
@@ -74,6 +83,14 @@ class BackwardHooks:
                 step.finite.backward_begins(roots, (clock.file, clock.line), frame)
             except Exception as error:
                 step.numbers_failed(error, frame)
+
+    def _keep_loss(self, roots: Any) -> None:
+        """All that is done in most steps of a run of very short ones, where every microsecond is felt."""
+        if _values_are_there():
+            try:
+                self._step.finite.keep_loss(roots, self._step.clock.step)
+            except Exception as error:
+                self._step.numbers_failed(error, sys._getframe(1))
 
     @contained("observe.backward")
     def _ends(self) -> None:

@@ -62,7 +62,7 @@ class OptimizerHooks:
 
         @functools.wraps(original)
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or step.quick:
                 return original(optimizer, *args, **kwargs)
             listening = step.habits.awake and not step.paused
             if listening:
@@ -104,6 +104,9 @@ class OptimizerHooks:
             return
         step.backward_depth = 0
         self.has_begun = True
+        if step.quick and step.finite.takes_on_trust():
+            step.stepping = optimizer
+            return
         if not step.thin:
             step.clock.enter(OPTIMIZER, sys._getframe(1))
         if step.checkup is not None and step.checkup.on:
@@ -135,7 +138,8 @@ class OptimizerHooks:
             step.leaks.stepped(clock.step, sys._getframe(1))
         if step.habits.awake:
             step.habits.step_ended(optimizer, stepped=stepped)
-        step.thin = step.economy.applies()
+        was_thin, step.thin = step.thin, step.economy.applies()
+        step.quick = was_thin and step.thin and step.finite.holds_losses and not step.habits.awake
         if step.thin:
             step.economy.begin()
             self._forward.forget()
