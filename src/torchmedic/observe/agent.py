@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
-import functools
-import importlib
 import multiprocessing
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,8 +19,8 @@ import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 
 from torchmedic import contained as containment
-from torchmedic.contained import contained
-from torchmedic.observe import cuda_start, endings, headroom, no_room, out_of_memory, worker_leaks, workers
+from torchmedic.contained import contained, is_short
+from torchmedic.observe import cuda_start, endings, headroom, later_stages, no_room, out_of_memory, workers
 from torchmedic.observe.batches import Batches
 from torchmedic.observe.blackbox import BlackBox
 from torchmedic.observe.checkup import Checkup
@@ -31,6 +29,7 @@ from torchmedic.observe.device_marks import DeviceMarks
 from torchmedic.observe.device_queue import CudaQueue
 from torchmedic.observe.device_waits import DeviceWaits
 from torchmedic.observe.events import Events
+from torchmedic.observe.fatal_signals import FatalSignals
 from torchmedic.observe.finite import FiniteWatch
 from torchmedic.observe.habit_hooks import HabitHooks
 from torchmedic.observe.habits import Habits
@@ -41,8 +40,9 @@ from torchmedic.observe.memory_series import MemorySeries, most_memory
 from torchmedic.observe.notes import StepNotes
 from torchmedic.observe.past import Pasts
 from torchmedic.observe.rewind import Rewind
+from torchmedic.observe.suspicions import Suspicions
 from torchmedic.records import Fault
-from torchmedic.rundir import BLACK_BOX, STACKS, claim_process_folder, reserve, wants_checkup
+from torchmedic.rundir import BLACK_BOX, claim_process_folder, reserve, wants_checkup
 from torchmedic.settings import rank
 
 _agent: Agent | None = None
@@ -64,22 +64,22 @@ class Agent:
         self.pasts = Pasts(self.notes, self.batches, self.clock)
         self.rewind = Rewind()
         self.finite = FiniteWatch(self, self.pasts, self.rewind)
-        self.habits = Habits(self._look_at_loop, _judge_of_loops)
+        self.suspicions = Suspicions(self)
+        self.habits = Habits(self.suspicions.look_at_loop, later_stages.judge_of_loops)
         self.step = Step(self.clock, self.batches, self.notes, self.finite, self.rewind, self.habits)
         self.hooks = Hooks(self.step)
-        self.checkup = self.step.checkup = Checkup(self)
+        self.checkup = self.step.checkup = Checkup(self.suspicions)
         self.checkup.evaluation = self.habits.evaluation
         self.checkup.waits = DeviceWaits(
             CudaQueue(), lambda: self.clock.step, lambda: not self.habits.awake, self.habits.waits_measured
         )
-        self._suspected: set[Any] = set()  # of the loop, which the rules have been asked about
-        self.leaks = self.step.leaks = LeakWatch(self._look_at_growth, self._tell_holders, lambda: self.clock.step)
+        self.leaks = self.step.leaks = LeakWatch(
+            self.suspicions.look_at_growth, self.suspicions.tell_holders, lambda: self.clock.step
+        )
         self.marks = DeviceMarks()
         self.ear = Ear(self)
         self.device_lost = False  # and that has been explained
-        self._stacks: Any = None
-        self._catches = False
-        self._kept_iterators: list[Any] = []  # of loaders whose workers have failed
+        self.signals = FatalSignals(self)
 
     def open(self) -> None:
         """Claim a folder in the run and start to write there. A second call does nothing."""
@@ -102,54 +102,6 @@ class Agent:
         self.clock.gauge.on_reading = series.reading
         reserve(self.folder)
 
-    def catch_fatal_signals(self) -> None:
-        """Have the stacks of all threads written to the run folder when a signal ends this process."""
-        folder = self.run / STACKS
-        folder.mkdir(mode=0o700, exist_ok=True)
-        # The file is also how the parent learns of this process.
-        self._stacks = open(folder / f"{os.getpid()}.txt", "wb", buffering=0)  # noqa: SIM115 - open to the end
-        # A faulthandler of the user's own writes where the user wants it; there is only one per process.
-        if not faulthandler.is_enabled():
-            faulthandler.enable(self._stacks, all_threads=True)
-            self._catches = True
-
-    def share_worker_signals(self) -> None:
-        """A DataLoader worker sets handlers of torch's own for the same signals: have both, ours first."""
-        from torch.utils.data._utils import signal_handling
-
-        name = "_set_worker_signal_handlers"
-        original = getattr(signal_handling, name)
-
-        @functools.wraps(original)
-        def both(*args: Any, **kwargs: Any) -> Any:
-            ours = self._catches
-            if ours:
-                faulthandler.disable()
-            result = original(*args, **kwargs)
-            if ours:
-                faulthandler.enable(self._stacks, all_threads=True)
-            if self.ear.forked:
-                contained("observe.worker")(workers.end_with_parent)()
-            worker_leaks.start(sys._getframe(1), self.run, self.rank, _judge_of_growth, _later_stages)
-            return result
-
-        setattr(signal_handling, name, both)
-        news = "_error_if_any_worker_fails"
-        setattr(signal_handling, news, self._keeping_iterators(getattr(signal_handling, news)))
-
-    def _keeping_iterators(self, original: Any) -> Any:
-        """A handler that raises in the middle of anything ends the loop, and with it the iterator and its dataset."""
-
-        @functools.wraps(original)
-        def _error_if_any_worker_fails() -> None:
-            try:
-                original()
-            except RuntimeError:
-                self._kept_iterators = self.batches.iterators()
-                raise
-
-        return _error_if_any_worker_fails
-
     def fault(self, fault: Fault) -> None:
         """Leave word of a bug of ours where the parent will find it."""
         with contextlib.suppress(Exception):
@@ -158,110 +110,53 @@ class Agent:
             # Nothing can be written, perhaps on a full disk: then only the user can be told.
             sys.stderr.write(f"torchmedic: a fault of its own was contained, the run goes on ({fault.error})\n")
 
-    @contained("observe.silent")
-    def check_up(self, graphs: Any, frame: FrameType) -> None:
-        """The graphs of the first steps are known."""
-        self._ask_about_step(graphs, None, frame)
-
-    @contained("observe.silent")
-    def left_out(self, unreached: Any, frame: FrameType | None) -> None:
-        """Some parameters had no gradient in several steps."""
-        self._ask_about_step((), unreached, frame)
-
-    def _ask_about_step(self, graphs: Any, unreached: Any, frame: FrameType | None) -> None:
-        if not self.finite.on or self.device_lost:
-            return  # something else went wrong, and has been said
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """With the hooks taking no notice of what is done meanwhile."""
         self.step.paused = True
         try:
-            _later_stages().check_up(graphs, unreached, frame, self)
+            yield
         finally:
             self.step.paused = False
-
-    @contained("observe.silent")
-    def _look_at_loop(self, habits: Habits) -> None:
-        """There is enough in the ledger to be judged."""
-        if not self.finite.on or self.device_lost:
-            return  # something else went wrong, and has been said
-        incidents = [
-            incident
-            for incident in _judge_of_loops().incidents(habits)
-            if (incident.kind, incident.cause) not in self._suspected
-        ]
-        if not incidents:
-            return
-        self._suspected.update((incident.kind, incident.cause) for incident in incidents)
-        self.step.paused = True
-        try:
-            _later_stages().silent(incidents, self)
-        finally:
-            self.step.paused = False
-
-    @contained("observe.leaks")
-    def _look_at_growth(self, watch: LeakWatch, frame: FrameType) -> None:
-        """Something has grown at every one of the last looks."""
-        if not self.finite.on or self.device_lost:
-            return  # something else went wrong, and has been said
-        found = [growth for growth in _judge_of_growth().growths(watch) if watch.wants_to_know(growth)]
-        if not found:
-            return
-        self.step.paused = True
-        try:
-            _later_stages().growing(found, watch.looks, frame, self)
-        finally:
-            self.step.paused = False
-
-    @contained("observe.leaks")
-    def _tell_holders(self, holders: Any) -> None:
-        """Memory is short: leave word of who holds it."""
-        _later_stages().holding(holders, self)
 
     @contained("observe.exception")
     def raised(self, error: BaseException) -> None:
         """An exception has ended this process's work: find out why, while its frames are alive."""
-        try:
-            self._explain(error)
-        except Exception as failure:
-            if not no_room.is_short(failure):
-                raise
-            no_room.leave_word(error, self)
+        with headroom.headroom():
+            try:
+                self._explain(error)
+            except Exception as failure:
+                if not is_short(failure):
+                    raise
+                no_room.leave_word(error, self)
 
     def _explain(self, error: BaseException) -> None:
         self.open()
         self.clock.flush()
         self.habits.stop()
         self.checkup.stop()
-        self.step.paused = True
-        try:
-            with workers.undisturbed(), headroom.headroom():
-                _later_stages().exception(error, self)
-        finally:
-            self.step.paused = False
+        with self.paused(), workers.undisturbed():
+            later_stages.in_process().exception(error, self)
 
     @contained("observe.nonfinite")
     def examine(self, optimizer: Any, frame: FrameType, what: str, at: str) -> Any:
         """A number is NaN or infinite: find its origin, while the step that made it is there, and let the run go on."""
         self.open()
         self.checkup.pause()
-        self.step.paused = True
-        try:
-            return _later_stages().nonfinite(optimizer, frame, what, at, self)
-        finally:
-            self.step.paused = False
+        with self.paused():
+            return later_stages.in_process().nonfinite(optimizer, frame, what, at, self)
 
     @contained("observe.nonfinite")
     def publish(self, finding: Any) -> None:
         """It has reached the weights, or is about to."""
-        _later_stages().publish(finding, self)
+        later_stages.in_process().publish(finding, self)
 
     @contained("observe.nonfinite")
     def device_died(self, error: BaseException, frame: FrameType) -> None:
         """The device has failed before the user's own code has come to notice it."""
         self.open()
-        self.step.paused = True
-        try:
-            _later_stages().device_died(error, frame, self)
-        finally:
-            self.step.paused = False
+        with self.paused():
+            later_stages.in_process().device_died(error, frame, self)
 
     def mark(self, what: str) -> None:
         """Have the device say when it has come this far."""
@@ -278,11 +173,8 @@ class Agent:
         """The script is about to leave by `sys.exit`, with no exception under way."""
         if self.clock.updates or self.clock.micro_step or self.clock.optimizers:
             self.open()
-            self.step.paused = True
-            try:
-                _later_stages().gave_up(frame, self)
-            finally:
-                self.step.paused = False
+            with self.paused():
+                later_stages.in_process().gave_up(frame, self)
 
     @contained("observe.exit")
     def exiting(self) -> None:
@@ -301,18 +193,14 @@ class Agent:
         self.habits.reset()
         self.checkup.stop()
         self.leaks.stop()
-        if self._catches:
-            faulthandler.disable()
-            self._catches = False
-        self.catch_fatal_signals()
+        self.signals.forked()
 
     @contained("observe.child_exit")
     def child_ends(self) -> None:
-        """A child of `multiprocessing` ends well: its file of last words, still empty, has served its purpose."""
+        """A child of `multiprocessing` ends well: it leaves no last words."""
         self.exiting()
         self.ear.close()
-        if self._stacks is not None and os.fstat(self._stacks.fileno()).st_size == 0:
-            os.unlink(self._stacks.name)
+        self.signals.child_ended_well()
 
 
 def current() -> Agent | None:
@@ -330,8 +218,8 @@ def install(run_dir: str) -> None:
     if multiprocessing.parent_process() is None:
         contained("observe.open")(agent.open)()
     agent.clock.open_box = agent.open
-    contained("observe.signals")(agent.catch_fatal_signals)()
-    contained("observe.signals")(agent.share_worker_signals)()
+    contained("observe.signals")(agent.signals.catch)()
+    contained("observe.signals")(agent.signals.share_with_workers)()
     agent.hooks.install()
     if wants_checkup(agent.run):
         contained("observe.install")(HabitHooks(agent.habits, agent.step).install)()
@@ -384,20 +272,3 @@ def _on_exit() -> None:
     if _agent is not None:
         contained("observe.endings")(endings.look_back)(_on_exception)
         _agent.exiting()
-
-
-def _judge_of_loops() -> Any:
-    """What tells a mistake from a habit; named as text because imports point one way."""
-    return importlib.import_module("torchmedic.detect.silent")
-
-
-def _judge_of_growth() -> Any:
-    return importlib.import_module("torchmedic.detect.growth")
-
-
-def _later_stages() -> Any:
-    """The later stages, loaded only when something has failed.
-
-    Named as text because imports point one way: observe knows nobody above it.
-    """
-    return importlib.import_module("torchmedic.diagnose.in_process")

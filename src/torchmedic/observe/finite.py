@@ -13,16 +13,15 @@ use its gradients: a script may well drop them.
 from __future__ import annotations
 
 import math
-import time
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from torchmedic.observe import late
+from torchmedic.observe.examiner import Examiner, Optimizers
 from torchmedic.observe.late_losses import LateLosses, Read
 from torchmedic.observe.looks import (
     all_bad,
@@ -37,45 +36,15 @@ from torchmedic.observe.looks import (
     with_gradient,
     witness_of,
 )
+from torchmedic.observe.loss_trends import LossTrends
 from torchmedic.observe.past import Past, Pasts
 from torchmedic.observe.rewind import Rewind
+from torchmedic.observe.time_for_looks import REST, TimeForLooks
 
 _SMALL_ROOT = 4096  # elements of a loss that is looked at whole
-_ALLOWANCE = 0.05  # seconds that may be spent on gradients in any case
-_SHARE = 0.002  # of the time since training began, beyond that
-_REST = 16  # looks, of which one goes beyond the first tensor when the time is used up
 _EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether their gradients are used
-_LOSSES = 100  # of the last steps, kept for the trend
 _SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
 _SKIPPED = 25  # steps in a row that GradScaler skips at all
-
-
-class Examiner(Protocol):
-    """Whoever finds the origin of a bad number."""
-
-    def examine(self, optimizer: Any, frame: FrameType, what: str, at: str) -> Any:
-        """Look into it now; the finding is kept until it is known to matter."""
-
-    def publish(self, finding: Any) -> None:
-        """It matters."""
-
-    def device_died(self, error: BaseException, frame: FrameType) -> None:
-        """A device has failed, which was seen when a loss was to be read."""
-
-    def usual_step(self) -> tuple[int, float]:
-        """The number of the step, and how many seconds one takes."""
-
-    def mark(self, what: str) -> None:
-        """Have the device say when it has come this far."""
-
-
-class Optimizers(Protocol):
-    """Whoever knows the optimizers."""
-
-    optimizer_count: int
-
-    @property
-    def optimizers(self) -> list[Any]: ...
 
 
 class FiniteWatch:
@@ -87,7 +56,7 @@ class FiniteWatch:
         self.on = True
         self.bad_call: Past | None = None  # the first with a bad loss, of those that are read late
         self.born_bad: set[int] = set()  # weights that were not finite when training began
-        self.losses: dict[Any, deque[float]] = {}  # by the line that calls backward
+        self.losses = LossTrends()
         self.last_losses: list[float] = []  # of the last backward
         self.last_key: Any = None
         self.skipped = 0  # steps in a row that GradScaler skipped
@@ -105,9 +74,7 @@ class FiniteWatch:
         self._late = LateLosses(pasts)
         self._unscaled: tuple[weakref.ref[torch.Tensor], float] | None = None
         self._seen: set[int] = set()  # optimizers that have stepped
-        self._started = time.monotonic()
-        self._spent = 0.0
-        self._turn = 0
+        self._time = TimeForLooks()
 
     # The loss
 
@@ -198,12 +165,7 @@ class FiniteWatch:
 
     def _note_loss(self, loss: float, key: Any) -> None:
         self.last_losses.append(loss)
-        known = self.losses.get(key)
-        if known is None:
-            if len(self.losses) >= 16:
-                return
-            known = self.losses[key] = deque(maxlen=_LOSSES)
-        known.append(loss)
+        self.losses.note(loss, key)
 
     def backward_ended(self, frame: FrameType, clock: Optimizers, stepping: Any) -> None:
         """Backward is over.
@@ -227,9 +189,9 @@ class FiniteWatch:
                 self._publish(self._finding)
         elif not has_optimizers and self._late.are_coming:
             self._look_back(frame)
-        elif stepping is not None and may_be_read(stepping) and self._any_bad(gradients(stepping)):
+        elif stepping is not None and may_be_read(stepping) and self._time.any_bad(gradients(stepping)):
             self._publish(self._examiner.examine(stepping, frame, "gradient", "backward"))
-        elif not has_optimizers and self._has_time and self._any_bad(leaf_gradients(self._roots)):
+        elif not has_optimizers and self._time.is_left and self._time.any_bad(leaf_gradients(self._roots)):
             # Nobody will step: the loop updates its weights by hand.
             self._publish(self._examiner.examine(None, frame, "gradient", "backward"))
 
@@ -275,15 +237,17 @@ class FiniteWatch:
             self._examiner.mark("update")
             if self._is_good:
                 self._rewind.offer(optimizer, *self._examiner.usual_step())
-        elif kind == "cpu" and (self._any_bad(gradients(optimizer)) if self._is_due() else first_is_bad(optimizer)):
+        elif kind == "cpu" and (
+            self._time.any_bad(gradients(optimizer)) if self._time.is_due() else first_is_bad(optimizer)
+        ):
             self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
 
     def step_ended(self, optimizer: Any, frame: FrameType) -> None:
         """The weights have been touched, with gradients that were looked at."""
-        if not may_be_read(optimizer) or (not self._has_time and self._steps % _REST):
+        if not may_be_read(optimizer) or (not self._time.is_left and self._steps % REST):
             return
         weights = [tensor for tensor in with_gradient(optimizer) if id(tensor) not in self.born_bad]
-        if self._any_bad(weights):
+        if self._time.any_bad(weights):
             self._publish(self._examiner.examine(optimizer, frame, "update", "update"))
 
     def step_skipped(self, scaler: Any, optimizer: Any, frame: FrameType) -> None:
@@ -338,22 +302,3 @@ class FiniteWatch:
         self.on = False
         if finding is not None:
             self._examiner.publish(finding)
-
-    def _is_due(self) -> bool:
-        """Whether there is time for more than a look at the first tensor."""
-        self._turn += 1
-        return self._turn % _REST == 0 or self._has_time
-
-    def _any_bad(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether some of these are not finite, as far as the time for looking goes."""
-        if not tensors:
-            return False
-        started = time.perf_counter()
-        looked_at = tensors if self._has_time else [tensors[0], tensors[self._turn // _REST % len(tensors)]]
-        bad = any(is_bad(tensor) for tensor in looked_at)
-        self._spent += time.perf_counter() - started
-        return bad
-
-    @property
-    def _has_time(self) -> bool:
-        return self._spent < _ALLOWANCE + _SHARE * (time.monotonic() - self._started)

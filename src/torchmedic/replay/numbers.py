@@ -8,8 +8,6 @@ import time
 from types import FrameType
 from typing import Any, Literal
 
-import torch
-
 from torchmedic.detect.nonfinite import TurnedBad, of_call
 from torchmedic.observe.batches import tensors_in
 from torchmedic.observe.frames import user_frame
@@ -17,21 +15,22 @@ from torchmedic.observe.past import Past
 from torchmedic.observe.rewind import Original
 from torchmedic.records import Location, Safety, Treatment
 from torchmedic.replay.births import Birth, births
-from torchmedic.replay.frames import Frame
+from torchmedic.replay.frames import Frame, stack_of
+from torchmedic.replay.leaf_names import leaf_name
 from torchmedic.replay.microscope import Captured, Leaf, Microscope, Op, Spot, Value
 from torchmedic.replay.past import earlier_step
 from torchmedic.replay.played import Played
+from torchmedic.replay.second_pass import SecondPass
 from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.spoiled import go_back
 from torchmedic.replay.stand_ins import Rewound, StandIns
 from torchmedic.replay.step import Step, from_stack
+from torchmedic.replay.storages import storage_of
 from torchmedic.replay.trial import Edit, attempt, treatment
 
 Victim = Literal["loss", "gradient"]
 
 _TIME_LIMIT = 120.0
-_UPSTREAM = 24  # operations before the origin that are captured with it
-_DEPTH = 5
 
 
 class NumbersEvidence:
@@ -69,7 +68,7 @@ class NumbersEvidence:
         self.rewound: Rewound | None = None
         self.is_unexplained = False  # the weights were spoiled by a step before, and no replay shows how
         self.history = ""  # which step was replayed and with which weights, where those are not the present ones
-        self._captured: dict[int, Captured | None] = {}
+        self._second_pass: SecondPass | None = None
         self.targets: list[tuple[Victim, list[Value]]] = []
 
     @property
@@ -145,7 +144,7 @@ class NumbersEvidence:
 
     def forget_findings(self) -> None:
         self.__dict__.pop("found", None)
-        self._captured.clear()
+        self._second_pass = None
 
     def look(self, step: Step) -> bool:
         """One replay under the microscope; whether it came to its end."""
@@ -169,8 +168,8 @@ class NumbersEvidence:
         if not self.births or self.faithful is False or self.played is None:
             return False
         leaf = self.births[0].leaf
-        taken = {_storage(tensor) for value in self.played.taken.values() for tensor in tensors_in(value)}
-        return leaf is None or _storage(leaf.tensor) not in taken
+        taken = {storage_of(tensor) for value in self.played.taken.values() for tensor in tensors_in(value)}
+        return leaf is None or storage_of(leaf.tensor) not in taken
 
     def _is_expected(self, error: BaseException) -> bool:
         return False
@@ -241,43 +240,11 @@ class NumbersEvidence:
 
     def values_of(self, op: Op) -> Captured | None:
         """An operation with its values. None where a second pass did not go the same way."""
-        if op.index not in self._captured:
-            wanted = {op.index, *self._upstream(op)} - set(self._captured)
-            found = self._capture(frozenset(wanted))
-            for index in wanted:
-                self._captured[index] = found.get(index)
-        return self._captured[op.index]
-
-    def _upstream(self, op: Op) -> set[int]:
-        """The operations that will be asked for next: what the origin's operands were made of."""
-        assert self.scope is not None
-        found: set[int] = set()
-        pending = [(op, 0)]
-        if op.is_backward:
-            pending.append((self.scope.forward_of(op), 0))
-        while pending and len(found) < _UPSTREAM:
-            here, depth = pending.pop(0)
-            found.add(here.index)
-            if depth >= _DEPTH:
-                continue
-            for value in here.inputs:
-                source = self.scope.source(value)
-                if isinstance(source, int) and source not in found and source < here.index:
-                    pending.append((self.scope.ops[source], depth + 1))
-        return found
-
-    def _capture(self, indices: frozenset[int]) -> dict[int, Captured]:
-        if self.step is None or self.scope is None:
-            return {}
-        scope = Microscope(capture=indices, deadline=self._deadline)
-        self.step.runner.play(scope)
-        return {
-            index: kept
-            for index in indices
-            if index < len(scope.ops)
-            and scope.ops[index].name == self.scope.ops[index].name
-            and (kept := scope.ops[index].captured) is not None
-        }
+        if self._second_pass is None:
+            if self.step is None or self.scope is None:
+                return None
+            self._second_pass = SecondPass(self.step, self.scope, self._deadline)
+        return self._second_pass.values_of(op)
 
     # Cures
 
@@ -317,44 +284,9 @@ class NumbersEvidence:
 
     def name_of(self, leaf: Leaf) -> tuple[str, str]:
         """What a leaf is: its kind (`parameter`, `buffer`, `batch`, `tensor`) and its name."""
-        storage = _storage(leaf.tensor)
-        if self.step is not None:
-            for module in self.step.runner.modules:
-                for name, value in module.named_parameters():
-                    if _storage(value) == storage:
-                        return "parameter", name
-                for name, buffer in module.named_buffers():
-                    if _storage(buffer) == storage:
-                        return "buffer", name
-            trained = [*self.step.runner.parameters, *self.step.runner.loose_leaves]
-            if any(_storage(value) == storage for value in trained):
-                return "parameter", self._variable(storage)
-        for value in self.agent.batches.tensors():
-            if _storage(value) == storage:
-                return "batch", self._variable(storage)
-        return "tensor", self._variable(storage)
-
-    def _variable(self, storage: int | None) -> str:
+        runner = self.step.runner if self.step is not None else None
         names = self.played.namespace if self.played is not None else {}
-        return next(
-            (name for name, value in names.items() if isinstance(value, torch.Tensor) and _storage(value) == storage),
-            "",
-        )
+        return leaf_name(leaf.tensor, runner, self.agent.batches.tensors(), names)
 
     def noticed_at(self, label: str) -> Location | None:
         return self.noticed.location("surfaced", label) if self.noticed is not None else None
-
-
-def stack_of(frame: FrameType | None) -> list[Frame]:
-    frames: list[Frame] = []
-    while frame is not None:
-        frames.append(Frame(frame, frame.f_lasti, frame.f_lineno))
-        frame = frame.f_back
-    return frames[::-1]
-
-
-def _storage(tensor: torch.Tensor) -> int | None:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.stall_records import MarkView
+from torchmedic.inside_records import MarkView
 
 _BETWEEN = 0.3
 

@@ -21,7 +21,7 @@ import msgspec
 
 from torchmedic import inside_files
 from torchmedic.contained import report_fault
-from torchmedic.stall_records import LISTENER
+from torchmedic.process_records import LISTENER
 
 _QUIT = b"q"
 _PATIENCE = 1.0

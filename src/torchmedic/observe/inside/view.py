@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchmedic.contained import report_fault
+from torchmedic.inside_records import InsideView, LoaderView, LockView, PyFrame, PyThread
 from torchmedic.observe import workers
 from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.inside import loops, work
@@ -20,7 +21,6 @@ from torchmedic.observe.inside.lock_files import awaited_file
 from torchmedic.observe.inside.locks import NOTIFICATION, held, waited_for
 from torchmedic.observe.inside.peek import attribute, expression, is_between_rounds, span
 from torchmedic.observe.sketch import plain
-from torchmedic.stall_records import InsideView, LoaderView, LockView, PyFrame, PyThread
 
 LOOKS = 6
 _BETWEEN = 0.2

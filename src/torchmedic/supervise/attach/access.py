@@ -8,7 +8,7 @@ import pwd
 import sys
 
 from torchmedic.errors import UsageError
-from torchmedic.stall_records import ProcessView
+from torchmedic.process_records import ProcessView
 from torchmedic.supervise.cgroups import text
 from torchmedic.supervise.proc import process
 from torchmedic.supervise.proc.process import PROC

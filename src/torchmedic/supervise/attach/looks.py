@@ -12,10 +12,12 @@ import msgspec
 from torchmedic import rundir
 from torchmedic.diagnose.standstill import IDLE
 from torchmedic.errors import UnreadableRun
+from torchmedic.inside_records import InsideView
 from torchmedic.observe import blackbox
+from torchmedic.process_records import ProcessView, ThreadView
 from torchmedic.records import BoxContents, GpuHealth
 from torchmedic.settings import RUN_DIR_VARIABLE
-from torchmedic.stall_records import InsideView, Peer, ProcessView, Stall, ThreadView
+from torchmedic.stall_records import Peer, Stall
 from torchmedic.supervise import host_pressure
 from torchmedic.supervise.attach import targets
 from torchmedic.supervise.attach.python_locks import with_locks

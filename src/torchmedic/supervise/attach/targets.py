@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 
-from torchmedic.stall_records import JobView, ProcessView
+from torchmedic.inside_records import JobView
+from torchmedic.process_records import ProcessView
 from torchmedic.supervise.cgroups import text
 from torchmedic.supervise.proc.process import PROC
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.stall_records import FileWait, LockHeld
+from torchmedic.process_records import FileWait, LockHeld
 from torchmedic.supervise.cgroups import text
 from torchmedic.supervise.proc import open_files, process
 from torchmedic.supervise.proc.process import PROC

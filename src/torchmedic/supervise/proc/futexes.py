@@ -10,7 +10,7 @@ import contextlib
 import struct
 from pathlib import Path
 
-from torchmedic.stall_records import FutexWait, ProcessView, ThreadView
+from torchmedic.process_records import FutexWait, ProcessView, ThreadView
 from torchmedic.supervise.cgroups import text
 from torchmedic.supervise.proc import syscalls
 from torchmedic.supervise.proc.memory import peek

@@ -11,7 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from torchmedic.stall_records import FileWait, ProcessView, ThreadView
+from torchmedic.process_records import FileWait, ProcessView, ThreadView
 from torchmedic.supervise.cgroups import text
 from torchmedic.supervise.proc import file_locks, open_files
 from torchmedic.supervise.proc.process import PROC

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.stall_records import ProcessView, ThreadView
+from torchmedic.process_records import ProcessView, ThreadView
 from torchmedic.supervise.cgroups import text
 from torchmedic.supervise.proc.process import PROC, Stat
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.stall_records import InsideView, LockFile, PyThread
+from torchmedic.inside_records import InsideView, LockFile, PyThread
 from torchmedic.supervise.cgroups import text
 from torchmedic.supervise.proc import file_locks, process
 from torchmedic.supervise.proc.process import PROC

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchmedic.stall_records import ProcessView
+from torchmedic.process_records import ProcessView
 from torchmedic.supervise.cgroups import text
 from torchmedic.supervise.proc import process, waits
 from torchmedic.supervise.proc.process import PROC, Stat

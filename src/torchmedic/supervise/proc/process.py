@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from torchmedic.stall_records import ProcessView, ThreadView
+from torchmedic.process_records import ProcessView, ThreadView
 from torchmedic.supervise.cgroups import text
 from torchmedic.supervise.proc import syscalls
 

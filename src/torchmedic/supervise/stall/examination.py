@@ -14,9 +14,11 @@ import msgspec
 
 from torchmedic import gpu_files, inside_files, rundir
 from torchmedic.errors import UnreadableRun
+from torchmedic.inside_records import InsideView
 from torchmedic.observe import blackbox
+from torchmedic.process_records import ProcessView
 from torchmedic.records import BoxContents
-from torchmedic.stall_records import InsideView, ProcessView, Stall
+from torchmedic.stall_records import Stall
 from torchmedic.supervise import host_pressure
 from torchmedic.supervise.proc import growing_files, libraries, lock_holders, outsiders, pyspy, tree, waits
 from torchmedic.supervise.stall.dumps import read_dump

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from torchmedic import inside_files, rundir
 from torchmedic.errors import UnreadableRun
+from torchmedic.inside_records import InsideView
 from torchmedic.observe import blackbox
-from torchmedic.stall_records import InsideView, Peer, ProcessView
+from torchmedic.process_records import ProcessView
+from torchmedic.stall_records import Peer
 from torchmedic.supervise.proc import process, sleeps, tree
 
 _MOST = 64

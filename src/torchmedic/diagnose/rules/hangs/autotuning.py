@@ -15,8 +15,9 @@ import re
 from torchmedic.diagnose.at_work import caller_of, demand, frames_in, native
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import BUSY, StallDraft, at, duration, main_line, stands
+from torchmedic.inside_records import PyFrame, PyThread
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import PyFrame, PyThread, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM552", "autotuning"
 

@@ -17,8 +17,10 @@ import re
 from torchmedic.diagnose.at_work import caller_of, demand, frames_in, native
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import BUSY, IDLE, StallDraft, at, descendants, duration, main_line
+from torchmedic.inside_records import PyFrame
+from torchmedic.process_records import ProcessView
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import ProcessView, PyFrame, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM550", "compiling"
 

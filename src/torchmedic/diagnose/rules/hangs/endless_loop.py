@@ -17,8 +17,10 @@ from __future__ import annotations
 from torchmedic.diagnose.last_words import line_location
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import BUSY, StallDraft, at, main_line
+from torchmedic.inside_records import InsideView, LoopView
+from torchmedic.process_records import ProcessView
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import InsideView, LoopView, ProcessView, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM514", "endless-loop"
 

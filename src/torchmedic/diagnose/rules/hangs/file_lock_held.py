@@ -19,9 +19,11 @@ from torchmedic.diagnose.counterparts import described, doing, find, hopeless, p
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import StallDraft, at, command, duration, main_line
 from torchmedic.diagnose.wait_chain import Waiter, chain
+from torchmedic.inside_records import LockFile
+from torchmedic.process_records import LockHeld
 from torchmedic.records import Diagnosis, Grade, Severity
 from torchmedic.replay.source import relative
-from torchmedic.stall_records import LockFile, LockHeld, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM522", "file-lock-held"
 

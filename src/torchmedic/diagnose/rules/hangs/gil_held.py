@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import BUSY, StallDraft, at, main_line
+from torchmedic.inside_records import InsideView, PyThread
+from torchmedic.process_records import ProcessView
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import InsideView, ProcessView, PyThread, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM501", "gil-held-by-native-code"
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import StallDraft, at, lock_at, main_line, stands, who
+from torchmedic.inside_records import InsideView, LockView, PyThread
+from torchmedic.process_records import ProcessView
 from torchmedic.records import Diagnosis, Grade
-from torchmedic.stall_records import InsideView, LockView, ProcessView, PyThread, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM503", "lock-inherited-through-fork"
 

@@ -18,8 +18,9 @@ from torchmedic.diagnose.nobody import Silence, nobody, timer
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import StallDraft, at, duration, main_line
 from torchmedic.diagnose.wait_chain import Waiter, chain
+from torchmedic.inside_records import LockView
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import LockView, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM528", "nobody-left-to-signal"
 

@@ -17,8 +17,9 @@ from torchmedic.diagnose.counterparts import described, find, hopeless, patience
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import StallDraft, at, command, main_line
 from torchmedic.diagnose.wait_chain import Waiter, chain
+from torchmedic.process_records import FileWait
 from torchmedic.records import Diagnosis, Grade, Severity
-from torchmedic.stall_records import FileWait, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM521", "output-not-drained"
 

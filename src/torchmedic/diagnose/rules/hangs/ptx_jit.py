@@ -15,8 +15,9 @@ from torchmedic.detect.architectures import covers, covers_without_compiling
 from torchmedic.diagnose.at_work import demand, native
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import BUSY, StallDraft, duration, main_line, stands
+from torchmedic.inside_records import InsideView
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import InsideView, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM551", "ptx-compiled-by-driver"
 

@@ -18,8 +18,9 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs.output_not_drained import writes_into_pipe
 from torchmedic.diagnose.standstill import StallDraft, at, command, main_line
 from torchmedic.diagnose.wait_chain import Waiter, chain, children_awaited
+from torchmedic.inside_records import LockView
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import LockView, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM512", "queue-not-drained"
 

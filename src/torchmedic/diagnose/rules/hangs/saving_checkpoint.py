@@ -16,9 +16,11 @@ from torchmedic.diagnose.at_work import caller_of, demand, native
 from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import BUSY, StallDraft, at, duration
+from torchmedic.inside_records import PyFrame, PyThread
+from torchmedic.process_records import FileGrowth
 from torchmedic.records import Diagnosis
 from torchmedic.replay.source import relative
-from torchmedic.stall_records import FileGrowth, PyFrame, PyThread, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM554", "saving-checkpoint"
 

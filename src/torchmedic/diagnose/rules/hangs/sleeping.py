@@ -16,8 +16,10 @@ from torchmedic.diagnose.collectives import LAUNCHERS
 from torchmedic.diagnose.reading import waits_for_workers
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import IDLE, StallDraft, at, duration, main_line, stands
+from torchmedic.inside_records import PyThread
+from torchmedic.process_records import ThreadView
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import PyThread, Stall, ThreadView
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM557", "sleeping-on-purpose"
 

@@ -17,8 +17,10 @@ from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.reading import FETCHING, waits_for_workers, works
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import StallDraft, at, duration, main_line, who
+from torchmedic.inside_records import InsideView
+from torchmedic.process_records import ProcessView
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import InsideView, ProcessView, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM555", "slow-data"
 

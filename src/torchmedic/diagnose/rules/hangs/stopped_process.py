@@ -14,8 +14,9 @@ from __future__ import annotations
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import StallDraft, at, command, main_line, who
 from torchmedic.diagnose.wait_chain import chain
+from torchmedic.process_records import ProcessView
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import ProcessView, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM524", "stopped-process"
 

@@ -19,8 +19,9 @@ from torchmedic.diagnose.nobody import goes_on_beside
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import StallDraft, at, command, duration, main_line
 from torchmedic.diagnose.wait_chain import Waiter, chain
+from torchmedic.process_records import FileWait
 from torchmedic.records import Diagnosis, Grade, Severity
-from torchmedic.stall_records import FileWait, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM523", "storage-or-network-wait"
 

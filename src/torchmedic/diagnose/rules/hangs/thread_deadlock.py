@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import StallDraft, at, lock_at, short
+from torchmedic.inside_records import InsideView, PyThread
 from torchmedic.records import Diagnosis, Role
-from torchmedic.stall_records import InsideView, PyThread, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM502", "thread-deadlock"
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import StallDraft, at
+from torchmedic.inside_records import PyFrame, PyThread
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import PyFrame, PyThread, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM515", "wait-inside-backward"
 

@@ -18,8 +18,10 @@ from torchmedic.diagnose.counterparts import described, hopeless, patience_is_ov
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import StallDraft, at, command, main_line
 from torchmedic.diagnose.wait_chain import Waiter, chain
+from torchmedic.inside_records import PyThread
+from torchmedic.process_records import FileWait
 from torchmedic.records import Diagnosis, Grade, Severity
-from torchmedic.stall_records import FileWait, PyThread, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM520", "waiting-for-input"
 

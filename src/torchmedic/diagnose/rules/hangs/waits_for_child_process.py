@@ -17,8 +17,9 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs.worker_stuck import waits_for_batch
 from torchmedic.diagnose.standstill import StallDraft, at, command, duration, main_line, short
 from torchmedic.diagnose.wait_chain import Waiter, chain, children_awaited
+from torchmedic.process_records import ProcessView
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import ProcessView, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM527", "waits-for-child-process"
 

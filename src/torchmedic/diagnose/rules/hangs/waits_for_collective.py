@@ -17,8 +17,9 @@ from torchmedic.diagnose.collectives import Call, Rank, call_of, on_one_host, pe
 from torchmedic.diagnose.listing import listed
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import StallDraft, at, duration, short
+from torchmedic.inside_records import InsideView, PyFrame
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import InsideView, PyFrame, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM532", "waits-for-collective"
 

@@ -16,8 +16,10 @@ from __future__ import annotations
 from torchmedic.diagnose.reading import sleeps_for_long
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import SLEEPS, StallDraft, at, busy, main_line, short
+from torchmedic.inside_records import InsideView, PyThread
+from torchmedic.process_records import ProcessView
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import InsideView, ProcessView, PyThread, Stall
+from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM511", "worker-stuck"
 

@@ -1,0 +1,89 @@
+"""The last words of a process that a signal ends: the stacks of its threads, in a file that the parent reads."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torchmedic.contained import contained
+from torchmedic.observe import later_stages, worker_leaks, workers
+from torchmedic.rundir import STACKS
+
+if TYPE_CHECKING:
+    from torchmedic.observe.agent import Agent
+
+
+class FatalSignals:
+    """Ours beside whatever handlers the user and torch have for the same signals."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._run = agent.run
+        self._stacks: Any = None
+        self._catches = False
+        self._kept_iterators: list[Any] = []  # of loaders whose workers have failed
+
+    def catch(self) -> None:
+        """Have the stacks of all threads written to the run folder when a signal ends this process."""
+        folder = self._run / STACKS
+        folder.mkdir(mode=0o700, exist_ok=True)
+        # The file is also how the parent learns of this process.
+        self._stacks = open(folder / f"{os.getpid()}.txt", "wb", buffering=0)  # noqa: SIM115 - open to the end
+        # A faulthandler of the user's own writes where the user wants it; there is only one per process.
+        if not faulthandler.is_enabled():
+            faulthandler.enable(self._stacks, all_threads=True)
+            self._catches = True
+
+    def share_with_workers(self) -> None:
+        """A DataLoader worker sets handlers of torch's own for the same signals: have both, ours first."""
+        from torch.utils.data._utils import signal_handling
+
+        name = "_set_worker_signal_handlers"
+        original = getattr(signal_handling, name)
+
+        @functools.wraps(original)
+        def both(*args: Any, **kwargs: Any) -> Any:
+            ours = self._catches
+            if ours:
+                faulthandler.disable()
+            result = original(*args, **kwargs)
+            if ours:
+                faulthandler.enable(self._stacks, all_threads=True)
+            if self._agent.ear.forked:
+                contained("observe.worker")(workers.end_with_parent)()
+            worker_leaks.start(
+                sys._getframe(1), self._run, self._agent.rank, later_stages.judge_of_growth, later_stages.in_process
+            )
+            return result
+
+        setattr(signal_handling, name, both)
+        news = "_error_if_any_worker_fails"
+        setattr(signal_handling, news, self._keeping_iterators(getattr(signal_handling, news)))
+
+    def _keeping_iterators(self, original: Any) -> Any:
+        """A handler that raises in the middle of anything ends the loop, and with it the iterator and its dataset."""
+
+        @functools.wraps(original)
+        def _error_if_any_worker_fails() -> None:
+            try:
+                original()
+            except RuntimeError:
+                self._kept_iterators = self._agent.batches.iterators()
+                raise
+
+        return _error_if_any_worker_fails
+
+    def forked(self) -> None:
+        """In a forked child: the file is the parent's."""
+        if self._catches:
+            faulthandler.disable()
+            self._catches = False
+        self.catch()
+
+    def child_ended_well(self) -> None:
+        """The file, still empty, has served its purpose."""
+        if self._stacks is not None and os.fstat(self._stacks.fileno()).st_size == 0:
+            os.unlink(self._stacks.name)
