@@ -25,7 +25,7 @@ demo: $(VENV)/.demo  ## set up, then run a bundled failing script under torchmed
 	$(BIN)/torchmedic demo
 
 test: check  ## linters, types, and every test that needs no GPU
-	$(BIN)/python -m pytest -n 3 -m 'not gpu'
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not gpu'
 
 check: $(VENV)/.dev  ## ruff format and lint, mypy --strict, one-way imports
 	$(BIN)/ruff format --check src tests benchmarks

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 
 from running import Finished, clean_environment, torchmedic
 from zygote import Zygote
@@ -24,9 +23,6 @@ def run_all(folder: Path, scripts: Mapping[str, str], *options: str) -> dict[str
 
 def run_each(folder: Path, scripts: Mapping[str, tuple[str, Sequence[str]]]) -> dict[str, Finished]:
     """The same, each with options of its own."""
-    free: SimpleQueue[type[Zygote]] = SimpleQueue()
-    for number in range(min(SIDE_BY_SIDE, len(scripts))):
-        free.put(type(f"Zygote{number}", (Zygote,), {"_process": None}))
 
     def run(name: str) -> Finished:
         source, options = scripts[name]
@@ -36,12 +32,8 @@ def run_each(folder: Path, scripts: Mapping[str, tuple[str, Sequence[str]]]) -> 
         if source.startswith(_SETS):
             wanted = dict(word.split("=") for word in source.splitlines()[0].removeprefix(_SETS).split())
             return torchmedic(place, "--stall-after", str(STALL_AFTER), *options, "train.py", **wanted)
-        zygote = free.get()
-        try:
-            command = ["run", "--output", "run", "--stall-after", str(STALL_AFTER), *options, "train.py"]
-            status, out, err = zygote.run(place, command, clean_environment(), 100)
-        finally:
-            free.put(zygote)
+        command = ["run", "--output", "run", "--stall-after", str(STALL_AFTER), *options, "train.py"]
+        status, out, err = Zygote.run(place, command, clean_environment(), 100)
         return Finished(status, out, err, place / "run")
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:

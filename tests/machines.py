@@ -101,6 +101,38 @@ torch.cuda.memory_reserved = lambda device=None: 79 << 30
 refusing("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.")
 torch.cuda.mem_get_info = lambda device=None: (40 << 30, 80 << 30)
 """,
+    "host that pins no more": f"""
+def pin_memory(self, device=None):
+    fail("CUDA error: out of memory{_TAIL}", 2)
+
+
+def empty(*args, pin_memory=False, **kwargs):
+    return fail("CUDA error: out of memory{_TAIL}", 2) if pin_memory else _empty(*args, **kwargs)
+
+
+_empty = torch.empty
+torch.empty = empty
+torch.Tensor.pin_memory = pin_memory
+torch.cuda.mem_get_info = lambda device=None: (70 << 30, 80 << 30)
+torch.cuda.current_device = lambda: 0
+if hasattr(torch, "accelerator"):
+    torch.accelerator.is_available = lambda: True
+    torch.accelerator.current_device_index = lambda: 0
+    torch.accelerator.set_device_index = lambda device: None
+a_card(1)
+""",
+    "sandbox that refuses": """
+def zeros(*size, **kwargs):
+    nbytes = 4 * torch.Size(size).numel()
+    if nbytes < 1 << 30:
+        return _zeros(*size, **kwargs)
+    fail(f"[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+         f"allocate {nbytes} bytes. Error code 12 (Cannot allocate memory)")
+
+
+_zeros = torch.zeros
+torch.zeros = zeros
+""",
     "started before the fork": """
 torch.cuda._is_in_bad_fork = lambda: os.getpid() != _MAIN
 torch.cuda.init = lambda: [call() for call, _ in torch.cuda._queued_calls]

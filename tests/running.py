@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -54,10 +55,20 @@ def torchmedic(folder: Path, *arguments: str, timeout: float = 100, **environmen
     return Finished(done.returncode, done.stdout, done.stderr, folder / "run")
 
 
-def run_script(folder: Path, source: str, *arguments: str, name: str = "train.py", **environment: str) -> Finished:
-    """Write a script and run it under torchmedic, forked from a process that has imported torch already."""
+def run_script(
+    folder: Path,
+    source: str,
+    *arguments: str,
+    name: str = "train.py",
+    options: Sequence[str] = (),
+    **environment: str,
+) -> Finished:
+    """Write a script and run it under torchmedic, forked from a process that has imported torch already.
+
+    `options` are torchmedic's, `arguments` the script's.
+    """
     (folder / name).write_text(source)
-    command = ["run", "--output", "run", name, *arguments]
+    command = ["run", "--output", "run", *options, name, *arguments]
     status, out, err = Zygote.run(folder, command, clean_environment(**environment), 100)
     return Finished(status, out, err, folder / "run")
 

@@ -1,4 +1,4 @@
-"""A process that has imported torch already, and forks for every script: half a second a run instead of five.
+"""A process that has imported torch and torchmedic already, and forks for every script: a tenth of the time of a start.
 
 The whole command line runs in the fork, supervisor and all; only the start of a new interpreter is replaced by another
 fork, in which the agent is installed as `inject/sitecustomize.py` would have done it. What is about starting processes
@@ -9,77 +9,144 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
+import pkgutil
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import types
+import weakref
 from pathlib import Path
 from typing import Any, NoReturn
 
+_LONGEST_REQUEST = 1 << 20
+_LEFT = ("TORCHMEDIC_INJECT_FAULT", "TORCHMEDIC_CGROUP_ROOT")  # what a script is started with for a test
+
 
 class Zygote:
-    """The client's side: one zygote per test process, started at its first use."""
+    """The client's side: one zygote per test process, started at its first use; any number of scripts at a time."""
 
-    _process: subprocess.Popen[str] | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _control: socket.socket
+    _starting = threading.Lock()
 
     @classmethod
     def run(
         cls, folder: Path, arguments: list[str], environment: dict[str, str], timeout: float
     ) -> tuple[int, str, str]:
         """Run `torchmedic <arguments>` in a folder; status, stdout and stderr."""
-        process = cls._process
-        if process is None or process.poll() is not None:
-            process = cls._process = subprocess.Popen(
-                [sys.executable, __file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=environment,
-            )
-            atexit.register(process.kill)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        out, err = folder / ".stdout", folder / ".stderr"
-        request = {
-            "folder": str(folder),
-            "arguments": arguments,
-            "environment": environment,
-            "out": str(out),
-            "err": str(err),
-            "timeout": timeout,
-        }
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()
-        status = int(process.stdout.readline())
-        return status, out.read_text(errors="replace"), err.read_text(errors="replace")
+        status = cls.start(folder, arguments, environment, timeout).wait()
+        return status, *cls.output(folder)
+
+    @classmethod
+    def start(cls, folder: Path, arguments: list[str], environment: dict[str, str], timeout: float) -> Started:
+        """The same, without waiting for its end."""
+        out, err = str(folder / ".stdout"), str(folder / ".stderr")
+        return cls._ask(folder, {"run": arguments, "out": out, "err": err}, environment, timeout)
+
+    @classmethod
+    def output(cls, folder: Path) -> tuple[str, str]:
+        """What a run in a folder has written so far: stdout and stderr."""
+        return (folder / ".stdout").read_text(errors="replace"), (folder / ".stderr").read_text(errors="replace")
+
+    @classmethod
+    def watch(
+        cls, folder: Path, script: str, run: Path, environment: dict[str, str], timeout: float
+    ) -> tuple[int, str]:
+        """Run a script with an agent that writes to a run folder, and with nobody above it; status and all it wrote."""
+        out = folder / ".output"
+        environment = {**environment, "TORCHMEDIC_RUN_DIR": str(run)}
+        status = cls._ask(folder, {"watch": script, "out": str(out), "err": str(out)}, environment, timeout).wait()
+        return status, out.read_text(errors="replace")
+
+    @classmethod
+    def _ask(cls, folder: Path, work: dict[str, Any], environment: dict[str, str], timeout: float) -> Started:
+        with cls._starting:
+            if cls._process is None or cls._process.poll() is not None:
+                cls._control, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with its_end:
+                    cls._process = subprocess.Popen([sys.executable, __file__], stdin=its_end, env=environment)
+                atexit.register(cls._process.wait)
+                atexit.register(cls._control.close)  # at which it ends, with all that it has forked
+        request = {**work, "folder": str(folder), "environment": environment, "timeout": timeout}
+        answer, theirs = os.pipe()
+        try:
+            socket.send_fds(cls._control, [json.dumps(request).encode()], [theirs])
+        finally:
+            os.close(theirs)
+        return Started(answer)
+
+
+class Started:
+    """A run under way: the number of its first process, then what that ended with."""
+
+    def __init__(self, answer: int) -> None:
+        with open(answer, "rb", buffering=0, closefd=False) as lines:
+            first = lines.readline()
+        assert first, "the zygote has died; what it said is on stderr"
+        self.pid = int(first)
+        self._answer = answer
+
+    def is_over(self) -> bool:
+        return bool(select.select([self._answer], [], [], 0)[0])
+
+    def wait(self) -> int:
+        """The status that it ended with; to be asked for once."""
+        with open(self._answer, "rb") as status:
+            return int(status.read())
 
 
 def serve() -> None:
     import torch
-    import torch._dynamo  # the first optimizer of every script would import it
 
-    for module in ("cli", "supervise.run", "report.terminal", "observe.agent", "diagnose.in_process"):
-        importlib.import_module(f"torchmedic.{module}")
+    import torchmedic
+
+    for module in ("torch._dynamo", "torch.profiler._cupti_monitor"):  # the first optimizer, and the first of its steps
+        with contextlib.suppress(ImportError):  # would import them in every script; not all versions have both
+            importlib.import_module(module)
+    for found in pkgutil.walk_packages(torchmedic.__path__, "torchmedic."):
+        if not found.name.startswith(("torchmedic.inject", "torchmedic.demos", "torchmedic.__main__")):
+            importlib.import_module(found.name)
     torch.set_num_threads(1)
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
-        request = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            _supervise(request)
-        status = os.waitpid(pid, 0)[1]
-        answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
-        answers.flush()
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch takes its 170 operator libraries apart again, in every process that ends
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy every page of this
+    control = socket.socket(fileno=0)
+    answers: dict[int, tuple[int, int]] = {}  # by what tells of the end of a child: its number and whom to tell
+    while True:
+        ready, _, _ = select.select([control, *answers], [], [])
+        for ended in [each for each in ready if each is not control]:
+            pid, answer = answers.pop(ended)
+            os.write(answer, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+            os.close(answer)
+            os.close(ended)
+        if control in ready:
+            message, given, _, _ = socket.recv_fds(control, _LONGEST_REQUEST, 1)
+            if not message:
+                break
+            pid = os.fork()
+            if pid == 0:
+                for ended, (_, answer) in answers.items():
+                    os.close(ended)
+                    os.close(answer)
+                os.close(given[0])
+                _serve_one(json.loads(message))
+            os.write(given[0], f"{pid}\n".encode())
+            answers[os.pidfd_open(pid)] = pid, given[0]
+    for pid, _ in answers.values():
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+    os._exit(0)
 
 
-def _supervise(request: dict[str, Any]) -> NoReturn:
-    from torchmedic import cli
-    from torchmedic.supervise import launch
-
+def _serve_one(request: dict[str, Any]) -> NoReturn:
     os.setpgid(0, 0)
     os.chdir(request["folder"])
     os.environ.clear()
@@ -88,6 +155,17 @@ def _supervise(request: dict[str, Any]) -> NoReturn:
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
+    signal.alarm(int(request["timeout"]))
+    if "watch" in request:
+        _become([request["watch"]], dict(os.environ))
+    _supervise(request["run"])
+
+
+def _supervise(arguments: list[str]) -> NoReturn:
+    from torchmedic import cli
+    from torchmedic.supervise import launch
+
     real_start = launch.start
 
     def start(command: Any, env: dict[str, str], mask: Any) -> Any:
@@ -96,9 +174,7 @@ def _supervise(request: dict[str, Any]) -> NoReturn:
         return real_start(command, env, mask)
 
     launch.start = start
-    signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
-    signal.alarm(int(request["timeout"]))
-    status = cli.main(request["arguments"])
+    status = cli.main(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -130,8 +206,7 @@ def _become(command: list[str], env: dict[str, str]) -> NoReturn:
     """Be the script, as the interpreter would have made it."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     run_dir = env["TORCHMEDIC_RUN_DIR"]
-    for name in [name for name in env if name.startswith("TORCHMEDIC_") and name != "TORCHMEDIC_INJECT_FAULT"]:
-        env.pop(name)
+    env = {name: value for name, value in env.items() if not name.startswith("TORCHMEDIC_") or name in _LEFT}
     os.environ.clear()
     os.environ.update(env)
     script = os.path.abspath(command[0])

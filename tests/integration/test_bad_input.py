@@ -98,6 +98,17 @@ def test_a_closed_pipe_and_a_full_output_are_no_traceback(folder: Path) -> None:
     assert done.returncode == 2
 
 
+def test_a_closed_stream_is_silence_and_stays_closed_for_the_script(folder: Path) -> None:
+    asking = "import os, sys\ntry:\n    os.fstat(1)\nexcept OSError:\n    sys.stderr.write(f'closed {sys.stdout}\\n')\n"
+    (folder / "closed.py").write_text(asking + "print('unheard')\nsys.exit(5)\n")
+    for words in ("python", "torchmedic run"):
+        done = command(f"{words} closed.py >&-", folder)
+        assert (done.returncode, done.stdout, done.stderr) == (5, "", "closed None\n"), words
+    for words, status in (("explain TM201", 0), ("explain TM999", 2), ("--version", 0)):
+        done = command(f"torchmedic {words} >&- 2>&-", folder)
+        assert (done.returncode, done.stdout, done.stderr) == (status, "", ""), words
+
+
 def test_a_working_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FAILING)
     (tmp_path / "temp").mkdir()

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from running import Finished, marked_line, run_script, torchmedic
+from running import marked_line, run_script
 
 HERE = Path(__file__).parent
 HEALTHY = sorted((HERE / "healthy_loops").glob("*.py"))
@@ -50,13 +50,8 @@ def test_the_mistake_is_found_at_its_line(tmp_path: Path, code: str, source: str
     assert diagnosis.cause_location.line == marked_line(source), finished.stderr
 
 
-def _never_cleared(folder: Path, source: str = NEVER_CLEARED, *arguments: str, **environment: str) -> Finished:
-    (folder / "train.py").write_text(source)
-    return torchmedic(folder, *arguments, "train.py", **environment)
-
-
 def test_the_check_can_be_switched_off(tmp_path: Path) -> None:
-    finished = _never_cleared(tmp_path, NEVER_CLEARED, "--no-checkup")
+    finished = run_script(tmp_path, NEVER_CLEARED, options=["--no-checkup"])
     assert (finished.returncode, finished.stderr) == (0, "")
     assert finished.report.diagnoses == ()
 
@@ -77,8 +72,7 @@ def test_a_line_can_say_that_it_is_meant(tmp_path: Path, comment: str, found: in
 
 
 def test_fail_on_counts_it(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(NEVER_CLEARED)
-    finished = torchmedic(tmp_path, "--fail-on", "error", "train.py")
+    finished = run_script(tmp_path, NEVER_CLEARED, options=["--fail-on", "error"])
     assert finished.returncode == 3
     assert finished.only.code == "TM601"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -36,8 +37,18 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see `{self.prog} --help`)")
 
 
+class _Nowhere(io.TextIOBase):
+    """Takes what is written, and drops it."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; every error for a person is one line on stderr."""
+    # Python has no stream where somebody has closed one (`>&-`): who does that wants to hear nothing.
+    sys.stdout = sys.stdout or _Nowhere()
+    sys.stderr = sys.stderr or _Nowhere()
     try:
         args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
         status: int = args.execute(args)
