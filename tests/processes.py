@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from torchmedic.stall_records import ProcessView
+from torchmedic.process_records import ProcessView
 from torchmedic.supervise.proc import process, tree, waits
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")

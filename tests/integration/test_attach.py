@@ -15,8 +15,9 @@ from processes import child, linux_only, seen
 
 from torchmedic import cli
 from torchmedic.errors import UsageError
+from torchmedic.process_records import ProcessView, ThreadView
 from torchmedic.records import Report
-from torchmedic.stall_records import ProcessView, Stall, ThreadView
+from torchmedic.stall_records import Stall
 from torchmedic.supervise.attach import access, targets, verdict
 from torchmedic.supervise.attach.attach import Answer, attach
 from torchmedic.supervise.proc import process, pyspy, tree

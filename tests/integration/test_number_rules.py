@@ -8,12 +8,11 @@ A section begins with `#### name what-to-expect`. What is expected is a code (or
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from forking import ForkServer
+from forking import watch_script
 
 CASES = Path(__file__).parent / "number_cases"
 SECTION = re.compile(r"^#### (\S+) (.*)\n", re.M)
@@ -47,18 +46,11 @@ def cases() -> list[object]:
     return found
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    server = ForkServer()
-    yield server
-    server.close()
-
-
 @pytest.mark.parametrize("case", cases())
-def test_the_cause_is_named(case: Case, server: ForkServer, tmp_path: Path) -> None:
+def test_the_cause_is_named(case: Case, tmp_path: Path) -> None:
     for name, text in case.files.items():
         (tmp_path / name).write_text(text)
-    watched = server.run(tmp_path)
+    watched = watch_script(tmp_path)
 
     assert watched.faults == []
     if case.codes == ("silent",):

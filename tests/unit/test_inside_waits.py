@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from torchmedic.inside_records import InsideView, LockFile, LockView, PyThread
 from torchmedic.observe.inside.lock_files import awaited_file
 from torchmedic.observe.inside.locks import waited_for
-from torchmedic.stall_records import InsideView, LockFile, LockView, PyThread
 from torchmedic.supervise.proc.lock_holders import with_holders
 
 

@@ -22,7 +22,21 @@ def test_version_2(tmp_path: Path) -> None:
     (group / "memory.peak").write_text("1000\n")
     (tmp_path / "cgroup").write_text("0::/user.slice/job\n")
     found = outside.memory_limits(tmp_path / "cgroup", tmp_path / "fs")
-    assert found == MemoryLimits(oom_kills=2, limit=1 << 30, peak=1000)
+    assert found == MemoryLimits(oom_kills=2, limit=1 << 30, peak=1000, hits=3)
+
+
+def test_the_limit_of_a_group_around_the_own_one_counts(tmp_path: Path) -> None:
+    pod, own = tmp_path / "fs" / "pod", tmp_path / "fs" / "pod" / "container"
+    own.mkdir(parents=True)
+    (own / "memory.events").write_text("high 4\nmax 0\noom 0\noom_kill 1\n")
+    (own / "memory.max").write_text("max\n")
+    (own / "memory.high").write_text("4096000\n")
+    (pod / "memory.events").write_text("high 0\nmax 9\noom 5\noom_kill 8\n")
+    (pod / "memory.max").write_text("8192000\n")
+    (pod / "memory.high").write_text("max\n")
+    (tmp_path / "cgroup").write_text("0::/pod/container\n")
+    found = outside.memory_limits(tmp_path / "cgroup", tmp_path / "fs")
+    assert found == MemoryLimits(oom_kills=1, limit=8192000, high=4096000, hits=5)
 
 
 def test_version_2_in_a_container_without_a_limit(tmp_path: Path) -> None:

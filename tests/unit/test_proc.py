@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from processes import child, child_of, linux_only, seen
 
-from torchmedic.stall_records import FutexWait, ProcessView, ThreadView
+from torchmedic.process_records import FutexWait, ProcessView, ThreadView
 from torchmedic.supervise.cgroups import text
 from torchmedic.supervise.proc import file_locks, futexes, last_run, polls, process, sockets, syscalls, tree, waits
 from torchmedic.supervise.proc.thread_numbers import numbers_of

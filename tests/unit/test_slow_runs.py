@@ -10,7 +10,9 @@ import pytest
 from processes import child, linux_only, seen
 from stalls import PID, asked, box, inside, library, process, stall, thread, user
 
-from torchmedic.stall_records import JobView, LockView, Peer, PyThread, Stall, ThreadView
+from torchmedic.inside_records import JobView, LockView, PyThread
+from torchmedic.process_records import ThreadView
+from torchmedic.stall_records import Peer, Stall
 from torchmedic.supervise import host_pressure
 from torchmedic.supervise.proc import growing_files, libraries, sleeps
 

@@ -8,18 +8,10 @@ import msgspec
 import pytest
 from stalls import PID, asked, inside, library, process, stall, thread, user
 
+from torchmedic.inside_records import InsideView, LockFile, LockView, PyThread
+from torchmedic.process_records import FileWait, LockHeld, ProcessView, ThreadView
 from torchmedic.records import HostPressure, PressureRates
-from torchmedic.stall_records import (
-    FileWait,
-    InsideView,
-    LockFile,
-    LockHeld,
-    LockView,
-    ProcessView,
-    PyThread,
-    Stall,
-    ThreadView,
-)
+from torchmedic.stall_records import Stall
 
 OTHER = 200
 PARENT = 50
