@@ -126,7 +126,14 @@ GIB = 1 << 30
     [
         ({"oom_kills": 1}, "TM806", "proven"),
         ({"oom_kills": 0, "kernel_lines": ("[1.0] Out of memory: Killed process 7 (python)",)}, "TM806", "proven"),
-        ({"oom_kills": 0, "memory_limit": 8 * GIB, "peak_rss": 7.9 * GIB}, "TM806", "likely"),
+        # The limit of the group: counted, in the log, or only near. A kill for the whole host is counted in it too.
+        ({"oom_kills": 1, "memory_limit": 8 * GIB, "limit_hits": 3}, "TM417", "proven"),
+        ({"oom_kills": 1, "memory_limit": 8 * GIB, "peak_rss": 7.9 * GIB}, "TM417", "proven"),
+        ({"memory_limit": GIB, "kernel_lines": ("Memory cgroup out of memory: Killed process 7",)}, "TM417", "proven"),
+        ({"oom_kills": 0, "memory_limit": 8 * GIB, "peak_rss": 7.9 * GIB}, "TM417", "likely"),
+        ({"oom_kills": 1, "memory_limit": 8 * GIB, "limit_hits": 0}, "TM806", "proven"),
+        ({"oom_kills": 1, "memory_limit": 8 * GIB, "peak_rss": 2 * GIB}, "TM806", "proven"),
+        ({"memory_limit": GIB, "kernel_lines": ("Out of memory: Killed process 7",)}, "TM806", "proven"),
         ({"oom_kills": None, "host_memory": 8 * GIB, "peak_rss": 7.9 * GIB}, "TM806", "likely"),
         ({"oom_kills": 0, "host_oom_kills": 1}, "TM806", "likely"),
         ({"oom_kills": 0, "memory_limit": 8 * GIB, "peak_rss": 2 * GIB}, "TM805", "likely"),
@@ -154,11 +161,18 @@ def test_memory_that_grew_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "grade", "full"), [(0, "proven", True), (64 << 20, "likely", False), (None, "likely", False)]
+    ("free", "grade", "code"), [(0, "proven", "TM415"), (64 << 20, "likely", "TM803"), (None, "likely", "TM803")]
 )
-def test_shared_memory_is_full_only_if_it_was_seen_to_be(free: int | None, grade: str, full: bool) -> None:
-    found = explain(death("SIGBUS", shm_low=free))
-    assert (found.grade, "shared memory is full" in found.message) == (grade, full)
+def test_shared_memory_is_full_only_if_it_was_seen_to_be(free: int | None, grade: str, code: str) -> None:
+    found = explain(death("SIGBUS", shm_low=free, shm_size=64 << 20))
+    assert (found.grade, found.code) == (grade, code)
+    assert ("in /dev/shm (64.0 MiB)" in found.message) is (code == "TM415")
+
+
+def test_a_worker_with_the_shared_memory_of_a_container() -> None:
+    found = explain(death("SIGBUS", part="worker", shm_low=32 << 20, shm_size=64 << 20))
+    assert (found.code, found.grade) == ("TM415", "likely")
+    assert explain(death("SIGBUS", part="worker", shm_low=8 * GIB, shm_size=12 * GIB)).code == "TM803"
 
 
 class ProcessRaisedException(Exception):

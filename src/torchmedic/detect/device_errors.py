@@ -185,7 +185,12 @@ def _fault(error: BaseException) -> DeviceFault | None:
     text = str(error)
     if "OutOfMemoryError" in names:
         return DeviceFault(kind="out_of_memory", words=text.split("\n", 1)[0])
-    return _by_code(error, text) or _by_library(text) or _by_words(text) or _by_torch(text)
+    return _by_code(error, text) or fault_in(text)
+
+
+def fault_in(text: str) -> DeviceFault | None:
+    """The fault that a text reports, where there is no more than its words."""
+    return _by_library(text) or _by_words(text) or _by_torch(text)
 
 
 def _by_code(error: BaseException, text: str) -> DeviceFault | None:

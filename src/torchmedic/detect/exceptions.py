@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from torchmedic.detect.exhaustion import exhaustion_of
 from torchmedic.observe.batches import tensors_in_frames
 from torchmedic.observe.workers import failure_of
 from torchmedic.records import Phase, WorkerFailure
@@ -30,7 +31,7 @@ def symptom_of(error: BaseException) -> str:
     """The kind of failure as a user would name it; `outcome.symptom` in the report."""
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error)
-    if "OutOfMemoryError" in names or isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
+    if exhaustion_of(frozenset(names), text) is not None:
         return "out-of-memory"
     if "AcceleratorError" in names or "CUDA error" in text:
         return "cuda-error"

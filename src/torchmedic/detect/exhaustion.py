@@ -6,6 +6,8 @@ import re
 
 import msgspec
 
+from torchmedic.detect.device_errors import DeviceFault, fault_in
+
 _UNITS = {
     "B": 1,
     "bytes": 1,
@@ -23,18 +25,27 @@ _SIZE = r"(?P<{0}>[\d.]+) (?P<{0}_unit>bytes|B|[KMGTPE]i?B)"
 _HOST_WORDS = (
     "DefaultCPUAllocator",
     "Storage size calculation overflowed",
-    "unable to allocate shared memory",
+    "std::bad_alloc",
     "Cannot allocate memory",
 )
+_NO_SPACE = "No space left on device"
+# Memory that processes share, by the words of torch, of its manager and of NCCL, and by the names of their files.
+_SHARED = re.compile(r"shared memory|\bshm\b|</torch_\d|/dev/shm|torch_shm_manager")
+_SHARED_REFUSED = re.compile(rf"unable to allocate shared memory|unable to write to file </torch_|{_NO_SPACE}")
+SHARED = "shared memory"
+_LIBRARIES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "library": "a CUDA library"}
 
 
 class Exhaustion(msgspec.Struct, frozen=True, kw_only=True):
     """In bytes; None where the exception does not say.
 
-    `others` are other processes on the device, known only where the driver could tell them from this one.
+    `where` is "host", "shared memory" or the kind of device. `beside` names who asked for memory of a device beside
+    torch's own allocator, and so without its words: the driver, or a library. `others` are other processes on the
+    device, known only where the driver could tell them from this one.
     """
 
-    where: str  # "host", or the kind of device
+    where: str
+    beside: str = ""
     index: int | None = None
     asked: int | None = None
     capacity: int | None = None
@@ -48,16 +59,31 @@ class Exhaustion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on_device(self) -> bool:
-        return self.where != "host"
+        return self.where not in ("host", SHARED)
 
 
 def exhaustion_of(kinds: frozenset[str], text: str) -> Exhaustion | None:
     """What an exception says about memory, by its classes and its words; None if it is about something else."""
     if "OutOfMemoryError" in kinds or re.search(r"\b(CUDA|HIP|XPU|MPS) (backend )?out of memory", text):
         return _of_device(text)
-    if "MemoryError" in kinds or (kinds & {"RuntimeError", "OSError"} and any(word in text for word in _HOST_WORDS)):
+    if kinds & {"RuntimeError", "OSError"} and _SHARED.search(text) and _SHARED_REFUSED.search(text):
+        return Exhaustion(where=SHARED)
+    fault = fault_in(text) if "RuntimeError" in kinds else None
+    if fault is not None and (beside := _beside(fault, text)):
+        index = re.search(r"\bcuda:(\d+)", text)
+        return Exhaustion(where="cuda", beside=beside, index=int(index[1]) if index else None)
+    if "MemoryError" in kinds or (
+        kinds & {"RuntimeError", "OSError", "ImportError"} and any(word in text for word in _HOST_WORDS)
+    ):
         return Exhaustion(where="host", asked=asked_of_host(text))
     return None
+
+
+def _beside(fault: DeviceFault, text: str) -> str:
+    """Who had no memory, if that is what a fault says: the driver does so in general, libraries of their own."""
+    if fault.kind == "out_of_memory":
+        return "NCCL" if "NCCL" in text else "Triton" if "Triton" in text else "the driver"
+    return _LIBRARIES[fault.kind] if fault.kind in _LIBRARIES and re.search("ALLOC_?FAILED", fault.name) else ""
 
 
 def asked_of_host(text: str) -> int | None:

@@ -18,6 +18,8 @@ _SPANS = 4  # between two looks each
 _MANY = 1000  # nodes: more are not counted for sure
 _STEPS = 24  # that an old graph must reach back
 _GRAPHS = 16  # items with a graph that are no accident, where they come with the steps
+_BYTES = ("bytes", "mass")
+_PIECES = ("reached", "mass")
 _PLAIN = 1 << 10  # bytes of one item below which it is just a number
 
 What = Literal["graphs", "chain", "data", "cycles"]
@@ -44,13 +46,13 @@ class Growth(NamedTuple):
     @property
     def bytes_held(self) -> float:
         """Of tensors and data, without graphs."""
-        if self.held.kind == "bytes":
+        if self.held.kind in _BYTES:
             return float(self.held.size)
         return self.held.size * (self.weight.host + self.weight.device) if self.weight is not None else 0.0
 
     @property
     def bytes_per_period(self) -> float:
-        if self.held.kind == "bytes":
+        if self.held.kind in _BYTES:
             return self.rate
         return self.rate * (self.weight.host + self.weight.device) if self.weight is not None else 0.0
 
@@ -60,11 +62,13 @@ class Growth(NamedTuple):
 
 
 def growths(watch: LeakWatch) -> Iterator[Growth]:
-    """Everything that grows by now, whether or not that is bad."""
-    for key, points in watch.tracks.items():
+    """Everything that grows by now, whether or not that is bad: what grows by itself before what does in pieces."""
+    for key, points in sorted(watch.tracks.items(), key=lambda track: track[1][-1].held.kind in _PIECES):
         found = _chain(key, points, watch.looks) if points[-1].held.kind == "age" else _container(key, points)
         if found is not None:
-            yield found
+            pieces = watch.tracks.get((0, f"reached {found.held.name}"))
+            inner = found.held.inner or (pieces[-1].held.inner if pieces else "")
+            yield found._replace(held=found.held._replace(inner=inner))
 
 
 def _chain(key: Key, points: list[Point], looks: list[Look]) -> Growth | None:
@@ -95,9 +99,13 @@ def _container(key: Key, points: list[Point]) -> Growth | None:
     weight = next((point.weight for point in reversed(points) if point.weight is not None), None)
     if held.bounded or len(points) <= _SPANS:
         return None
+    if held.kind == "reached" and len({point.held.old for point in points[-_SPANS:]}) > 1:
+        return None  # the oldest of them is not what it was
+    if held.kind == "mass" and held.old <= points[-_SPANS].held.old:
+        return None  # the pieces get bigger: there are not more of them
     if held.kind == "items" and (weight is None or (not weight.graphs and weight.host + weight.device < _PLAIN)):
         return None
-    what: What = "graphs" if weight is not None and weight.graphs else "data"
+    what: What = "graphs" if held.kind == "reached" or (weight is not None and weight.graphs) else "data"
     by_step = _steady(points, lambda look: look.step)
     by_batch = _steady(points, lambda look: look.batch) if points[0].look.step == points[-1].look.step else None
     marked = _by_mark(points) if by_step is None or by_step < 0.9 else None
@@ -130,7 +138,7 @@ def _steady(points: list[Point], clock: Callable[[Look], int]) -> float | None:
     rate = more / ticks
     if sum(1 for _, rise in spans if rise > 0) < _SPANS or spans[-1][1] + spans[-2][1] <= 0:
         return None
-    slack = 0 if ends[0].held.kind == "bytes" else 1
+    slack = 0 if ends[0].held.kind in _BYTES else 1
     return rate if all(rise >= 0.5 * rate * length - slack for length, rise in spans) else None
 
 

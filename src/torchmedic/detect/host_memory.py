@@ -26,7 +26,8 @@ def seconds_left(samples: Sequence[MemorySample]) -> float | None:
     if len(recent) < 3 or last.used is None or not last.limit or last.time - recent[0].time < _SPAN:
         return None
     first = recent[0].used or 0
-    middle = recent[len(recent) // 2].used or 0
+    half = (recent[0].time + last.time) / 2  # by time: the last of them lie closer together
+    middle = next(each.used or 0 for each in recent if each.time >= half)
     if last.used - first < _RISE * last.limit or last.used - middle < 0.25 * (last.used - first):
         return None  # it does not grow, or has stopped to
     rate = (last.used - first) / (last.time - recent[0].time)

@@ -30,8 +30,12 @@ EXHAUSTED: tuple[str, ...] = (
 # Asked in the process that raised, while its frames are alive.
 RAISED: tuple[str, ...] = (
     "process.recursion_limit",
+    "memory.shared_memory_full",
+    "memory.pinned_memory_refused",
     "process.disk_full",
     *EXHAUSTED,
+    "memory.address_space_limit",
+    "memory.cgroup_limit",
     "memory.host_memory_exhausted",
     "memory.does_not_fit",
     "process.worker_killed",
@@ -192,13 +196,18 @@ GROWING: tuple[str, ...] = (
 # Asked in the parent, of memory of the host that is about to end.
 HOST: tuple[str, ...] = ("memory.host_memory_running_out",)
 
+# Asked in the parent, of a process that had no memory left to look at itself.
+OUT_OF_ROOM: tuple[str, ...] = ("memory.address_space_limit",)
+
 # Asked in the parent, of a process that is gone.
 DEATHS: tuple[str, ...] = (
     "process.segmentation_fault",
     "process.abort",
+    "memory.shared_memory_full",
     "process.bus_error",
     "process.illegal_instruction",
     "process.arithmetic_fault",
+    "memory.cgroup_limit",
     "process.killed_for_memory",
     "process.killed",
 )
@@ -242,7 +251,8 @@ STALLED: tuple[str, ...] = (
 # Asked by nobody: what remains when all others are silent.
 LAST: tuple[str, ...] = ("unknown",)
 
-ALL: tuple[str, ...] = (*RAISED, *LOST, *NUMBERS, *SILENT, *CHECKUP, *GROWING, *HOST, *DEATHS, *STALLED, *LAST)
+_KINDS = (RAISED, LOST, NUMBERS, SILENT, CHECKUP, GROWING, HOST, DEATHS, STALLED, LAST)
+ALL: tuple[str, ...] = tuple(dict.fromkeys(rule for kind in _KINDS for rule in kind))
 
 
 def module_name(rule: str) -> str:

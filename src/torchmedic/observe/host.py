@@ -8,32 +8,52 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.observe.headroom import address_limit
+from torchmedic.observe.headroom import address_limit, data_limit, sizes
+from torchmedic.settings import CGROUP_VARIABLE
 
+_PROC = Path("/proc")
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as a huge number
 
 
 class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """In bytes; None where the host does not say."""
+    """In bytes; None where the host does not say.
+
+    Sizes of the process are those of the moment at which it failed, while a failure is looked at. `committed` is what
+    the kernel has promised to all processes, of `commit_limit`, where it promises no more than it has.
+    """
 
     resident: int | None = None
     address_space: int | None = None
+    address_peak: int | None = None
+    data: int | None = None
     total: int | None = None
     available: int | None = None
+    swap: int | None = None
     address_limit: int | None = None
+    data_limit: int | None = None
     cgroup_limit: int | None = None
+    committed: int | None = None
+    commit_limit: int | None = None
 
 
-def host_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> HostMemory:
+def host_memory(proc: Path = _PROC, cgroups: Path | None = None) -> HostMemory:
     """Of this process and its host."""
-    status = _table(proc / "self" / "status")
+    cgroups = cgroups or Path(os.environ.get(CGROUP_VARIABLE, "/sys/fs/cgroup"))
+    status = sizes() if proc == _PROC else _table(proc / "self" / "status")
     host = _table(proc / "meminfo")
+    strict = _text(proc / "sys" / "vm" / "overcommit_memory").strip() == "2"
     return HostMemory(
         resident=status.get("VmRSS"),
         address_space=status.get("VmSize"),
+        address_peak=status.get("VmPeak"),
+        data=status.get("VmData"),
         total=host.get("MemTotal"),
         available=host.get("MemAvailable"),
+        swap=host.get("SwapTotal"),
         address_limit=address_limit(),
+        data_limit=data_limit(),
+        committed=host.get("Committed_AS") if strict else None,
+        commit_limit=host.get("CommitLimit") if strict else None,
         cgroup_limit=_cgroup_limit(proc, cgroups),
     )
 
@@ -41,13 +61,18 @@ def host_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
 def _table(path: Path) -> dict[str, int]:
     """Lines such as `VmRSS:  1234 kB`."""
     found = {}
-    with contextlib.suppress(OSError):
-        for line in path.read_text().splitlines():
-            name, _, rest = line.partition(":")
-            number, _, unit = rest.strip().partition(" ")
-            if unit == "kB" and number.isdigit():
-                found[name] = int(number) * 1024
+    for line in _text(path).splitlines():
+        name, _, rest = line.partition(":")
+        number, _, unit = rest.strip().partition(" ")
+        if unit == "kB" and number.isdigit():
+            found[name] = int(number) * 1024
     return found
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    return ""
 
 
 def _cgroup_limit(proc: Path, cgroups: Path) -> int | None:

@@ -75,6 +75,12 @@ def number(path: Path | str) -> int | None:
     return value if value < _NO_LIMIT else None
 
 
+def memory_limit(folder: Path | str) -> int | None:
+    """What a group may hold at most: version 2, then version 1."""
+    limit = number(f"{folder}/memory.max")
+    return number(f"{folder}/memory.limit_in_bytes") if limit is None else limit
+
+
 def table(path: Path | str, *names: str) -> dict[str, int]:
     """Those numbers, by name, of a file with a name and a number on every line."""
     lines = "\n" + (text(path) or "")

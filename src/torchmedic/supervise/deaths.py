@@ -12,7 +12,7 @@ from torchmedic import rundir
 from torchmedic.detect.death import REQUESTED, fatal_signal, read_stacks, signal_name
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe import blackbox
-from torchmedic.records import BoxContents, Death
+from torchmedic.records import BoxContents, Death, HeldMemory
 from torchmedic.rundir import DeathLine
 from torchmedic.supervise import outside
 from torchmedic.supervise.host_guard import holders
@@ -134,12 +134,23 @@ def _death(left: Left, vigil: Vigil, pid: int, name: str, script: int) -> Death:
         host_oom_kills=vigil.host_oom_kills,
         kernel_lines=outside.kernel_log(pid, vigil.started) if name == "SIGKILL" else (),
         memory_limit=limits.limit,
+        memory_high=limits.high,
+        memory_peak=limits.peak,
+        limit_hits=vigil.limit_hits,
         peak_rss=outside.peak_rss_of_children(),
         host_memory=ram,
         swap_free=swap,
         shm_free=outside.shm_free(),
         shm_low=vigil.shm_low,
+        shm_size=outside.shm_size(),
         core_pattern=outside.core_pattern(),
         samples=vigil.guard.samples[-_SAMPLES:],
-        holders=holders(left.folders[pid]) if pid in left.folders else (),
+        holders=_holders(left, pid),
     )
+
+
+def _holders(left: Left, pid: int) -> tuple[HeldMemory, ...]:
+    told = left.told.get(pid)
+    is_worker = told is not None and told.part == "worker"
+    folder = left.folders.get(pid) or rundir.worker_folder_of(left.run, pid, is_worker=is_worker)
+    return holders(folder) if folder is not None else ()

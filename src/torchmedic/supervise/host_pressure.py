@@ -171,9 +171,7 @@ def _cpu(groups: list[str]) -> dict[str, Any]:
 def _memory(groups: list[str]) -> dict[str, Any]:
     found = []
     for group in groups:
-        limit = cgroups.number(f"{group}/memory.max")
-        if limit is None:
-            limit = cgroups.number(f"{group}/memory.limit_in_bytes")
+        limit = cgroups.memory_limit(group)
         high = cgroups.number(f"{group}/memory.high")
         found.append((min((bound for bound in (limit, high) if bound is not None), default=None), limit, high, group))
     bounded = [entry for entry in found if entry[0] is not None] or found[:1]

@@ -2,13 +2,12 @@
 
 What: the process used memory that is backed by a file, and the kernel could not give it the page (SIGBUS).
 
-Why: shared memory is full: DataLoader workers hand batches over through /dev/shm, which containers often limit to
-64 MB. Or a file that is mapped into memory (`np.memmap`, `torch.load(mmap=True)`, safetensors) was cut short or
-replaced while it was in use, or lies on a disk or network drive that failed.
+Why: a file that is mapped into memory (`np.memmap`, `torch.load(mmap=True)`, safetensors) was cut short or replaced
+while it was in use, or lies on a disk or network drive that failed. Or /dev/shm was full for a moment (TM415, where
+that was seen).
 
-Cure: give the container more shared memory (`docker run --shm-size=8g` or `--ipc=host`), use fewer workers or smaller
-batches, or `torch.multiprocessing.set_sharing_strategy("file_system")`. Never rewrite a mapped file in place: write a
-new one and rename it.
+Cure: never rewrite a mapped file in place: write a new one and rename it. Give the container more shared memory
+(`docker run --shm-size=8g` or `--ipc=host`), if it has little.
 """
 
 from __future__ import annotations
@@ -19,30 +18,26 @@ from torchmedic.records import Death, Diagnosis
 
 CODE, NAME = "TM803", "bus-error"
 
-_FULL = 1 << 20  # bytes: less than one page of a batch
+_SMALL = 256 << 20  # bytes: a batch of every worker may well be more
 
 
 def check(death: Death) -> Diagnosis | None:
     if death.signal != "SIGBUS":
         return None
-    full = death.shm_low is not None and death.shm_low < _FULL
     draft = draft_of(
         death,
         CODE,
         NAME,
-        "proven" if full else line_grade(death),
-        f"{who(death)} died of a bus error" + (": shared memory is full" if full else ""),
-        "/dev/shm had no room for the page that was written (SIGBUS)"
-        if full
-        else "the page of a mapped file or of shared memory could not be had (SIGBUS)",
+        line_grade(death),
+        f"{who(death)} died of a bus error",
+        "the page of a mapped file or of shared memory could not be had (SIGBUS)",
     )
     if death.shm_low is not None:
-        draft.because(f"least free space in /dev/shm in the last seconds: {size(death.shm_low)}")
-    if full:
+        of = f" of {size(death.shm_size)}" if death.shm_size else ""
+        draft.because(f"least free space in /dev/shm in the last seconds: {size(death.shm_low)}{of}")
+    draft.help("look for a mapped file that was cut short or replaced while in use; write a new one and rename it")
+    if death.shm_size is not None and death.shm_size < _SMALL:
         draft.help("give the container more shared memory: `docker run --shm-size=8g`, or `--ipc=host`")
-        draft.help("use fewer DataLoader workers, a smaller batch or a smaller `prefetch_factor`")
-    else:
-        draft.help("look for a mapped file that was cut short or replaced while in use; write a new one and rename it")
     return draft.done(step=step_of(death), rank=death.rank)
 
 

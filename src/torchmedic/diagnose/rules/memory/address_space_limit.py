@@ -1,0 +1,132 @@
+"""A limit of the process itself (`ulimit -v`, `ulimit -d`) refused the memory.
+
+What: the kernel counts all memory that a process has mapped, or all that it may write to, against RLIMIT_AS or
+RLIMIT_DATA, and this allocation would have exceeded the limit. The host itself may have plenty left.
+
+Why: a shell, a cluster's scheduler or the script has set the limit. What counts is not what is used: libraries, the
+stacks of threads and CUDA reserve address space many times larger than what is ever in memory.
+
+Cure: raise the limit or take it away (`ulimit -v unlimited`, `h_vmem` of the job, the `setrlimit` call), and limit what
+is really used instead, by the memory of the job or its cgroup. Where the limit is meant, work in smaller parts.
+"""
+
+from __future__ import annotations
+
+from multiprocessing import parent_process
+
+from torchmedic.diagnose.last_words import line_location, size
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.observe.headroom import is_lifted
+from torchmedic.observe.limits import Bound, Setter, refusing, setter_of
+from torchmedic.observe.no_room import NoRoom
+from torchmedic.records import Diagnosis, Role
+
+CODE, NAME = "TM414", "address-space-limit"
+
+_LITTLE = 0.5  # of what is mapped: where less is in memory, the limit counts mostly what is not used
+
+
+def check(evidence: object) -> Diagnosis | None:
+    if isinstance(evidence, NoRoom):
+        return _from_outside(evidence)
+    return _inside(evidence)
+
+
+def _inside(evidence: object) -> Diagnosis | None:
+    from torchmedic.diagnose import registry
+    from torchmedic.diagnose.engine import ask
+    from torchmedic.diagnose.host_refusal import refusal_of_host
+    from torchmedic.diagnose.memory_cures import cured
+    from torchmedic.replay.evidence import RaisedEvidence
+    from torchmedic.replay.limit_calls import limit_call
+
+    assert isinstance(evidence, RaisedEvidence)
+    refusal = refusal_of_host(evidence)
+    if refusal is None or (bound := refusal.bound) is None or ask(evidence, registry.EXHAUSTED) is not None:
+        return None
+    message = refusal.what or "there is no memory"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if bound.certain else "likely",
+        f"{message}: the process may have {size(bound.limit)} of {bound.of}",
+        _cause(bound, refusal.asked),
+    )
+    refusal.place(draft)
+    who = setter_of(bound.name, bound.limit)
+    own = who is None or who.own or parent_process() is not None  # what a worker inherits, the script may have set
+    line = limit_call(bound.name, "origin", "the limit is set here") if own else None
+    draft.at(line)
+    memory = refusal.memory
+    draft.because(_resident(bound, memory.resident), "" if line is not None else _origin(bound, who))
+    if memory.available is not None:
+        draft.because(f"the host itself has {size(memory.available)} free")
+    graphs = refusal.hold(draft)
+    if refusal.is_unseen and not is_lifted(bound.name):
+        draft.because("there was no room left to look closer: the hard limit is as low as the soft one")
+    _advise(draft, bound, line is not None)
+    if graphs:
+        draft.help(f"keep numbers in `{graphs}` (`.item()`), or detached tensors: each of them holds its whole graph")
+    elif refusal.autopsy is None or not cured(draft, refusal.autopsy):
+        draft.help("work in smaller parts, or keep less from earlier steps")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _from_outside(left: NoRoom) -> Diagnosis | None:
+    """What a process could say that had no room left to look at itself."""
+    bound = refusing(left.memory, left.asked)
+    if bound is None:
+        return None
+    want = f"there is no memory for {size(left.asked)}" if left.asked is not None else "there is no memory"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if bound.certain else "likely",
+        f"{want}: the process may have {size(bound.limit)} of {bound.of}",
+        _cause(bound, left.asked),
+    )
+    most = (left.memory.resident or 0) // 4
+    holder = next((each for each in left.holders if each.file and each.nbytes > most), None)
+    if holder is not None:
+        label = f"`{holder.name}` is filled here, and held {size(holder.nbytes)} shortly before"
+        draft.at(line_location("cause", holder.file, holder.line, label))
+    if left.at is not None:
+        role: Role = "surfaced" if holder is not None else "cause"
+        draft.at(line_location(role, left.at.file, left.at.line, "refused here"))
+    draft.because(_resident(bound, left.memory.resident), _origin(bound, left.setter))
+    draft.because("there was no room left to look closer: the hard limit is as low as the soft one")
+    draft.because(*(f"`{each.name}` held {size(each.nbytes)} when it was last looked at" for each in left.holders[:3]))
+    _advise(draft, bound, False)
+    draft.help("raise the hard limit (`ulimit -Hv`) above the soft one: then more can be told")
+    return draft.done(step=left.step, rank=left.rank)
+
+
+def _cause(bound: Bound, asked: int | None) -> str:
+    want = f"{size(asked)} asked for" if asked is not None else "an allocation was refused"
+    return f"{want}, with {size(bound.taken)} of {size(bound.limit)} taken ({bound.name}, `{bound.option}`)"
+
+
+def _resident(bound: Bound, resident: int | None) -> str:
+    if resident is None or bound.name != "RLIMIT_AS":
+        return ""
+    share = 100 * resident / max(1, bound.taken)
+    note = ": the limit counts mostly what is mapped and not used" if share < 100 * _LITTLE else ""
+    return f"{size(resident)} of what counts are in memory at all ({share:.0f} %){note}"
+
+
+def _origin(bound: Bound, who: Setter | None) -> str:
+    if who is None:
+        return ""
+    if who.own:
+        return f"{bound.name} was set by the process itself or by what started it for this run"
+    return f"the limit is inherited: `{who.name}` (process {who.pid}), which started this, has it too"
+
+
+def _advise(draft: Draft, bound: Bound, own: bool) -> None:
+    if own:
+        draft.help(f"raise {bound.name}, or take that line away")
+    else:
+        draft.help(f"raise the limit: `{bound.option} unlimited`, or the memory that the job asks for (`h_vmem`)")
+
+
+RULE = Rule(CODE, NAME, check)

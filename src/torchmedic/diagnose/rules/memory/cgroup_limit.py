@@ -1,0 +1,98 @@
+"""The memory limit of the container or job was reached, and the kernel killed the process.
+
+What: the processes of this cgroup (a container, a pod, a Slurm job, a systemd slice) together held as much memory as it
+may have, and the kernel ended one of them (SIGKILL). The host itself may have had plenty left. Such an end cannot be
+caught, so the script could say nothing. The line is the one that fills what held most, else where training was last
+seen.
+
+Why: memory of the host, not of the GPU. Tensors that are kept over steps, a dataset that is copied by every DataLoader
+worker, batches that wait in a prefetch queue or in /dev/shm, which counts too; or simply a limit that is too low.
+
+Cure: ask for more (`docker run --memory`, `resources.limits.memory`, `sbatch --mem`), or need less: keep numbers
+instead of tensors, use fewer workers or a smaller `prefetch_factor`, map the data instead of loading it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchmedic.diagnose.killed_for_memory import LastMemory
+from torchmedic.diagnose.last_words import draft_of, size, step_of, who
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Death, Diagnosis
+
+if TYPE_CHECKING:
+    from torchmedic.replay.evidence import RaisedEvidence
+
+CODE, NAME = "TM417", "cgroup-limit"
+
+
+def check(evidence: RaisedEvidence | Death) -> Diagnosis | None:
+    return _killed(evidence) if isinstance(evidence, Death) else _refused(evidence)
+
+
+def _refused(evidence: RaisedEvidence) -> Diagnosis | None:
+    """The kernel hardly ever refuses for this limit, some sandboxes do: told where nothing nearer explains it."""
+    from torchmedic.diagnose import registry
+    from torchmedic.diagnose.engine import ask
+    from torchmedic.diagnose.host_refusal import refusal_of_host
+
+    refusal = refusal_of_host(evidence)
+    if refusal is None or refusal.bound is not None or refusal.asked is None or refusal.overflow is not None:
+        return None
+    asked, memory = refusal.asked, refusal.memory
+    if memory.cgroup_limit is None or memory.available is None or memory.committed is not None:
+        return None
+    fits_group = (memory.resident or 0) + asked <= memory.cgroup_limit
+    if fits_group or asked > memory.available or ask(evidence, registry.EXHAUSTED) is not None:
+        return None
+    draft = Draft(
+        CODE,
+        NAME,
+        "likely",
+        f"{refusal.what}: its cgroup may hold {size(memory.cgroup_limit)}",
+        f"{size(asked)} asked for, {size(memory.resident or 0)} held; the host has {size(memory.available)} free",
+    )
+    refusal.place(draft)
+    refusal.hold(draft)
+    draft.help("give the container or job more memory: `docker run --memory`, `sbatch --mem`; or work in smaller parts")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _killed(death: Death) -> Diagnosis | None:
+    if death.signal != "SIGKILL" or death.memory_limit is None:
+        return None
+    memory = LastMemory(death)
+    group = f"the memory limit of its cgroup is {size(death.memory_limit)}"
+    lines = [line for line in memory.kernel_lines if "memory cgroup" in line.lower()]
+    if lines:
+        proof, fact = "the kernel's log says that it was for this limit", f"kernel: {lines[-1]}"
+    elif death.oom_kills and memory.reached_group_limit:
+        proof = "the kernel counted a kill for memory in the run's cgroup at that moment"
+        fact = f"memory.events: oom_kill rose by {death.oom_kills} in the last seconds{memory.hits}"
+    elif not death.oom_kills and not memory.kernel_lines and memory.near_group_limit:
+        proof, fact = "its memory was close to the limit when it was killed; the kernel's own word is missing", ""
+        if death.oom_kills == 0:
+            fact = "the kernel counted no kill in it: a scheduler or systemd-oomd, who watch it too, may have sent it"
+    else:
+        return None
+    draft = draft_of(
+        death,
+        CODE,
+        NAME,
+        "proven" if lines or death.oom_kills else "likely",
+        f"{who(death)} was killed because its cgroup had used up its {size(death.memory_limit)} of memory",
+        f"SIGKILL, and {proof}",
+    )
+    draft.because(fact)
+    peak = f", and the most that it held {size(death.memory_peak)}" if death.memory_peak else ""
+    draft.because(f"{group}{peak}; the largest process of the run held {size(memory.used)}")
+    if death.memory_high is not None:
+        draft.because(f"memory.high is {size(death.memory_high)}: above it the kernel slows its processes down")
+    memory.tell(draft)
+    holder = memory.holder(draft)
+    memory.advise(draft, "`docker run --memory`, `resources.limits.memory`, `sbatch --mem`")
+    return memory.blaming(holder, draft.done(step=step_of(death), rank=death.rank))
+
+
+RULE = Rule(CODE, NAME, check)

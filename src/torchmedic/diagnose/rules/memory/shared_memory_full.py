@@ -1,0 +1,203 @@
+"""Shared memory (/dev/shm) is full.
+
+What: tensors go from one process to another through files in /dev/shm, which is a small file system in memory. There
+was no room for one more: a batch of a DataLoader worker, a tensor that was shared or put into a queue, a lock. The
+process was told so (No space left on device), or died of it (SIGBUS).
+
+Why: a container has 64 MB of it unless told otherwise. Every worker keeps `prefetch_factor` batches there, and a batch
+that the loop still holds is in it too. Programs that were killed may have left their files behind.
+
+Cure: give the container more (`docker run --shm-size=8g` or `--ipc=host`; an `emptyDir` of medium Memory at /dev/shm in
+Kubernetes), use fewer workers, a smaller `prefetch_factor` or batch, or `num_workers=0`, which needs none of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from torchmedic.detect.exhaustion import SHARED
+from torchmedic.diagnose.last_words import draft_of, size, step_of, who
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.observe.shared_memory import SharedMemory, shared_memory
+from torchmedic.records import Death, Diagnosis, Location
+
+if TYPE_CHECKING:
+    from torchmedic.replay.evidence import RaisedEvidence
+    from torchmedic.replay.loading import Loading
+
+CODE, NAME = "TM415", "shared-memory-full"
+
+_FULL = 1 << 20  # bytes: less than one page of a batch
+_DOCKER = 64 << 20  # bytes that a container gets if nobody asks for more
+_PART, _SEVERAL = 0.4, 3  # of all shared memory, and of tensors, from which on a name is to blame
+_OWNERS = ("synchronize.py", "shared_memory.py", "heap.py")  # of multiprocessing, which keep their files there
+
+
+def check(evidence: RaisedEvidence | Death) -> Diagnosis | None:
+    return _of_death(evidence) if isinstance(evidence, Death) else _raised(evidence)
+
+
+def _raised(evidence: RaisedEvidence) -> Diagnosis | None:
+    from torchmedic.observe.workers import shared_bytes
+    from torchmedic.replay.loading import loading_of
+
+    if not _is_refused(evidence):
+        return None
+    failure, loading = evidence.incident.worker, loading_of(evidence)
+    asked = failure.shared if failure is not None else shared_bytes([frame.live for frame in evidence.frames])
+    room = shared_memory()
+    of = f" ({size(room.size)})" if room is not None else ""
+    want = f": there is no room for {size(asked)}" if asked else ""
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"shared memory is full{want} in /dev/shm{of}",
+        "the kernel refused it: no space is left there",
+    )
+    kept = _kept(draft, evidence, room)
+    draft.at(kept)
+    _place(draft, evidence, loading, asked)
+    _in_flight(draft, evidence, loading, asked)
+    if room is not None:
+        _room(draft, room)
+    if kept is not None:
+        draft.help("keep a copy instead of what the loader yielded (`x.clone()`), or only what is needed of it")
+    _advise(draft, room, of_loader=loading is not None or _in_worker())
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _is_refused(evidence: RaisedEvidence) -> bool:
+    """Whether it is about shared memory: by the words, or by who asked for a file without a name."""
+    from torchmedic.replay.memory.autopsy import exhaustion_in
+
+    exhaustion = exhaustion_in(evidence)
+    if exhaustion is not None:
+        return exhaustion.where == SHARED and not _is_users_own(evidence)
+    if not isinstance(evidence.error, OSError) or evidence.error.errno != errno.ENOSPC:
+        return False
+    inner = evidence.frames[-1].file if evidence.frames else ""
+    return os.path.basename(inner) in _OWNERS and "multiprocessing" in inner
+
+
+def _is_users_own(evidence: RaisedEvidence) -> bool:
+    """Whether a worker only passes on words that the user's code has raised."""
+    from torchmedic.observe.frames import is_user_file
+    from torchmedic.replay.source import source_line
+
+    failure = evidence.incident.worker
+    inner = failure.frames[0] if failure is not None and failure.frames else None
+    return (
+        inner is not None
+        and is_user_file(inner.file)
+        and source_line(inner.file, inner.line).strip().startswith("raise")
+    )
+
+
+def _kept(draft: Draft, evidence: RaisedEvidence, room: SharedMemory | None) -> Location | None:
+    """The line that keeps what has been received: a batch stays in shared memory as long as somebody holds it."""
+    from torchmedic.diagnose.memory_words import filled_at
+    from torchmedic.replay.shared_holders import shared_holdings
+
+    frames = [frame.live for frame in reversed(evidence.frames)]
+    most = next(iter(shared_holdings(frames)), None)
+    if most is None or room is None or most.tensors < _SEVERAL or most.nbytes < _PART * room.size:
+        return None
+    told = f"`{most.holder.path}` holds {size(most.nbytes)} of it in {_many(most.tensors, 'tensor')}"
+    draft.because(told)
+    return filled_at(most.holder, "cause", told)
+
+
+def _place(draft: Draft, evidence: RaisedEvidence, loading: Loading | None, asked: int) -> None:
+    from torchmedic.observe.frames import is_user_file
+    from torchmedic.replay.loader_lines import LOST, loader_call, lost_on_its_way
+
+    if draft.has_place and loading is not None:
+        draft.at(loading.at_loop("surfaced", "the batch was asked for here"))
+        draft.because(loading.process)
+    elif loading is not None:
+        many = len(getattr(loading.iterator, "_workers", ())) or 1
+        label = f"its {_many(many, 'worker')} fill /dev/shm"
+        draft.at(loading.at_loader("cause", label) or loader_call("cause", label, loading.file))
+        draft.at(loading.at_loop("surfaced" if draft.has_place else "cause", "the batch was asked for here"))
+        draft.because(loading.process)
+    elif any(is_user_file(frame.file) for frame in evidence.frames):
+        draft.at(*evidence.at_user_line("cause", f"{size(asked)} were to be shared here" if asked else "refused here"))
+    else:  # a thread that only sends what others have put into a queue
+        draft.at(*lost_on_its_way("its workers fill /dev/shm"))
+        draft.because(LOST)
+
+
+def _in_worker() -> bool:
+    from torch.utils.data import get_worker_info
+
+    return get_worker_info() is not None
+
+
+def _in_flight(draft: Draft, evidence: RaisedEvidence, loading: Loading | None, asked: int) -> None:
+    """How much the workers of a loader may have there at the same time."""
+    iterator = loading.iterator if loading is not None else None
+    workers, ahead = (getattr(iterator, name, 0) or 0 for name in ("_num_workers", "_prefetch_factor"))
+    batch = sum(int(tensor.nbytes) for tensor in evidence.incident.batch) or asked
+    if workers and ahead and batch:
+        total = workers * ahead * batch
+        draft.because(
+            f"{_many(workers, 'worker')} x {ahead} batches ahead (prefetch_factor) x {size(batch)}: up to {size(total)}"
+        )
+
+
+def _room(draft: Draft, room: SharedMemory) -> None:
+    draft.because(f"/dev/shm: {size(room.used)} of {size(room.size)} are taken now, {size(room.free)} are free")
+    if room.inodes == 0:
+        draft.because("no inodes are left there: there are too many files, whatever their size")
+    if room.left:
+        draft.because(
+            f"{size(room.left)} of it lie in {_many(room.left_files, 'file')} that no process to be seen from here has "
+            f"open, such as /dev/shm/{room.example}"
+        )
+
+
+def _advise(draft: Draft, room: SharedMemory | None, *, of_loader: bool) -> None:
+    if room is not None and room.left > room.size // 4:
+        draft.help("remove the files that ended programs have left in /dev/shm")
+    draft.help("give the container more shared memory: `docker run --shm-size=8g`, or `--ipc=host`")
+    if of_loader:
+        draft.help("use fewer workers, a smaller `prefetch_factor` or batch, or `num_workers=0`")
+    else:
+        draft.help("share less at the same time, and drop what has been received")
+
+
+def _many(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _of_death(death: Death) -> Diagnosis | None:
+    """A page of shared memory that could not be had ends the process that writes to it."""
+    if death.signal != "SIGBUS" or death.shm_low is None:
+        return None
+    full = death.shm_low < _FULL
+    # What a worker had there is gone with it, often before anybody can look.
+    if not full and (death.part != "worker" or death.shm_size is None or death.shm_size > _DOCKER):
+        return None
+    of = f" ({size(death.shm_size)})" if death.shm_size else ""
+    draft = draft_of(
+        death,
+        CODE,
+        NAME,
+        "proven" if full else "likely",
+        f"{who(death)} died of a bus error: shared memory is {'full' if full else 'small'}, in /dev/shm{of}",
+        "/dev/shm had no room for the page that was written (SIGBUS)"
+        if full
+        else "a page could not be had (SIGBUS), and batches of workers need more of /dev/shm than a container gets",
+    )
+    draft.because(f"least free space in /dev/shm in the last seconds: {size(death.shm_low)}")
+    room = shared_memory()
+    if room is not None and room.left:
+        _room(draft, room)
+    _advise(draft, room, of_loader=death.part == "worker")
+    return draft.done(step=step_of(death), rank=death.rank)
+
+
+RULE = Rule(CODE, NAME, check)
