@@ -26,14 +26,15 @@ class HostAlarm(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the host is about to end, while the run still goes on.
 
     `seconds_left` is None where memory does not run out soon but the host hardly gets on for want of it. `growing` is
-    the process of the run that has grown most in this time and by how much. `step`, `file` and `line` are where
-    training is.
+    the process of the run that has grown most in this time and by how much; it `trains`, or `loads` data for one that
+    does. `step`, `file` and `line` are where training is.
     """
 
     samples: tuple[MemorySample, ...]
     seconds_left: float | None
     growing: tuple[int, int] | None = None
     trains: bool = False
+    loads: bool = False
     holders: tuple[HeldMemory, ...] = ()
     pinned: int = 0
     rank: int = 0

@@ -3,6 +3,7 @@
 report.json                 the contract, one for all processes of the run
 stacks/<pid>.txt            faulthandler's last words of a process
 .parts/<rank>.json          the report of one rank, where each has a torchmedic of its own; report.json is all of them
+worker-<N>.<pid>/           events and diagnoses of a DataLoader worker of rank N that has found something
 rank<N>[.<pid>]/            one folder per watched process
     blackbox                the memory-mapped ring
     events.jsonl            what happened, a line each
@@ -172,12 +173,23 @@ def claim_process_folder(run: Path, rank: int) -> Path:
     return run / f"rank{rank}.{os.getpid()}"
 
 
+def claim_worker_folder(run: Path, rank: int) -> Path:
+    """Make the folder of a DataLoader worker that has something to say."""
+    path = run / f"worker-{rank}.{os.getpid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def worker_folders(run: Path) -> list[Path]:
+    return sorted(path for path in run.glob("worker-*") if path.is_dir())
+
+
 def process_folders(run: Path) -> list[Path]:
     return sorted(path for path in run.glob("rank*") if path.is_dir())
 
 
 def rank_of(folder: Path) -> int:
-    match = re.match(r"rank(\d+)", folder.name)
+    match = re.match(r"(?:rank|worker-)(\d+)", folder.name)
     return int(match.group(1)) if match else 0
 
 
@@ -305,6 +317,13 @@ def folder_of(run: Path, pid: int) -> Path | None:
         if any(isinstance(line, StartLine) and line.pid == pid for line in read_events(folder)):
             return folder
     return None
+
+
+def worker_folder_of(run: Path, pid: int, *, is_worker: bool) -> Path | None:
+    """The folder of a DataLoader worker; if it is one, then of another: all do the same, and only one of them looks."""
+    found = worker_folders(run)
+    own = [folder for folder in found if folder.name.endswith(f".{pid}")]
+    return next(iter([*own, *(reversed(found) if is_worker else ())]), None)
 
 
 def read_faults(folder: Path) -> list[Fault]:

@@ -11,6 +11,7 @@ from running import marked_line, run_script
 
 CASES = Path(__file__).parent / "leak_cases"
 LEAKS = re.split(r"^# === (TM\d+) (.+) \| (.+)\n", (CASES / "leaks.txt").read_text(), flags=re.M)[1:]
+IN_PIECES = re.split(r"^# === (.+)\n", (CASES / "leaks_in_pieces.txt").read_text(), flags=re.M)[1:]
 LOOK_ALIKES = re.split(r"^# === (.+)\n", (CASES / "look_alikes.txt").read_text(), flags=re.M)[1:]
 
 
@@ -48,6 +49,111 @@ def test_what_only_looks_like_a_leak_is_not_told_of(tmp_path: Path, source: str)
     assert finished.returncode == 0, finished.stderr
     assert finished.report.diagnoses == (), finished.stderr
     assert "torchmedic" not in finished.stderr
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(source, id=name.replace(",", ""))
+        for name, source in zip(IN_PIECES[::2], IN_PIECES[1::2], strict=True)
+    ],
+)
+def test_what_grows_in_pieces_is_named_by_where_it_begins(tmp_path: Path, source: str) -> None:
+    lines = enumerate(source.splitlines(), 1)
+    wanted = {number: found[1] for number, line in lines if (found := re.search(r"  # <- (.+)$", line))}
+    finished = run_script(tmp_path, source)
+
+    named = {
+        found.cause_location.line: found.message
+        for found in finished.report.diagnoses
+        if found.cause_location is not None
+    }
+    assert named.keys() == wanted.keys(), finished.stderr
+    for line, name in wanted.items():
+        assert f"`{name}" in named[line]
+    assert {found.code for found in finished.report.diagnoses} <= {"TM450", "TM451"}
+
+
+WORKER = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Images(Dataset):
+    def __init__(self):
+        self.kept, self.cache = [], {}
+
+    def __len__(self):
+        return 80
+
+    def __getitem__(self, index):
+        image = torch.randn(400, 400)
+        if index not in self.cache:
+            self.cache[index] = image.clone()
+        self.kept.append(image)  # <- cause
+        return image[0, :8]
+
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = DataLoader(Images(), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
+    for epoch in range(6):
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+"""
+
+
+def test_what_grows_in_a_worker_is_named_and_a_cache_there_is_not(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, WORKER)
+
+    diagnosis = finished.only
+    assert diagnosis.code == "TM452"
+    assert "`Images.kept`" in diagnosis.message
+    assert diagnosis.cause_location is not None
+    assert diagnosis.cause_location.line == marked_line(WORKER)
+    assert any("DataLoader worker 0, one of 2" in each for each in diagnosis.evidence)
+
+
+RUNS_OUT = """
+import resource
+
+import torch
+from torch import nn
+
+
+class Record:
+    def __init__(self, out, before):
+        self.out, self.before = out, before
+
+
+model = nn.Sequential(nn.Linear(4, 512), nn.ReLU(), nn.Linear(512, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+first = None
+for step in range(1000):
+    if step == 60:
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
+    x = torch.randn(1500, 4)
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+    first = Record(model(x).mean(), first)  # <- cause
+"""
+
+
+def test_a_leak_that_was_warned_of_and_then_fills_memory_is_told_once(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, RUNS_OUT)
+
+    diagnosis = finished.only
+    assert (diagnosis.code, diagnosis.severity) == ("TM403", "error")
+    assert "`first`" in diagnosis.message
+    assert diagnosis.cause_location is not None
+    assert diagnosis.cause_location.line == marked_line(RUNS_OUT)
+    assert any("TM450 had warned of it at step" in each for each in diagnosis.evidence)
+    assert finished.stderr.index("warning[TM450]") < finished.stderr.index("error[TM403]")
 
 
 HELD = """

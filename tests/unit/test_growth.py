@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import linecache
+import sys
 from pathlib import Path
 
 import pytest
 
 from torchmedic.detect.growth import Growth, growths
-from torchmedic.observe.holders import Held
+from torchmedic.observe.holders import Held, Walk
 from torchmedic.observe.leaks import LeakWatch, Look, Point
 from torchmedic.observe.weighing import Weight, weigh
-from torchmedic.replay.putters import Traffic, traffic
+from torchmedic.replay.keys import counts
+from torchmedic.replay.putters import traffic
+from torchmedic.replay.sites import Traffic
 
 WITH_GRAPH = Weight(1, 1, 4, 0, None, frozenset({"Tensor"}))
 BIG = Weight(1, 0, 1 << 20, 0, None, frozenset({"Tensor"}))
@@ -70,11 +73,11 @@ def test_items_are_weighed_with_what_hangs_on_them() -> None:
     assert not again.has_witness(weight)
 
 
-def of_source(source: str, name: str = "kept", *, local: int = 0) -> Traffic:
+def of_source(source: str, name: str = "kept", *, local: int = 0, **more: str) -> Traffic:
     file = f"<ipython-input-{abs(hash(source))}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     last = name.partition("[")[0].rpartition(".")[2]
-    return traffic(Held(name, last, "items", 9, file, local), [])
+    return traffic(Held(name, last, "items", 9, file, local, **more), [])
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,14 @@ def test_the_line_that_puts_in_is_found(line: str, name: str) -> None:
     found = of_source(f"kept = []\nother.append(1)\nfor step in steps:\n    {line}\n", name)
     assert [site.node.lineno for site in found.puts] == [4]
     assert found.takes == []
+
+
+def test_what_belongs_to_a_library_is_filled_by_its_owner_or_from_outside() -> None:
+    held = Held("self.jobs.queue", "jobs", "items", 9, "", 0)
+    for line in ("self.jobs.put(loss)", "jobs.queue.append(loss)"):
+        file = f"<ipython-input-{line}>"
+        linecache.cache[file] = (len(line), None, [f"{line}\n"], file)
+        assert [site.node.lineno for site in traffic(held, [file]).puts] == [1]
 
 
 def test_a_number_comes_after_what_may_be_a_tensor() -> None:
@@ -156,3 +167,80 @@ def test_the_gauge_writes_no_more_than_a_line_a_second(tmp_path: Path) -> None:
     for quarter in range(400):
         series.reading(100_000 + quarter / 4, 700 + 5 * quarter, DeviceMemory())
     assert len(pressed) - before >= 25
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["trim(kept)", "box = kept\n    box.clear()", "old, kept = kept, []", "loads, kept[:] = list(kept), []"],
+)
+def test_what_another_name_takes_out_is_gone(line: str) -> None:
+    helper = "def trim(values):\n    while len(values) > 5:\n        values.pop(0)\n\n\n"
+    assert of_source(f"{helper}kept = []\nfor step in steps:\n    kept.append(loss)\n    {line}\n").takes
+
+
+def test_a_class_of_the_users_may_bound_itself() -> None:
+    source = (
+        "class Recent(dict):\n    def put(self, key, value):\n        self[key] = value\n"
+        "        if len(self) > 9:\n            self.popitem()\n"
+    )
+    assert of_source(source, own="Recent").takes
+    assert not of_source(source, own="Other").takes
+
+
+CHAINS = {
+    "self.kept = Node(loss, self.kept)": (4, False),  # put at the head
+    "self.kept.before = Node(loss)": (4, False),  # and at the end
+    "self.kept.before.append(Node(loss))": (4, False),  # a tree
+    "self.kept = Node(loss)": (None, True),  # made anew
+    "self.kept.before = None": (None, True),  # cut
+}
+
+
+@pytest.mark.parametrize("line", CHAINS)
+def test_a_chain_grows_where_a_link_is_added_and_ends_where_it_is_cut(line: str) -> None:
+    source = f"class Run:\n    def __init__(self):\n        self.kept = None\n    def step(self, loss): {line}\n"
+    found = of_source(source, "run.kept", via="before")
+    where, is_cut = CHAINS[line]
+    assert [site.node.lineno for site in found.puts][:1] == ([where] if where else [])
+    assert bool(found.takes) is is_cut
+
+
+@pytest.mark.parametrize(
+    ("source", "endless"),
+    [
+        ("for step in range(9):\n    kept[step] = x\n", True),
+        ("for step in range(9):\n    kept[f'{step}'] = x\n", True),
+        ("for task in tasks:\n    kept[task] = x\n", False),
+        ("for step in range(9):\n    kept[step % 5] = x\n", False),
+        ("n = 0\nwhile True:\n    n += 1\n    kept[n] = x\n", True),
+        ("def log(at, x):\n    kept[at] = x\nfor i, x in enumerate(data):\n    log(i, x)\n", True),
+        ("def log(at, x):\n    kept[at] = x\nfor x in data:\n    log(x.name, x)\n", False),
+        ("for task in tasks:\n    kept.append(x)\n", True),
+    ],
+)
+def test_keys_that_count_never_end_and_names_do(source: str, endless: bool) -> None:
+    (site,) = of_source(source).puts
+    assert counts(Held("kept", "kept", "items", 9, site.file, 0), site, [site.file]) is endless
+
+
+def test_a_walk_adds_up_what_stands_behind_one_name_in_many_pieces() -> None:
+    import torch
+
+    class Link:
+        def __init__(self, value: object, before: object) -> None:
+            self.value, self.before = value, before
+
+    def walked(since: int) -> tuple[dict[tuple[int, str], Held], object]:
+        chain: object = None
+        for _ in range(40):
+            chain = Link(torch.ones(1, requires_grad=True) * 2, chain)
+        tens = {number: [torch.ones(1, requires_grad=True) * 2 for _ in range(10)] for number in range(6)}
+        places = [torch.ones(1, requires_grad=True) * 2, *[None] * 9]
+        # No `assert` in here: pytest would look at the variables too, and then the walk does not.
+        return Walk(since, {}, weigh).run(sys._getframe()).holders, (chain, tens, places)
+
+    found, _ = walked(1 << 60)
+    assert (found[0, "reached chain"].size, found[0, "reached chain"].via) == (38, "before")
+    assert found[0, "reached tens"].size == 60
+    assert (0, "reached places") not in found
+    assert not any(key[1].startswith("reached") for key in walked(1)[0])

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from torchmedic.detect.host_memory import is_alarming, seconds_left
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask
 from torchmedic.memory_records import HostAlarm
-from torchmedic.records import BoxContents, Death, Diagnosis, HeldMemory, MemorySample
+from torchmedic.records import BoxContents, Death, Diagnosis, HeldMemory, Location, MemorySample
 from torchmedic.supervise import memory_warnings
 from torchmedic.supervise.host_guard import HostGuard
 
@@ -41,6 +42,9 @@ def test_the_time_that_is_left_follows_from_the_last_seconds() -> None:
     assert seconds_left(samples(0.8, 0.8, 0.8, 0.8)) is None
     assert seconds_left(samples(0.5, 0.8)) is None
     assert seconds_left(samples(0.5, 0.7, 0.8, 0.8, 0.8, 0.8)) is None  # it has stopped
+    wide, close = samples(0.3, 0.4, 0.5, 0.6, 0.7), samples(*(0.7 + each * 0.02 for each in range(10)), every=0.2)
+    mixed = (*wide, *(msgspec.structs.replace(each, time=each.time + 4.0) for each in close[1:]))
+    assert seconds_left(mixed) == pytest.approx(1.2, rel=1e-2)  # measured more often as it got tight
 
 
 @pytest.mark.parametrize(
@@ -83,13 +87,22 @@ def test_a_cache_of_files_is_no_use_of_memory(tmp_path: Path) -> None:
     assert sample.private == {7: 1000 * PAGE}
 
 
+@pytest.mark.parametrize(
+    ("name", "who"),
+    [
+        ("rank0", "the training process has"),
+        ("worker-0.7", "a DataLoader worker (process 7) has"),
+        ("worker-0.6", "a DataLoader worker (process 7) has"),  # which does the same
+    ],
+)
 def test_an_alarm_is_raised_once_with_the_process_and_its_holders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, who: str
 ) -> None:
     from torchmedic.supervise import host_guard
 
-    folder = tmp_path / "rank0"
+    folder = tmp_path / name
     folder.mkdir()
+    (tmp_path / "rank0").mkdir(exist_ok=True)
     holders = (
         b'{"kind":"holders","holders":[{"name":"seen","nbytes":800000000,"items":9,"file":"train.py","line":3}]}\n'
     )
@@ -97,6 +110,7 @@ def test_an_alarm_is_raised_once_with_the_process_and_its_holders(
     now = [100.0]
     monkeypatch.setattr(host_guard.time, "monotonic", lambda: now[0])
     proc, groups = machine(tmp_path, pages=0, limit=GIB)
+    (proc / "7" / "comm").write_text("pt_data_worker\n")
     guard = HostGuard(tmp_path, proc, groups)
     raised = []
     for share in (0.5, 0.6, 0.7, 0.8, 0.9, 0.92, 0.94):
@@ -109,6 +123,7 @@ def test_an_alarm_is_raised_once_with_the_process_and_its_holders(
     assert diagnosis.cause_location is not None
     assert (diagnosis.cause_location.file, diagnosis.cause_location.line) == ("train.py", 3)
     assert "`seen` holds 762.9 MiB in 9 items" in diagnosis.evidence
+    assert who in diagnosis.cause
 
 
 def test_memory_that_others_use_is_not_blamed_on_the_run() -> None:
@@ -135,7 +150,7 @@ def test_a_death_is_explained_with_the_last_samples_and_the_holder() -> None:
     )
     diagnosis = ask(death, registry.DEATHS)
     assert diagnosis is not None
-    assert (diagnosis.code, diagnosis.grade) == ("TM806", "proven")
+    assert (diagnosis.code, diagnosis.grade) == ("TM417", "proven")
     assert diagnosis.cause_location is not None
     assert diagnosis.cause_location.line == 3
     assert any(
@@ -148,7 +163,7 @@ def test_many_processes_that_fill_the_limit_together_make_it_likely() -> None:
     death = Death(pid=7, signal="SIGKILL", memory_limit=GIB, peak_rss=GIB // 8, samples=tuple(seen))
     diagnosis = ask(death, registry.DEATHS)
     assert diagnosis is not None
-    assert (diagnosis.code, diagnosis.grade) == ("TM806", "likely")
+    assert (diagnosis.code, diagnosis.grade) == ("TM417", "likely")
 
 
 def test_a_warning_gives_way_to_what_came_of_it() -> None:
@@ -156,9 +171,34 @@ def test_a_warning_gives_way_to_what_came_of_it() -> None:
         return Diagnosis(code=code, name="x", severity=severity, grade="likely", message="", cause="")  # type: ignore[arg-type]
 
     said = [of("TM601", "error"), of("TM450", "warning"), of("TM455", "warning")]
-    assert [each.code for each in memory_warnings.still_new(said, of("TM806", "error"))] == ["TM601"]
-    assert memory_warnings.still_new(said, of("TM201", "error")) == said
-    assert memory_warnings.still_new(said, of("TM452", "warning")) == said
+    first, last = memory_warnings.folded(said, of("TM806", "error"))
+    assert (first.code, last.code) == ("TM601", "TM806")
+    assert ["TM450" in each or "TM455" in each for each in last.evidence] == [True, True]
+    for other in (of("TM201", "error"), of("TM452", "warning")):
+        assert memory_warnings.folded(said, other) == [*said, other]
+
+
+def test_a_warning_of_something_else_than_what_ended_stays() -> None:
+    def of(code: str, severity: str, message: str, line: int) -> Diagnosis:
+        place = Location(role="cause", file="train.py", line=line)
+        return Diagnosis(
+            code=code,
+            name="x",
+            severity=severity,  # type: ignore[arg-type]
+            grade="proven",
+            message=message,
+            cause="",
+            locations=(place,),
+        )
+
+    warnings = [of("TM450", "warning", "`self.seen['a']` keeps", 5), of("TM452", "warning", "`rows` holds", 9)]
+    same_line = memory_warnings.folded(warnings, of("TM403", "error", "`t.x` keeps", 5))
+    assert [each.code for each in same_line] == ["TM452", "TM403"]
+    same_name = memory_warnings.folded(warnings, of("TM403", "error", "`trainer.seen` keeps", 6))
+    assert [each.code for each in same_name] == ["TM452", "TM403"]
+    assert [(each.role, each.line) for each in same_name[-1].locations] == [("cause", 6), ("holder", 5)]
+    neither = memory_warnings.folded(warnings, of("TM406", "error", "one batch is too large", 7))
+    assert [each.code for each in neither] == ["TM450", "TM452", "TM406"]
 
 
 def test_the_guard_and_its_rule_do_not_import_torch() -> None:

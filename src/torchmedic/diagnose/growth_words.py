@@ -7,7 +7,7 @@ import ast
 from torchmedic.diagnose.edits import rewritten
 from torchmedic.diagnose.last_words import size
 from torchmedic.replay.leaks import LeakEvidence
-from torchmedic.replay.putters import Site
+from torchmedic.replay.sites import Site
 from torchmedic.replay.source import relative, source_line
 
 _PERIODS = {
@@ -20,7 +20,24 @@ _PERIODS = {
 
 
 def period(evidence: LeakEvidence) -> str:
-    return _PERIODS[evidence.growth.period]
+    return _PERIODS[
+        "batch" if evidence.worker is not None and evidence.growth.period == "step" else evidence.growth.period
+    ]
+
+
+def span(evidence: LeakEvidence) -> str:
+    """From when to when it was seen to grow; a worker counts its own batches."""
+    growth, unit = evidence.growth, "batch" if evidence.worker is not None else "step"
+    return f"from {unit} {growth.first.step} to {unit} {growth.last.step}"
+
+
+def where(evidence: LeakEvidence) -> str:
+    """In which process, unless it is the one that trains."""
+    if evidence.worker is None:
+        return ""
+    worker, workers = evidence.worker
+    others = f", one of {workers}: each has a copy of its own" if workers > 1 else ""
+    return f"that is in DataLoader worker {worker}{others}"
 
 
 def measured(evidence: LeakEvidence) -> str:
@@ -30,10 +47,7 @@ def measured(evidence: LeakEvidence) -> str:
         return "so far that is too little to be seen in the memory of the process"
     kind = "memory allocated on the GPU" if evidence.on_device else "resident memory"
     each = evidence.measured / max(1, growth.periods)
-    return (
-        f"{kind} grew by {size(evidence.measured)} from step {growth.first.step} to step {growth.last.step}, "
-        f"{size(int(each))} per {period(evidence)}"
-    )
+    return f"{kind} grew by {size(evidence.measured)} {span(evidence)}, {size(int(each))} per {period(evidence)}"
 
 
 def graph(evidence: LeakEvidence, whose: str) -> str:
@@ -44,7 +58,7 @@ def graph(evidence: LeakEvidence, whose: str) -> str:
     kept = (
         "a backward has freed what they had saved, so that only the nodes are left"
         if freed
-        else "no backward has been through it, so that all it has saved is kept too"
+        else "what its nodes have saved was not freed, and is kept too"
     )
     return f"the graph of {whose} has {nodes:,} {_plural('node', nodes)}; {kept}"
 
@@ -56,7 +70,7 @@ def end(evidence: LeakEvidence) -> str:
         return ""
     growth = evidence.growth
     where = "on the GPU" if evidence.on_device else "for this process"
-    if growth.period == "step":
+    if growth.period == "step" and evidence.worker is None:
         when = f"at about step {rounded(growth.last.step + left)}"
     else:
         when = f"after about {rounded(left)} more {_plural(period(evidence), left)}"

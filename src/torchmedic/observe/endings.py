@@ -6,9 +6,11 @@ handler of their own. The hook that was there before is always called first, so 
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
 import multiprocessing.process
+import multiprocessing.queues
 import os
 import sys
 import threading
@@ -17,6 +19,8 @@ from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
+from torchmedic.contained import is_short
+
 Handler = Callable[[BaseException], None]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -24,6 +28,7 @@ _DEMOS = os.path.join(_PACKAGE, "demos") + os.sep
 
 _seen: BaseException | None = None
 _leaving: Exception | None = None
+_lost = False  # something that was put into a queue, and that has been told
 
 
 def install(handler: Handler, child_ends: Callable[[], None], gives_up: Callable[[FrameType], None]) -> None:
@@ -31,6 +36,7 @@ def install(handler: Handler, child_ends: Callable[[], None], gives_up: Callable
     _chain_threading_excepthook(handler)
     _watch_multiprocessing(handler, child_ends)
     _watch_torch_spawn(handler)
+    _watch_queues(handler)
     _watch_sys_exit(gives_up)
 
 
@@ -84,8 +90,10 @@ def _chain_sys_excepthook(handler: Handler) -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         _without_our_frames(error)
-        previous(kind, error, error.__traceback__ if tb is not None else None)
-        _handle(error, handler)
+        try:
+            previous(kind, error, error.__traceback__ if tb is not None else None)
+        finally:  # where there is no memory, that may fail too
+            _handle(error, handler)
 
     sys.excepthook = excepthook
 
@@ -131,6 +139,24 @@ def _watch_torch_spawn(handler: Handler) -> None:
 
     # The child finds the wrapper under the same name.
     setattr(spawn, "_wrap", _wrap)  # noqa: B010 - a name of torch's that its stubs do not know
+
+
+def _watch_queues(handler: Handler) -> None:
+    """A queue sends from a thread of its own: what finds no memory on its way is lost, and nobody else is told."""
+    original = multiprocessing.queues.Queue._on_queue_feeder_error  # type: ignore[attr-defined]
+
+    @functools.wraps(original)
+    def _on_queue_feeder_error(error: BaseException, item: Any) -> Any:
+        shown = original(error, item)
+        global _lost
+        if not _lost and (is_short(error) or os.strerror(errno.ENOSPC) in str(error)):
+            _lost = True
+            _handle(error, handler)
+        return shown
+
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(  # type: ignore[attr-defined]
+        _on_queue_feeder_error
+    )
 
 
 def _watching(show: Callable[..., Any], caller: CodeType, handler: Handler) -> Callable[..., Any]:

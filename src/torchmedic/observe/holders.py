@@ -7,47 +7,50 @@ notes numbers and names and keeps no object alive; only what `observe/leaks.py` 
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import CellType, FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from torchmedic.observe.containers import CONTAINERS, length, pairs
-from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.crowds import ROOT, Branch, Crowds
 from torchmedic.observe.graph_age import node_of, oldest
-from torchmedic.observe.user_variables import PLAIN, locals_of, roots
+from torchmedic.observe.insides import Part, attributes_of, cache_of, is_users, module_of, parts
+from torchmedic.observe.user_variables import PLAIN, roots
 
 _MOST = 6000  # objects of one walk
 _WIDE = 32  # items of a container that are all visited
-_DEEP = 9
+_DEEP = 9  # names on the way to an object; one that leads to others of its kind counts once
+_CELL = 3  # items of a container that may be a link of a chain
 _BIG = 1 << 20  # bytes of one tensor, array or text that are worth a note
+_MANY = 32  # attributes of an object, which are then something like the items of a container
 _PLAIN = PLAIN | {torch.dtype, torch.device, torch.Size, CellType}
-_CLOSED = frozenset(
-    "torch numpy builtins logging threading multiprocessing concurrent asyncio _io io socket subprocess importlib "
-    "collections weakref typing abc enum re pathlib argparse datetime random torchmedic rich tqdm".split()
-)
-_OWN_OF_MODULES = frozenset({"_parameters", "_buffers", "training", "_non_persistent_buffers_set"})
 
 
 class Held(NamedTuple):
     """One holder at one moment.
 
     `kind` says what `size` counts: `items` of a container, `bytes` of a tensor, array or text, or, for a tensor with a
-    graph that was made since the last look, `age`: the smallest sequence number that the graph reaches back to.
+    graph that was made since the last look, `age`: the smallest sequence number that the graph reaches back to. Of
+    what stands behind a name in many pieces (the nodes of a linked list or of a tree, lists in a dict) it is `reached`,
+    tensors whose graph was there at the last look, or `mass`, bytes of tensors and arrays.
     """
 
     name: str  # as the user writes it, seen from where the walk found it
-    last: str  # its last identifier: of `self.history["loss"]` it is `history`
+    last: str  # the identifier that the source knows it by: of `self.history["loss"]` it is `history`
     kind: str
     size: int
     file: str  # in which it was found, empty for what several files share
     local: int  # first line of the function whose variable it is, 0 for others
     bounded: bool = False  # by itself, as a deque with a greatest length is
-    old: int = 0  # nodes of its graph that are older than the last look, as far as they were counted
+    old: int = 0  # nodes of its graph that are older than the last look, as far as counted; of `reached`, the oldest
+    via: str = ""  # the attribute that leads from one piece to the next, or what fills it: `cache`, `attributes`
+    inner: str = ""  # the attribute of one piece under which the tensors were found
+    own: str = ""  # the class of a container, where that is the user's
+    keys: str = ""  # `objects`, where it is a dict and its keys are told apart by what they are, not by their value
 
 
 class Found(NamedTuple):
@@ -65,6 +68,7 @@ class _Todo(NamedTuple):
     depth: int
     file: str
     local: int
+    branch: Branch = ROOT
 
 
 class Walk:
@@ -95,19 +99,27 @@ class Walk:
         self._weigh = weigh
         self._weights: dict[tuple[int, str], Any] = {}
         self._holders: dict[tuple[int, str], Held] = {}
+        self._crowds = Crowds()
         self._seen: set[int] = set()
         self._nodes: set[Any] = set()
         self._pending: deque[_Todo] = deque()
 
-    def run(self, frame: FrameType | None, others: Iterable[Any] = ()) -> Found:
-        """Walk from a frame and those around it. `others` need not have a name: they are called by their class."""
+    def run(self, frame: FrameType | None, others: Iterable[Any] = (), most: int | None = None) -> Found:
+        """Walk from a frame and those around it.
+
+        Args:
+            frame: The innermost.
+            others: What need not have a name: it is called by its class.
+            most: Objects to look at, if fewer than usual.
+        """
+        most = most or _MOST
         for file, local, name, value in roots(frame):
             self._pending.append(_Todo(value, name, name, 0, file, local))
         for value in others:
             name = type(value).__name__
             self._pending.append(_Todo(value, name, name, 0, "", 0))
         pending, seen = self._pending, self._seen
-        while pending and len(seen) < _MOST:
+        while pending and len(seen) < most:
             todo = pending.popleft()
             kind = type(todo.value)
             if kind in _PLAIN or id(todo.value) in seen:
@@ -118,162 +130,143 @@ class Walk:
         whole = not pending
         pending.clear()
         self._nodes.clear()
+        owns = {held.name: held.own for held in self._holders.values() if held.own}
+        for crowd in self._crowds.found():
+            key = (0, f"{crowd.kind} {crowd.place.name}")
+            place = crowd.place
+            self._holders[key] = Held(
+                *(place.name, place.last, crowd.kind, crowd.size, place.file, place.local),
+                old=crowd.oldest,
+                via=crowd.via,
+                inner=crowd.inner,
+                own=owns.get(place.name, ""),
+            )
         return Found(self._holders, self._weights, whole)
 
     def _visit(self, todo: _Todo, kind: type) -> None:
         value = todo.value
         if issubclass(kind, torch.Tensor):
-            self._tensor(todo)
+            self._tensor(todo, kind)
         elif kind is str or kind is bytes or kind is bytearray:
             self._note(todo, "bytes", len(value), least=_BIG)
         elif issubclass(kind, CONTAINERS):
             self._container(todo)
         elif kind is tuple or issubclass(kind, tuple):
-            self._items(todo, ((str(index), part) for index, part in pairs(value, _WIDE)))
+            self._items(todo, pairs(value, _WIDE), length(value))
+        elif kind.__name__ == "ndarray" and module_of(kind) == "numpy":
+            nbytes = value.nbytes if value.base is None else 0
+            self._crowds.data(todo.branch, nbytes)
+            self._note(todo, "bytes", nbytes, least=_BIG)
         elif todo.depth < _DEEP:
-            self._object(todo, kind)
+            if kind.__name__ == "_lru_cache_wrapper":
+                self._cache(todo)
+            inside = list(parts(value, kind))
+            for part in inside:
+                self._follow(todo, part, kind)
+            if len(inside) > _MANY and not issubclass(kind, type | torch.nn.Module):
+                held = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else None
+                self._note(todo, "items", len(inside), inside=held, via="attributes")
 
-    def _note(self, todo: _Todo, kind: str, size: int, *, least: int = 1, bounded: bool = False, old: int = 0) -> None:
+    def _note(
+        self,
+        todo: _Todo,
+        kind: str,
+        size: int,
+        *,
+        least: int = 1,
+        bounded: bool = False,
+        old: int = 0,
+        inside: Any = None,
+        via: str = "",
+        own: str = "",
+        keys: str = "",
+    ) -> None:
         if size < least:
             return
         key = (id(todo.value), todo.last) if kind == "items" else (0, f"{kind} {todo.name}")
         if key == self._wanted:
-            self.value = todo.value
-        self._holders.setdefault(key, Held(todo.name, todo.last, kind, size, todo.file, todo.local, bounded, old))
+            self.value = todo.value if inside is None else inside
+        held = Held(todo.name, todo.last, kind, size, todo.file, todo.local, bounded, old, via, "", own, keys)
+        self._holders.setdefault(key, held)
         if kind != "items":
             return
         # Made anew with a longer one, as in `losses = losses + [loss]`, it is known only by its name.
         before = self._sizes.get(key, self._sizes.get((0, todo.name), size))
         if self._weigh_all or (not bounded and size > before):
-            self._weights[key] = self._weigh(todo.value)
+            self._weights[key] = self._weigh(todo.value if inside is None else inside)
 
-    def _tensor(self, todo: _Todo) -> None:
+    def _tensor(self, todo: _Todo, kind: type) -> None:
         tensor = todo.value
         if isinstance(tensor, torch.nn.Parameter):
             return
         node = node_of(tensor)
-        if node is not None and self._since and node._sequence_nr() >= self._since:
-            age, old = oldest(node, self._since, self._nodes)
-            if age < self._since:
-                self._note(todo, "age", age, least=0, old=old)
-        if tensor.layout is torch.strided and type(tensor) is torch.Tensor:
+        if node is not None and self._since:
+            number = node._sequence_nr()
+            if number >= self._since:
+                age, old = oldest(node, self._since, self._nodes)
+                if age < self._since:
+                    self._note(todo, "age", age, least=0, old=old)
+            elif todo.branch.share and self._crowds.graph(todo.branch, number) == self._wanted:
+                self.value = tensor
+        if tensor.layout is torch.strided and kind is torch.Tensor:
+            self._crowds.data(todo.branch, tensor.nbytes)
             self._note(todo, "bytes", tensor.nbytes, least=_BIG)
+        for name, item in attributes_of(tensor):
+            self._follow(todo, Part(name, item), kind)
+
+    def _cache(self, todo: _Todo) -> None:
+        inside = cache_of(todo.value)
+        info = todo.value.cache_info()
+        self._note(todo, "items", info.currsize, bounded=info.maxsize is not None, inside=inside, via="cache")
 
     def _container(self, todo: _Todo) -> None:
         value = todo.value
-        self._note(todo, "items", length(value), bounded=getattr(value, "maxlen", None) is not None)
+        bounded = getattr(value, "maxlen", None) is not None
+        items = pairs(value, _WIDE)
+        kind = type(value)
+        own = kind.__name__ if kind not in CONTAINERS and is_users(kind) else ""
+        keys = "objects" if items and isinstance(value, dict) and _is_object(items[-1][0]) else ""
+        self._note(todo, "items", length(value), bounded=bounded, own=own, keys=keys)
         if todo.depth < _DEEP:
-            self._items(todo, ((_shown(key), part) for key, part in pairs(value, _WIDE)))
+            self._items(todo, items, length(value), bounded=bounded)
 
-    def _items(self, todo: _Todo, items: Iterable[tuple[str, Any]]) -> None:
-        for key, item in items:
-            if type(item) not in _PLAIN:
-                self._pending.append(
-                    _Todo(item, f"{todo.name}[{key}]", todo.last, todo.depth + 1, todo.file, todo.local)
-                )
-
-    def _object(self, todo: _Todo, kind: type) -> None:
-        value = todo.value
-        if isinstance(value, torch.nn.Module):
-            self._module(todo, kind)
-        elif isinstance(value, FunctionType):
-            self._function(todo, value)
-        elif isinstance(value, MethodType):
-            self._add(todo, "", value.__self__)
-            self._add(todo, "", value.__func__)
-        elif isinstance(value, functools.partial):
-            for part in (value.func, *value.args, *value.keywords.values()):
-                self._add(todo, "", part)
-        elif isinstance(value, BaseException):
-            self._exception(todo, value)
-        elif isinstance(value, GeneratorType):
-            if value.gi_frame is not None:
-                self._frame(todo, value.gi_frame)
-        elif isinstance(value, type):
-            if is_user_file(getattr(sys.modules.get(value.__module__), "__file__", None) or "<>"):
-                for name, item in list(vars(value).items()):
-                    if isinstance(item, (*CONTAINERS, torch.Tensor)) and not name.startswith("__"):
-                        self._add(todo, name, item)
-        elif kind.__name__ == "_lru_cache_wrapper":
-            info = value.cache_info()
-            self._note(todo, "items", info.currsize, bounded=info.maxsize is not None)
-            self._add(todo, "", value.__wrapped__)
-        elif kind.__name__ == "ndarray" and _module_of(kind) == "numpy":
-            self._note(todo, "bytes", value.nbytes if value.base is None else 0, least=_BIG)
-        elif isinstance(value, ModuleType):
-            return
-        else:
-            root = _module_of(kind).partition(".")[0]
-            if root not in _CLOSED or _module_of(kind).startswith("torch.utils.data"):
-                self._attributes(todo, kind)
-
-    def _attributes(self, todo: _Todo, kind: type) -> None:
-        found = object.__getattribute__(todo.value, "__dict__") if kind.__dictoffset__ else None
-        if type(found) is dict:
-            for name, item in list(found.items()):
-                if type(item) not in _PLAIN and isinstance(name, str):
-                    self._add(todo, name, item)
-        for owner in kind.__mro__:
-            slots = owner.__dict__.get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                if not name.startswith("__"):
-                    self._add(todo, name, getattr(todo.value, name, None))
-
-    def _module(self, todo: _Todo, kind: type) -> None:
-        for name, item in list(todo.value.__dict__.items()):
-            if name == "_modules":
-                for child, module in list(item.items()):
-                    self._add(todo, child, module)
-            elif name == "_buffers":
-                for buffer, tensor in list(item.items()):
-                    self._add(todo, buffer, tensor)
-            elif name in _OWN_OF_MODULES or type(item) in _PLAIN:
+    def _items(self, todo: _Todo, items: list[tuple[Any, Any]], count: int, *, bounded: bool = False) -> None:
+        bounded = bounded or any(item is None for _, item in items)  # of places that are waiting to be filled
+        few = count <= len(items)
+        for number, (key, item) in enumerate(items):
+            if type(item) in _PLAIN:
                 continue
-            elif "_hooks" in name and isinstance(item, dict):
-                for hook in list(item.values()):
-                    self._add(todo, "", hook)
-            elif not name.startswith("_") or not _module_of(kind).startswith("torch."):
-                self._add(todo, name, item)
+            share = 0.0 if bounded else 1.0 if few or number else float(count + 1 - len(items))
+            branch, is_new = todo.branch, True
+            if count <= _CELL:  # a pair may be a link of a chain
+                branch, is_new = branch.along(todo, type(todo.value), str(key), is_key=True)
+            elif share != 1.0 or type(key) is not str:
+                branch = branch.among_many(todo, share)
+            name = f"{todo.name}[{_shown(key)}]" if is_new else todo.name
+            self._pending.append(_Todo(item, name, todo.last, todo.depth + is_new, todo.file, todo.local, branch))
 
-    def _function(self, todo: _Todo, function: FunctionType) -> None:
-        code = function.__code__
-        if not is_user_file(code.co_filename) and function.__closure__ is None:
+    def _follow(self, todo: _Todo, part: Part, kind: type) -> None:
+        name, item, file, line, hidden = part
+        if item is None or type(item) in _PLAIN:
             return
-        file, line = code.co_filename, code.co_firstlineno
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-            try:
-                self._pending.append(_Todo(cell.cell_contents, name, name, todo.depth + 1, file, 0))
-            except ValueError:
-                continue  # not bound yet
-        for name, default in zip(
-            reversed(code.co_varnames[: code.co_argcount]), reversed(function.__defaults__ or ()), strict=False
-        ):
-            self._pending.append(_Todo(default, name, name, todo.depth + 1, file, line))
-        for name, item in list(function.__dict__.items()):
-            self._add(todo, name, item)
+        if file:
+            self._pending.append(_Todo(item, name, name, todo.depth + 1, file, line))
+        elif not name:
+            self._pending.append(todo._replace(value=item, depth=todo.depth + 1))
+        else:
+            branch, is_new = todo.branch.along(todo, kind, name)
+            if issubclass(kind, torch.optim.Optimizer):
+                branch = branch._replace(share=0.0)  # its state has as many pieces as the model
+            depth = todo.depth + is_new
+            shown = f"{todo.name}.{name}" if is_new else todo.name
+            last, local = (todo.last, todo.local) if hidden else (name, 0)
+            self._pending.append(_Todo(item, shown, last, depth, todo.file, local, branch))
 
-    def _exception(self, todo: _Todo, error: BaseException) -> None:
-        traceback = error.__traceback__
-        while traceback is not None:
-            if is_user_file(traceback.tb_frame.f_code.co_filename):
-                self._frame(todo, traceback.tb_frame)
-            traceback = traceback.tb_next
 
-    def _frame(self, todo: _Todo, frame: FrameType) -> None:
-        for name, item in locals_of(frame):
-            self._add(todo, name, item)
-
-    def _add(self, todo: _Todo, name: str, item: Any) -> None:
-        if item is None:
-            return
-        shown, last = (f"{todo.name}.{name}", name) if name else (todo.name, todo.last)
-        local = 0 if name else todo.local
-        self._pending.append(_Todo(item, shown, last, todo.depth + 1, todo.file, local))
+def _is_object(key: Any) -> bool:
+    own = getattr(type(key), "__hash__", None)
+    return own is object.__dict__["__hash__"] or isinstance(key, torch.Tensor | weakref.ref)
 
 
 def _shown(key: Any) -> str:
     return repr(key)[:40] if type(key) in (str, int) else "..."
-
-
-def _module_of(kind: type) -> str:
-    return str(getattr(kind, "__module__", ""))

@@ -63,7 +63,9 @@ class LeakWatch:
         ask: Callable[[LeakWatch, FrameType], None],
         tell: Callable[[list[tuple[Held, int]]], None],
         steps: Callable[[], int],
+        most: int | None = None,
     ) -> None:
+        self._most = most  # objects of one walk, which then leaves the variables of functions alone
         self._ask = ask
         self._tell = tell
         self._steps = steps
@@ -129,9 +131,12 @@ class LeakWatch:
         data = getattr(iterator, "_dataset", None)
         if len(self._data_sets) >= _DATA_SETS and id(data) not in self._data_sets:
             return  # each is a new one: no period to speak of
+        self.watch_data(data)
+        self.mark(f"pass {id(data)}", frame)
+
+    def watch_data(self, data: Any) -> None:
         with contextlib.suppress(TypeError):
             self._data_sets[id(data)] = weakref.ref(data)
-        self.mark(f"pass {id(data)}", frame)
 
     def data_sets(self) -> list[Any]:
         """Those that are being read. Often nobody but their loader holds them."""
@@ -170,7 +175,7 @@ class LeakWatch:
         sizes |= {(0, points[-1].held.name): points[-1].held.size for points in self.tracks.values()}
         pressed, self._pressed = self._pressed, False
         walk = Walk(before.sequence if before is not None else 0, sizes, weigh, weigh_all=pressed)
-        found = walk.run(frame, self.data_sets())
+        found = walk.run(frame if self._most is None else None, self.data_sets(), self._most)
         look = Look(
             *(self._steps(), self._batch, _get_sequence_nr(), perf_counter(), resident_bytes(), device_bytes()),
             dict(self._marks),
@@ -202,7 +207,7 @@ class LeakWatch:
             known = next((point.weight for point in reversed(points) if point.weight is not None), None)
             if points and (
                 (held.kind != "age" and held.size < points[-1].held.size)
-                or (weight is not None and known is not None and not weight.has_witness(known))
+                or (weight is not None and known is not None and not weight.may_follow(known))
             ):
                 points.clear()  # it was emptied
             points.append(Point(look, held, weight))
@@ -229,7 +234,8 @@ def _grows(points: list[Point]) -> bool:
     """Whether there is any reason to look closer: there was more at three of the last looks."""
     if len(points) < 3 or points[-1].held.bounded:
         return False
-    if points[-1].held.kind == "age":
+    kind = points[-1].held.kind
+    if kind == "age":
         return True
     weights = [point.weight for point in points[-_RECENT:] if point.weight is not None][-2:]
     plain = bool(weights) and all(weight.graphs == 0 and weight.host + weight.device < 1024 for weight in weights)

@@ -9,19 +9,18 @@ and never more than some thousand: the longer a run turns out to be, the more ti
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
+from torchmedic.observe.headroom import has_room
 from torchmedic.observe.host import host_memory
 from torchmedic.observe.memory import DeviceMemory, pinned_bytes
-from torchmedic.settings import CGROUP_VARIABLE
 
 _INTERVAL = 1.0
 _LINES = 1000  # after which the interval doubles
 _SHORT = 0.5  # of all memory that there is for this process
 _PRESSING, _RARELY = 3.0, 60.0  # seconds between two calls for a look: while it grows, and if it does not
 _MORE = 1.02
+_LOOK = 256 << 20  # bytes of address space that a look may take, and that must not be the last
 
 
 class MemorySeries:
@@ -46,7 +45,7 @@ class MemorySeries:
         self._lines = 0
 
     def reading(self, now: float, rss: int, device: DeviceMemory) -> None:
-        if rss > _SHORT * self._most and now >= self._due_press:
+        if rss > _SHORT * self._most and now >= self._due_press and has_room(_LOOK):
             # A process that simply needs much is left in peace.
             grows = rss > _MORE * self._rss_pressed
             self._pressing = _PRESSING if grows else min(2 * self._pressing, _RARELY)
@@ -68,5 +67,6 @@ class MemorySeries:
 
 def most_memory() -> int:
     """Bytes that this process may have at most: all of the host, or less by a limit."""
-    memory = host_memory(cgroups=Path(os.environ.get(CGROUP_VARIABLE, "/sys/fs/cgroup")))
-    return min(each for each in (memory.total, memory.cgroup_limit, memory.address_limit, 1 << 60) if each)
+    memory = host_memory()
+    limits = (memory.total, memory.cgroup_limit, memory.address_limit, memory.data_limit, 1 << 60)
+    return min(each for each in limits if each)

@@ -10,12 +10,14 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 
 from torchmedic.observe.containers import CONTAINERS, item, length, pairs, values
 from torchmedic.observe.graph_age import node_of
+from torchmedic.observe.insides import module_of, parts, slots_of
 from torchmedic.observe.user_variables import locals_of
 
 _MOST = 400  # objects of one item
@@ -38,11 +40,17 @@ class Weight(NamedTuple):
     witness: Any
     kinds: frozenset[str]
     is_scalar: bool = False  # each item is one tensor of one element
+    of_modules: bool = False  # each item is a module
 
     def has_witness(self, other: Weight) -> bool:
         """Whether the first item is still the one that it was at another time."""
         mine, its = _here(self.witness), _here(other.witness)
         return mine is not None and mine is its if not isinstance(mine, int) else mine == its
+
+    def may_follow(self, other: Weight) -> bool:
+        """Whether nobody has emptied it since: what was first is first, or lives on at another place, as in a heap."""
+        lives = isinstance(other.witness, weakref.ref) and other.witness() is not None
+        return lives or self.has_witness(other)
 
 
 def _here(witness: Any) -> Any:
@@ -64,6 +72,7 @@ def weigh(container: Any) -> Weight | None:
         witness=weighed[0].witness,
         kinds=frozenset(type(each).__name__ for each in items),
         is_scalar=all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in items),
+        of_modules=all(isinstance(each, torch.nn.Module) for each in items),
     )
 
 
@@ -127,12 +136,25 @@ class _Item:
         elif isinstance(part, torch.nn.Module):
             self._witness(part)
             return [*part.parameters(), *part.buffers()], 1.0
+        elif isinstance(part, FunctionType):
+            self._witness(part)
+            held = [each.item for each in parts(part, kind)][:_WIDE]
+            return [each for each in held if isinstance(each, (torch.Tensor, *CONTAINERS, tuple))], 1.0
         else:
-            attributes = object.__getattribute__(part, "__dict__") if kind.__dictoffset__ else None
-            if type(attributes) is dict and not str(getattr(kind, "__module__", "")).startswith("torch."):
-                self._witness(part)
-                return list(attributes.values())[:_WIDE], 1.0
+            return self._of_object(part, kind), 1.0
         return (), 1.0
+
+    def _of_object(self, part: Any, kind: type) -> list[Any]:
+        if hasattr(kind, "next_functions"):  # a node of a graph, or the context of a function, which is one
+            self.graphs += self._share
+        if module_of(kind).startswith("torch."):
+            return []
+        attributes = object.__getattribute__(part, "__dict__") if kind.__dictoffset__ else {}
+        slots = [each for owner in kind.__mro__ if "__slots__" in owner.__dict__ for each in slots_of(owner)]
+        if type(attributes) is not dict or not (attributes or slots):
+            return []
+        self._witness(part)
+        return [*list(attributes.values())[:_WIDE], *(getattr(part, name, None) for name in slots)]
 
     def _of_sequence(self, part: Any) -> tuple[Iterable[Any], float]:
         count = length(part)

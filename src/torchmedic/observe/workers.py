@@ -25,6 +25,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from torchmedic.contained import contained
+from torchmedic.observe import headroom
 from torchmedic.observe.batches import through_subsets
 from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.sketch import plain, shape_of, text_of, variables_of
@@ -33,6 +34,7 @@ from torchmedic.records import StackFrame, WorkerFailure
 ATTRIBUTE = "_torchmedic_worker_failure"
 
 _FETCH = os.path.join("torch", "utils", "data", "_utils", "fetch.py")
+_STORAGE = os.path.join("torch", "storage.py")
 _SAMPLES = 1024
 # A runaway recursion has a thousand frames; those at its ends tell it all.
 _INNER, _OUTER = 100, 20
@@ -148,7 +150,24 @@ def describe(error: BaseException, worker: int | None) -> WorkerFailure:
         sample_shapes=tuple(shape_of(sample) for sample in samples[:_SAMPLES])
         if isinstance(samples, list | tuple)
         else (),
+        shared=shared_bytes([frame for frame, _ in entries]),
+        sizes=headroom.sizes_and_limits(),
     )
+
+
+def shared_bytes(frames: list[FrameType]) -> int:
+    """How much was to be put into shared memory, by the frames of torch's storages, outermost first; 0 if none was."""
+    for frame in reversed(frames):
+        code = frame.f_code
+        if not code.co_filename.endswith(_STORAGE):
+            continue
+        known = frame.f_locals
+        with contextlib.suppress(Exception):
+            if code.co_name == "_new_shared" and "cls" in known:
+                return int(known["size"])
+            if "share" in code.co_name or code.co_name == "wrapper":
+                return int(known["self"].nbytes())
+    return 0
 
 
 @contextlib.contextmanager

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchmedic.observe.holders import Held
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_ADDING = frozenset("append extend appendleft insert add put put_nowait update setdefault push".split())
+_ADDING = frozenset(
+    "append extend appendleft extendleft insert add put put_nowait update setdefault push push_back enqueue "
+    "__setitem__ add_param_group".split()
+)
+_STORING = frozenset("store record remember save log write register collect track cache send emit".split())
 _PUSHING = frozenset("heappush insort insort_left insort_right".split())
 _TAKING = frozenset("clear pop popleft popitem remove discard get_nowait".split())
 _PICKING = frozenset("nlargest nsmallest islice sample choices deque".split())
@@ -22,8 +27,7 @@ class HolderName:
         self._last = held.last
         self._file = held.file
         self._local = held.local
-        base = held.name.split("[")[0]
-        self._is_attribute = base.endswith(f".{held.last}")
+        self._is_attribute = f".{held.last}" in re.split(r"(?=\.)", re.sub(r"\[.*?\]", "", held.name))
 
     def may_stand(self, file: str, path: tuple[ast.AST, ...]) -> bool:
         """Whether the name means this holder there."""
@@ -63,13 +67,29 @@ class HolderName:
                 yield rest[-1] if rest else None
             case ast.AugAssign(target=target) if self._is(target):
                 yield node.value
-            case ast.Assign(targets=targets):
-                for each in _flat(targets):
+            case ast.Assign():
+                for each, value in _assigned(node):
                     if isinstance(each, ast.Subscript) and not isinstance(each.slice, ast.Slice):
                         if self._is(each.value):
-                            yield node.value
-                    elif self._is(each) and self._reads(node.value):
-                        yield node.value
+                            yield value
+                    elif self._is(each) and self._reads(value):
+                        yield value
+
+    def stores(self, node: ast.AST) -> ast.expr | None:
+        """What a method is given whose name says that it keeps it, where nothing else shows how that is done."""
+        match node:
+            case ast.Call(func=ast.Attribute(attr=method, value=owner), args=[*_, last]) if method in _STORING:
+                return last if self._is(owner) else None
+        return None
+
+    def speaks_of(self, keys: frozenset[str], node: ast.AST) -> bool:
+        """Whether a statement names one of the keys by which the holder is found, or none at all."""
+        named = {
+            part.slice.value
+            for part in ast.walk(node)
+            if isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant) and self._is(part.value)
+        }
+        return not keys or not named or not keys.isdisjoint(map(str, named))
 
     def limits(self, line: int, path: tuple[ast.AST, ...]) -> bool:
         """Whether a line that fills it is passed only while it is short, or does so only after a look at its length."""
@@ -100,17 +120,24 @@ class HolderName:
                 return method in _TAKING and self._is(owner)
             case ast.Delete(targets=targets):
                 return any(self._is(target) for target in targets)
-            case ast.Assign(targets=targets):
+            case ast.Assign():
                 return any(
-                    isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice) and self._is(target.value)
-                    for target in _flat(targets)
-                ) or (any(self._is_plain(target) for target in _flat(targets)) and self._slices(node.value))
+                    (self._is_plain(target) and self._slices(value))
+                    or (
+                        isinstance(target, ast.Subscript)
+                        and isinstance(target.slice, ast.Slice)
+                        and self._is(target.value)
+                    )
+                    for target, value in _assigned(node)
+                )
         return False
 
     def starts(self, node: ast.AST) -> ast.expr | None:
         """The value of an assignment that forgets what was there."""
-        if isinstance(node, ast.Assign) and any(self._is_plain(target) for target in _flat(node.targets)):
-            return None if self._reads(node.value) else node.value
+        if isinstance(node, ast.Assign):
+            for target, value in _assigned(node):
+                if self._is_plain(target) and not self._reads(value):
+                    return value
         if isinstance(node, ast.AnnAssign) and node.value is not None and self._is_plain(node.target):
             return node.value
         return None
@@ -134,14 +161,24 @@ class HolderName:
         )
 
 
+def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Each target with what it is given: `a, b = b, a` is two assignments."""
+    for target in node.targets:
+        match target, node.value:
+            case (ast.Tuple() | ast.List(), ast.Tuple() | ast.List()) if len(target.elts) == len(node.value.elts):
+                yield from zip(target.elts, node.value.elts, strict=True)
+            case _:
+                yield from ((each, node.value) for each in flat([target]))
+
+
 def called(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-def _flat(targets: Iterable[ast.expr]) -> Iterator[ast.expr]:
+def flat(targets: Iterable[ast.expr]) -> Iterator[ast.expr]:
     for target in targets:
         if isinstance(target, ast.Tuple | ast.List):
-            yield from _flat(target.elts)
+            yield from flat(target.elts)
         else:
             yield target
 

@@ -25,7 +25,9 @@ from torchmedic.records import Location, Role
 from torchmedic.replay.frames import node_location, place, syntax_tree
 from torchmedic.replay.graph import is_freed
 from torchmedic.replay.graph import walk as nodes_of
-from torchmedic.replay.putters import Site, Traffic, traffic
+from torchmedic.replay.keys import counts
+from torchmedic.replay.putters import traffic
+from torchmedic.replay.sites import Site, Traffic
 from torchmedic.settings import CGROUP_VARIABLE
 
 _NOTABLE = 64 << 20  # bytes of growth that are no noise
@@ -33,6 +35,8 @@ _MEASURED = 4 << 20  # of resident memory, below which it says nothing
 _SHARE = 0.02  # of what there is
 _NODES = 20_000  # of a graph that are counted
 _ASKED = 40  # of which are asked whether they are freed
+_PASSES = 3  # over the data, after which a cache has all of it
+_TWICE = 2
 _AHEAD = 1000  # times as many periods as were seen: an end that is farther away does not matter
 
 
@@ -42,6 +46,8 @@ class LeakEvidence:
     def __init__(self, growth: Growth, looks: list[Look], frame: FrameType, agent: Any) -> None:
         self.growth = growth
         self.rank: int = agent.rank
+        # In which DataLoader worker it grows, and of how many that do the same.
+        self.worker: tuple[int, int] | None = (agent.worker, agent.workers) if hasattr(agent, "workers") else None
         self._looks = looks
         self._frames = list(_user_frames(frame))
 
@@ -90,6 +96,13 @@ class LeakEvidence:
         traffic = self.traffic
         return bool(traffic.takes) or traffic.is_limited or self._is_of_repeated_call() or self._has_passing_owner()
 
+    @functools.cached_property
+    def may_fill_up(self) -> bool:
+        """Whether it is filled by key, and may soon have all the keys that there are."""
+        if self.put is None or counts(self.growth.held, self.put, self._files) or self.is_critical:
+            return False
+        return self.grew_over_passes() < _TWICE if self.has_passes else not self.is_notable
+
     def _is_of_repeated_call(self) -> bool:
         """A variable of a function that is called in a loop lives no longer than one of its calls."""
         held = self.growth.held
@@ -111,7 +124,8 @@ class LeakEvidence:
                 continue
             name = ".".join(owners[: number + 1])
             local = held.local if number == 0 else 0
-            found = traffic(held._replace(name=name, last=owner, local=local), self._files)
+            plain = held._replace(name=name, last=owner, local=local, via="", inner="", own="")
+            found = traffic(plain, self._files)
             if any(site.value is not None for site in found.takes):
                 return True
         return False
@@ -183,7 +197,11 @@ class LeakEvidence:
 
     @functools.cached_property
     def left(self) -> int:
-        """Bytes that are still to be had."""
+        """Bytes that are still to be had; where several workers grow alike, by one of them."""
+        return self._left_for_all // (self.worker[1] if self.worker is not None else 1)
+
+    @functools.cached_property
+    def _left_for_all(self) -> int:
         if self.on_device:
             if not torch.cuda.is_initialized():
                 return 0
@@ -222,6 +240,12 @@ class LeakEvidence:
     def is_notable(self) -> bool:
         """For what is emptied some time: whether it takes much until then."""
         return self.measured >= max(_NOTABLE, _SHARE * self.total)
+
+    @property
+    def is_cache(self) -> bool:
+        """Whether it may stop growing when it has everything once. A worker sees only a part of the data in a pass."""
+        guarded = self.growth.held.via == "cache" or (self.put is not None and self.put.is_guarded)
+        return guarded and (self.worker is not None or self.grew_over_passes() < _PASSES)
 
     def grew_over_passes(self) -> int:
         """Through how many passes over its data set it has gone on growing; 0 where that is not known."""

@@ -12,6 +12,7 @@ from torchmedic.supervise.job import same_finding
 _UNEXPLAINED = "TM900"
 _KILLED = "TM805"
 _WORKER_GONE = "TM822"
+_SHARED = ("TM414", "TM415")
 
 
 class Findings:
@@ -21,6 +22,7 @@ class Findings:
         self._run = run
         self._rank = rank
         self._seen: set[Path] = set()
+        self._full: set[object] = set()  # where a limit of the host was said to be reached
         self._waiting: dict[Path, Diagnosis] = {}
 
     def folders(self) -> list[Path]:
@@ -28,14 +30,24 @@ class Findings:
         found = rundir.process_folders(self._run)
         return found if self._rank is None else [folder for folder in found if rundir.rank_of(folder) == self._rank]
 
+    def _workers(self) -> list[Path]:
+        found = rundir.worker_folders(self._run)
+        return found if self._rank is None else [folder for folder in found if rundir.rank_of(folder) == self._rank]
+
     def new(self) -> list[Diagnosis]:
         """What has been explained since the last look. What may be an echo of a death waits for the end."""
         found = []
-        for folder in self.folders():
+        for folder in [*self._workers(), *self.folders()]:
             for path, diagnosis in rundir.read_diagnoses(folder).items():
                 if path in self._seen:
                     continue
                 self._seen.add(path)
+                if diagnosis.code in _SHARED:
+                    # All workers of a loader run into it at about the same time.
+                    known = (diagnosis.rank, same_finding(diagnosis))
+                    if known in self._full:
+                        continue
+                    self._full.add(known)
                 if diagnosis.code in (_UNEXPLAINED, _WORKER_GONE):
                     self._waiting[path] = diagnosis
                 else:

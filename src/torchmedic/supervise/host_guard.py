@@ -30,6 +30,7 @@ _NARROW = 0.7  # of the limit, from which on it is tight
 _KEPT = 150
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROCESSES = 64
+_WORKER = "pt_data_worker"  # what torch calls a DataLoader worker
 
 
 class HostGuard:
@@ -96,7 +97,7 @@ class HostGuard:
         """What the tightest group around us holds that cannot be given back, and its limit."""
         found = []
         for folder in cgroups.folders("memory", self._proc / "self" / "cgroup", self._groups):
-            limit = cgroups.number(f"{folder}/memory.max") or cgroups.number(f"{folder}/memory.limit_in_bytes")
+            limit = cgroups.memory_limit(folder)
             if limit:
                 # The count of the group itself has the cache of files in it, which is given back when it is wanted.
                 held = cgroups.table(f"{folder}/memory.stat", "anon", "shmem", "total_rss", "total_shmem")
@@ -122,8 +123,10 @@ class HostGuard:
 
     def _alarm(self) -> HostAlarm:
         growing = host_memory.grew_most(self.samples)
-        folder = rundir.folder_of(self._run, growing[0]) if growing is not None else None
-        folder = folder or next(iter(rundir.process_folders(self._run)), None)
+        own = rundir.folder_of(self._run, growing[0]) if growing is not None else None
+        worker = self._worker(growing[0]) if growing is not None and own is None else None
+        folder = own or next(iter(rundir.process_folders(self._run)), None)
+        known = worker or folder
         moment = None
         if folder is not None:
             with contextlib.suppress(UnreadableRun):
@@ -132,14 +135,19 @@ class HostGuard:
             samples=self.samples,
             seconds_left=host_memory.seconds_left(self.samples),
             growing=growing,
-            trains=growing is not None and folder is not None and rundir.folder_of(self._run, growing[0]) == folder,
-            holders=holders(folder) if folder is not None else (),
+            trains=own is not None,
+            loads=worker is not None,
+            holders=holders(known) if known is not None else (),
             pinned=pinned(folder) if folder is not None else 0,
             rank=rundir.rank_of(folder) if folder is not None else 0,
             step=moment.step if moment is not None else None,
             file=moment.file if moment is not None else "",
             line=moment.line if moment is not None else 0,
         )
+
+    def _worker(self, pid: int) -> Path | None:
+        is_worker = (cgroups.text(self._proc / str(pid) / "comm") or "").startswith(_WORKER)
+        return rundir.worker_folder_of(self._run, pid, is_worker=is_worker)
 
 
 class _Holders(msgspec.Struct, tag="holders", tag_field="kind"):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from torchmedic.records import Diagnosis
 from torchmedic.supervise.host_guard import HostGuard
 
 _WARNINGS = "TM45"
-_ENDINGS = ("TM4", "TM806")
+_OF_HOST = "TM455"  # it says only that memory is about to end, whoever holds it
+_REFUSED = "TM4"
+_KILLED = ("TM806", "TM417")
 
 
 def new(guard: HostGuard) -> list[Diagnosis]:
@@ -22,8 +27,39 @@ def new(guard: HostGuard) -> list[Diagnosis]:
     return [found for alarm in alarms if (found := ask(alarm, registry.HOST)) is not None]
 
 
-def still_new(said: Sequence[Diagnosis], diagnosis: Diagnosis) -> list[Diagnosis]:
-    """What of that which was said is not told again by a diagnosis: memory that has ended was about to end before."""
-    if diagnosis.severity != "error" or not diagnosis.code.startswith(_ENDINGS):
-        return list(said)
-    return [each for each in said if not (each.code.startswith(_WARNINGS) and each.rank == diagnosis.rank)]
+def folded(said: Sequence[Diagnosis], diagnosis: Diagnosis) -> list[Diagnosis]:
+    """What was said and what is new, as one list in which nothing is told twice.
+
+    Memory that has ended was about to end before: a warning of that becomes a part of the diagnosis. One of something
+    else stays what it is.
+    """
+    if diagnosis.severity != "error" or not diagnosis.code.startswith((_REFUSED, *_KILLED)):
+        return [*said, diagnosis]
+    known = [each for each in said if each.rank == diagnosis.rank and _is_part(each, diagnosis)]
+    rest = [each for each in said if each not in known]
+    for warning in known:
+        when = f" at step {warning.step}" if warning.step is not None else ""
+        told = f"{warning.code} had warned of it{when}: {warning.message}"
+        diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, told))
+        line = warning.cause_location
+        lines = {(each.file, each.line) for each in diagnosis.locations}
+        if line is not None and warning.code != _OF_HOST and (line.file, line.line) not in lines:
+            diagnosis = replace(diagnosis, locations=(*diagnosis.locations, replace(line, role="holder")))
+    return [*rest, diagnosis]
+
+
+def _is_part(warning: Diagnosis, diagnosis: Diagnosis) -> bool:
+    if warning.severity != "warning" or not warning.code.startswith(_WARNINGS):
+        return False
+    if warning.code == _OF_HOST or diagnosis.code in _KILLED:
+        return True  # who is killed cannot say who held it
+    one, two = warning.cause_location, diagnosis.cause_location
+    if one is not None and two is not None and (one.file, one.line) == (two.file, two.line):
+        return True
+    return not _holders(warning.message).isdisjoint(_holders(diagnosis.message, *diagnosis.evidence))
+
+
+def _holders(*texts: str) -> set[str]:
+    """The names that texts put in backticks, each by its last identifier."""
+    names = [re.sub(r"\[.*?\]", "", name) for text in texts for name in re.findall(r"`([\w.]+(?:\[[^`]*\])*)`", text)]
+    return {name.rpartition(".")[2] for name in names} - {""}

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.holders import Held
 from torchmedic.records import Location, Role
 from torchmedic.replay.frames import node_location, syntax_tree
 from torchmedic.replay.memory.holders import Holder
+from torchmedic.replay.putters import traffic
 
-_STORES = frozenset(
-    "append appendleft extend extendleft insert add put put_nowait push push_back update setdefault __setitem__ "
-    "store record remember save log write enqueue register collect track cache".split()
-)
 _LEAVES_GRAPH = frozenset("item detach tolist numpy float int cpu_number".split())
-_MAKERS = frozenset("list dict set deque defaultdict OrderedDict Counter".split())
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -51,14 +49,17 @@ class Filler(NamedTuple):
 
 def fillers_of(holder: Holder) -> list[Filler]:
     """The statements that may have put something there, the likeliest first."""
-    wanted = _wanted(holder)
-    found: list[Filler] = []
-    for file, tree in _sources(holder):
-        scopes = _scopes(tree, holder, file)
-        for scope in scopes:
-            found += list(_in_scope(file, scope, wanted, holder))
-    unique = {(filler.file, filler.node.lineno, filler.node.col_offset): filler for filler in found}
-    return sorted(unique.values(), key=lambda filler: (filler.frees_graph, not filler.in_loop))
+    puts = traffic(_held(holder), [file for file, _ in _sources(holder)]).puts
+    found = [Filler(site.file, site.node, site.value, bool(site.loops or site.function is not None)) for site in puts]
+    return sorted(found, key=lambda filler: (filler.frees_graph, not filler.in_loop))
+
+
+def _held(holder: Holder) -> Held:
+    """The same holder as the watch over leaks would know it."""
+    path = re.sub(r"\[.*?\]", "", holder.path)
+    by_attribute = bool(holder.attribute) and holder.parent is not None
+    last = holder.attribute if by_attribute else path.partition(".")[0]
+    return Held(holder.path, last, "items", 0, holder.file, 0 if by_attribute else holder.local, via=holder.via)
 
 
 def _wanted(holder: Holder) -> tuple[str, ...]:
@@ -100,25 +101,6 @@ def _scopes(tree: ast.Module, holder: Holder, file: str) -> Iterable[ast.AST]:
                 # A closure is filled where it is used and where it was made: look at what is around it as well.
                 return (node,) if holder.in_frame and holder.parent is None else (tree,)
     return (tree,)
-
-
-def _in_scope(file: str, scope: ast.AST, wanted: tuple[str, ...], holder: Holder) -> Iterator[Filler]:
-    for node, in_loop in _with_loops(scope, False):
-        match node:
-            case ast.Call(func=ast.Attribute(value=container, attr=method), args=args) if _is(
-                container, wanted, holder
-            ):
-                if method in _STORES and (args or node.keywords):
-                    yield Filler(file, node, args[-1] if args else node.keywords[-1].value, in_loop)
-            case ast.Assign(targets=targets, value=value):
-                for target in targets:
-                    part = isinstance(target, ast.Subscript) and _is(target.value, wanted, holder)
-                    if (part and not _is_empty(value)) or (_is(target, wanted, holder) and _reads(value, target)):
-                        yield Filler(file, node, value, in_loop)
-            case ast.AugAssign(target=target, value=value) if _is(target, wanted, holder) or (
-                isinstance(target, ast.Subscript) and _is(target.value, wanted, holder)
-            ):
-                yield Filler(file, node, value, in_loop)
 
 
 def assigned_at(holder: Holder) -> list[Filler]:
@@ -172,17 +154,3 @@ def _is(node: ast.expr, wanted: tuple[str, ...], holder: Holder) -> bool:
     return isinstance(node, ast.Subscript) and (
         _is(node.value, wanted, holder) or wanted[0].startswith(ast.unparse(node.value) + "[")
     )
-
-
-def _is_empty(value: ast.expr) -> bool:
-    """A new container, which only begins to be filled."""
-    if isinstance(value, ast.List | ast.Set | ast.Tuple):
-        return not value.elts
-    if isinstance(value, ast.Dict):
-        return not value.keys
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _MAKERS
-
-
-def _reads(value: ast.expr, target: ast.expr) -> bool:
-    name = ast.unparse(target)
-    return any(isinstance(part, ast.Name | ast.Attribute) and ast.unparse(part) == name for part in ast.walk(value))

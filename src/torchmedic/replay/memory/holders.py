@@ -8,22 +8,37 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.insides import attributes_of, cache_of, is_users
 
 _MOST = 400_000  # objects that are looked at
+_DEEP = 12  # names on the way; where there is one name for many pieces, these may lead to each other for long
+_MANY = 64  # attributes of one object, which are then no names but keys
 _FEW = 16  # keys of a dict that are named one by one
 _LEAVES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size)
 _INTERNAL = ("_parameters", "_buffers", "_modules")  # of a module, which shows what is in them as attributes
 _SEQUENCES = (list, tuple, set, frozenset, deque)
+
+
+class Edges(NamedTuple):
+    """An attribute of a class, met on the way to something, the place of its owner, and those before it."""
+
+    kind: type
+    attribute: str
+    owner: Holder
+    before: Edges | None
 
 
 class Holder(NamedTuple):
@@ -38,6 +53,9 @@ class Holder(NamedTuple):
     parent: Any = None  # the object whose attribute it is
     attribute: str = ""
     many: bool = False  # one of many in a container: what is in it has no name of its own
+    local: int = 0  # first line of the function whose variable it is
+    via: str = ""  # as in `Held`: the attribute from one link of a chain to the next, or `cache`
+    edges: Edges | None = None  # attributes on the way here
 
 
 class Found(NamedTuple):
@@ -66,17 +84,18 @@ def held_tensors(
     pending: deque[tuple[Any, Holder, int]] = deque()
     seen: set[int] = set(skip)
     listed = list(frames)
+    lent: deque[tuple[Any, Holder, int]] = deque()  # to a function, perhaps, by an attribute or container
     for holder, value in [*_globals(listed), *_locals(listed)]:
-        pending.append((value, holder, 0))
-    while pending and len(seen) < _MOST:
-        value, holder, depth = pending.popleft()
+        (lent if holder.in_frame and issubclass(type(value), torch.Tensor) else pending).append((value, holder, 0))
+    while (pending or lent) and len(seen) < _MOST:
+        value, holder, depth = (pending or lent).popleft()
         if isinstance(value, _LEAVES) or id(value) in seen:
             continue
         seen.add(id(value))
         if issubclass(type(value), torch.Tensor):
             yield Found(value, holder)
-            extra = getattr(value, "__dict__", None)
-            pending.extend((item, holder, depth + 1) for item in (extra or {}).values())
+            for name, item in attributes_of(value):
+                pending.append((item, _attribute(holder, value, name, item), depth + 1))
             continue
         if type(value).__name__ == "ndarray" and type(value).__module__ == "numpy":
             if value.base is not None:
@@ -85,7 +104,7 @@ def held_tensors(
                 arrays.append(FoundArray(value.__array_interface__["data"][0], int(value.nbytes), holder))
             if value.dtype != object:
                 continue
-        if depth < 12:
+        if depth < _DEEP or (holder.many and (isinstance(value, (*_SEQUENCES, dict)) or is_users(type(value)))):
             try:
                 pending.extend(list(_inside(value, holder, depth + 1)))
             except Exception:
@@ -113,7 +132,7 @@ def _locals(frames: list[FrameType]) -> Iterator[tuple[Holder, Any]]:
             continue
         code = frame.f_code
         for name, value in list(frame.f_locals.items()):
-            yield Holder(name, value, code.co_filename, code.co_name, code, True), value
+            yield Holder(name, value, code.co_filename, code.co_name, code, True, local=code.co_firstlineno), value
 
 
 def _inside(value: Any, holder: Holder, depth: int) -> Iterator[tuple[Any, Holder, int]]:
@@ -128,8 +147,8 @@ def _inside(value: Any, holder: Holder, depth: int) -> Iterator[tuple[Any, Holde
     elif isinstance(value, _SEQUENCES):
         few = not holder.many and isinstance(value, tuple) and len(value) <= 4
         for position, item in enumerate(list(value)):
-            inner = holder._replace(path=f"{holder.path}[{position}]", owner=item) if few else _of(holder, value)
-            yield item, inner, depth
+            inner = _position(holder, value, position, item) if few else _of(holder, value)
+            yield item, inner, depth if inner.via == "" else 0
     elif isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             try:
@@ -138,16 +157,27 @@ def _inside(value: Any, holder: Holder, depth: int) -> Iterator[tuple[Any, Holde
                 continue
             inside = Holder(name, item, value.__code__.co_filename, value.__name__, value.__code__, False)
             yield item, inside, depth
-        for item in value.__defaults__ or ():
-            yield item, _of(holder, item), depth
+        code = value.__code__
+        arguments = reversed(code.co_varnames[: code.co_argcount])
+        defaults = [*zip(arguments, reversed(value.__defaults__ or ()), strict=False)]
+        for name, item in [*defaults, *(value.__kwdefaults__ or {}).items()]:
+            here = Holder(name, item, code.co_filename, code.co_name, code, False, local=code.co_firstlineno)
+            yield item, here, depth
         for name, item in value.__dict__.items():
             yield item, _attribute(holder, value, name, item), depth
     elif isinstance(value, types.MethodType):
         yield value.__self__, holder, depth
         yield value.__func__, holder, depth
-    elif isinstance(value, functools.partial | functools._lru_cache_wrapper):
+    elif isinstance(value, functools._lru_cache_wrapper):
+        yield cache_of(value), _of(holder._replace(via="cache"), value), depth
+        yield value.__wrapped__, holder, depth
+    elif isinstance(value, functools.partial):
         for item in gc.get_referents(value):
             yield item, _of(holder, value), depth
+    elif isinstance(value, ContextVar):
+        yield value.get(None), holder._replace(path=f"{holder.path}.get()"), depth
+    elif isinstance(value, logging.Logger):
+        yield from ((handler, holder, depth) for handler in list(value.handlers))
     elif isinstance(value, types.GeneratorType | types.CoroutineType):
         frame = value.gi_frame if isinstance(value, types.GeneratorType) else value.cr_frame
         if frame is not None and is_user_file(frame.f_code.co_filename):
@@ -166,16 +196,20 @@ def _inside(value: Any, holder: Holder, depth: int) -> Iterator[tuple[Any, Holde
 
 def _attributes(value: Any, holder: Holder, depth: int) -> Iterator[tuple[Any, Holder, int]]:
     names = getattr(value, "__dict__", None)
+    if isinstance(names, dict) and len(names) > _MANY and not holder.many:
+        holder = _of(holder._replace(via="attributes"), value)
     if isinstance(names, dict):
         for name, item in list(names.items()):
             if isinstance(value, torch.nn.Module) and name in _INTERNAL and isinstance(item, dict):
                 yield from ((part, _attribute(holder, value, key, part), depth) for key, part in list(item.items()))
             else:
-                yield item, _attribute(holder, value, name, item), depth
+                inner = _attribute(holder, value, name, item)
+                yield item, inner, depth if inner.via == "" else 0
     for kind in type(value).__mro__ if type(value).__module__ != "builtins" else ():
         for name in _slots(kind):
             item = getattr(value, name, None)
-            yield item, _attribute(holder, value, name, item), depth
+            inner = _attribute(holder, value, name, item)
+            yield item, inner, depth if inner.via == "" else 0
     if isinstance(value, (*_SEQUENCES, dict)):
         return
     if not isinstance(names, dict) and not _slots(type(value)):
@@ -205,10 +239,34 @@ def _of(holder: Holder, owner: Any) -> Holder:
 
 
 def _local(frame: FrameType, name: str, value: Any) -> Holder:
-    return Holder(name, value, frame.f_code.co_filename, frame.f_code.co_name, frame.f_code, False)
+    code = frame.f_code
+    return Holder(name, value, code.co_filename, code.co_name, code, False, local=code.co_firstlineno)
+
+
+def _position(holder: Holder, owner: Any, position: int, item: Any) -> Holder:
+    """A part of a tuple; of a tuple in a tuple in a tuple, a link of a chain."""
+    linked, edges = _linked(holder, owner, str(position))
+    return linked or holder._replace(path=f"{holder.path}[{position}]", owner=item, edges=edges)
+
+
+def _linked(holder: Holder, owner: Any, attribute: str) -> tuple[Holder | None, Edges]:
+    """The holder of the whole chain, where an attribute of the same class was met on the way; else the way so far."""
+    edge = holder.edges
+    while edge is not None:
+        if edge.attribute == attribute and edge.kind is type(owner):
+            link = edge if isinstance(owner, torch.Tensor) else owner  # no tensor stands for all of them
+            return edge.owner._replace(many=True, via=attribute, owner=link, edges=holder.edges), edge
+        edge = edge.before
+    return None, Edges(type(owner), attribute, holder, holder.edges)
 
 
 def _attribute(holder: Holder, owner: Any, name: str, item: Any) -> Holder:
     if holder.many:
         return holder
-    return holder._replace(path=f"{holder.path}.{name}", owner=item, parent=owner, attribute=name)
+    linked, edges = _linked(holder, owner, name)
+    if linked is not None:
+        return linked
+    path = f"{holder.path}.{name}"
+    if not is_users(type(owner)) and not isinstance(owner, torch.nn.Module | torch.Tensor | threading.local):
+        return holder._replace(path=path, owner=item, edges=edges)  # the user's code knows it by its owner
+    return holder._replace(path=path, owner=item, parent=owner, attribute=name, edges=edges)

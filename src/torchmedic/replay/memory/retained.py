@@ -6,15 +6,17 @@ nodes themselves. Both are counted, apart from each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 import torch
 
+from torchmedic.observe.frames import is_user_file
 from torchmedic.replay.memory.book import Book
 from torchmedic.replay.memory.holders import Found, Holder
-from torchmedic.replay.memory.saved import is_counted, node_of, sequence_of, tensors_saved_by, walk
+from torchmedic.replay.memory.saved import is_counted, node_of, sequence_of, tensors_saved_by, walk, weights_of
 from torchmedic.replay.memory.storages import memory_of
 
 _SEVERAL = 3  # tensors with a graph in one container that is known of no step
@@ -30,13 +32,20 @@ class Retained(msgspec.Struct, frozen=True, kw_only=True):
     is_container: bool
     is_scalar: bool = False  # all of the held tensors have one element
     of_this_step: bool = False  # nothing shows that it is older than that
+    for_nothing: bool = False  # several calls of the model lie behind it, and backward goes through none of them
 
     @property
     def only_nodes(self) -> bool:
         return self.nbytes < 1 << 20
 
 
-def retained_graphs(found: Iterable[Found], book: Book, carried: frozenset[str], goes_backward: bool) -> list[Retained]:
+def retained_graphs(
+    found: Iterable[Found],
+    book: Book,
+    carried: frozenset[str],
+    goes_backward: bool,
+    is_differentiated: Callable[[], bool],
+) -> list[Retained]:
     """The biggest first.
 
     Args:
@@ -44,6 +53,7 @@ def retained_graphs(found: Iterable[Found], book: Book, carried: frozenset[str],
         book: In which what is accounted for otherwise stands.
         carried: Names that a loop hands on from one turn to the next.
         goes_backward: Whether the function of that loop calls backward: then what it hands on may be for that.
+        is_differentiated: Whether backward may go through what the failing call of the model gives.
     """
     groups: dict[tuple[str, str, str], list[Found]] = {}
     for each in found:
@@ -54,12 +64,18 @@ def retained_graphs(found: Iterable[Found], book: Book, carried: frozenset[str],
     counted: set[int] = set()
     result = []
     for group in ordered:
-        holder = group[0].holder
+        holder = next((each.holder for each in group if each.holder.via), group[0].holder)
         # A loop that neither updates nor loads is all one step to us: a validation, say. Then all in it counts.
         of_this_step = book.since > 0 and _is_collection(group) and not _is_older(group, book.since)
         known = book.since > 0 and not of_this_step
         handed_on = holder.path in carried and not goes_backward
-        if not known and ((len(group) < _SEVERAL and not handed_on) or (holder.in_frame and _is_forward(holder))):
+        within = book.since == 0 or not _is_older(group, book.since)
+        for_nothing = within and _times_called(group) >= _SEVERAL and not is_differentiated()
+        if for_nothing:
+            known, of_this_step, handed_on = False, True, True
+        if not known and not handed_on and not _is_several(group):
+            continue
+        if holder.in_frame and ((not known and _is_forward(holder)) or not is_user_file(holder.file)):
             continue
         lasting = not holder.in_frame or holder.path in carried or not isinstance(holder.owner, torch.Tensor)
         if known and not lasting and not _is_older(group, book.since):
@@ -83,6 +99,7 @@ def retained_graphs(found: Iterable[Found], book: Book, carried: frozenset[str],
                     is_container=is_container,
                     is_scalar=all(each.tensor.numel() == 1 for each in group),
                     of_this_step=of_this_step,
+                    for_nothing=for_nothing,
                 )
             )
     return sorted(_merged(result), key=lambda each: (-each.nbytes, -each.nodes))
@@ -122,13 +139,26 @@ def _rank(group: list[Found], carried: frozenset[str]) -> tuple[int, int]:
     return (0 if container else 1 if holder.path in carried or not holder.in_frame else 2, -len(group))
 
 
+def _times_called(group: list[Found]) -> int:
+    """How often the model was called to make what is held: how often its least used parameter was used."""
+    uses: Counter[int] = Counter()
+    for node in walk((node_of(each.tensor) for each in group), set()):
+        uses.update(weights_of(node))
+    return min(uses.values(), default=0)
+
+
 def _is_older(group: list[Found], since: int) -> bool:
     return any(sequence_of(node_of(each.tensor)) < since for each in group)
 
 
 def _is_collection(group: list[Found]) -> bool:
     holder = group[0].holder
-    return len(group) >= _SEVERAL and not isinstance(holder.owner, torch.Tensor) and not _is_forward(holder)
+    return _is_several(group) and not isinstance(holder.owner, torch.Tensor) and not _is_forward(holder)
+
+
+def _is_several(group: list[Found]) -> bool:
+    """Whether one container holds several; variables of the same name in several calls of a function are not that."""
+    return len(group) >= _SEVERAL and len({id(each.holder.owner) for each in group}) == 1
 
 
 def _is_forward(holder: Holder) -> bool:

@@ -11,6 +11,7 @@ Cure: move what is collected to the host (`.cpu()`), reduce it first (`.argmax()
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from torchmedic.diagnose.describe import count
 from torchmedic.diagnose.last_words import size
@@ -18,10 +19,9 @@ from torchmedic.diagnose.memory_words import noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import syntax_tree
+from torchmedic.replay.frames import Frame, syntax_tree
 from torchmedic.replay.memory.autopsy import autopsy_of
-from torchmedic.replay.memory.fillers import fillers_of
-from torchmedic.replay.step import Step
+from torchmedic.replay.memory.fillers import Filler, fillers_of
 
 CODE, NAME = "TM412", "collected-tensors"
 
@@ -33,7 +33,6 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = autopsy_of(evidence)
     if autopsy is None:
         return None
-    step = autopsy.step
     for holder, nbytes, number in autopsy.holders()[:3]:
         if nbytes < _SHARE * autopsy.book.everything or number < _SEVERAL or autopsy.is_of_failing_call(holder):
             continue
@@ -41,7 +40,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
             continue
         # It must be the loop that fills it: a data set in memory is filled before.
         filler = next((each for each in fillers_of(holder) if each.in_loop), None)
-        if filler is None or step is None or not _is_run_again(filler.file, filler.node.lineno, step):
+        if filler is None or not _is_run_again(filler, evidence.frames):
             continue
         draft = Draft(
             CODE,
@@ -58,21 +57,23 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     return None
 
 
-def _is_run_again(file: str, line: int, step: Step) -> bool:
-    """Whether a line stands in the loop of the step, or in a function that this loop calls by its name."""
-    segment, frame = step.segment, step.frame
-    tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
-    first = segment.lines[0]
-    loop = next((node for node in _loops(tree) if node.body[0].lineno == first), None) if tree is not None else None
-    if loop is None:
-        return False
-    if file == frame.f_code.co_filename and first <= line <= (loop.end_lineno or line):
-        return True
-    return not _called(loop).isdisjoint(_functions_around(file, line))
+def _is_run_again(filler: Filler, frames: Sequence[Frame]) -> bool:
+    """Whether a loop that is running now comes by this line: it is in it, or in a function that it calls."""
+    for position, frame in enumerate(frames):
+        tree = syntax_tree(frame.file, frame.live.f_globals) if frame.is_user else None
+        for loop in ast.walk(tree) if tree is not None else ():
+            if not isinstance(loop, ast.For | ast.While | ast.AsyncFor) or not _is_in(loop, frame.line):
+                continue
+            if filler.file == frame.file and _is_in(loop, filler.node.lineno):
+                return True
+            under_way = {inner.function for inner in frames[position + 1 :] if inner.file == filler.file}
+            if not (_called(loop) | under_way).isdisjoint(_functions_around(filler.file, filler.node.lineno)):
+                return True
+    return False
 
 
-def _loops(tree: ast.AST) -> list[ast.For | ast.While | ast.AsyncFor]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor)]
+def _is_in(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 def _called(tree: ast.AST) -> set[str]:
@@ -85,7 +86,7 @@ def _functions_around(file: str, line: int) -> set[str]:
     return {
         node.name
         for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (node.end_lineno or 0)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_in(node, line)
     }
 
 

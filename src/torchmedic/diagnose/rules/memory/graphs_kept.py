@@ -6,7 +6,7 @@ saved activations too; afterwards it still keeps thousands of nodes.
 
 Why: `losses.append(loss)` instead of `losses.append(loss.item())`; outputs or features collected for a metric; a
 forward hook that collects activations; a replay buffer filled with results of the model; exceptions that are kept with
-their frames.
+their frames. No container need grow by itself: each node of a linked list or of a tree may keep one tensor.
 
 Cure: put in a number (`loss.item()`) or a tensor without history (`out.detach()`, with `.cpu()` if it is big), or
 empty the container when it has served its purpose. Collect under `torch.no_grad()` in validation.
@@ -16,35 +16,40 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.growth_words import detached, edited, end, graph, measured, period
+from torchmedic.diagnose.growth_words import detached, edited, end, graph, measured, period, span, where
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.observe.weighing import Weight
 from torchmedic.records import Diagnosis
 from torchmedic.replay.leaks import LeakEvidence
-from torchmedic.replay.putters import Site
+from torchmedic.replay.sites import Site
 
 CODE, NAME = "TM450", "graphs-kept"
 
 
 def check(evidence: LeakEvidence) -> Diagnosis | None:
     growth, weight = evidence.growth, evidence.growth.weight
-    if growth.what != "graphs" or weight is None:
+    if growth.what != "graphs":
         return None
     if growth.period == "batch" and not evidence.is_critical:
         return None  # nothing was trained: they may all be wanted for one backward
-    if evidence.is_emptied and not evidence.is_notable:
+    if (evidence.is_emptied and not evidence.is_notable) or evidence.may_fill_up:
         return None
     name = growth.held.name
+    pieces = growth.held.kind == "reached"
+    things = "tensors" if pieces else "items"
     draft = Draft(
         CODE,
         NAME,
         "proven",
-        f"`{name}` keeps the autograd graph of every {period(evidence)}: {growth.held.size} items by now",
-        f"the items of `{name}` are tensors with a `grad_fn`, and the first of them is still there",
+        f"`{name}` keeps the autograd graph of every {period(evidence)}: {growth.held.size} {things} by now",
+        f"`{name}` leads to ever more tensors with a `grad_fn`{_way(growth.held.via)}, and the oldest is still there"
+        if pieces
+        else f"the items of `{name}` are tensors with a `grad_fn`, and the first of them is still there",
     )
     draft.at(evidence.at_put("cause", f"each {period(evidence)} puts {_count(growth.rate)} in here"))
     draft.because(
-        f"it grew with every {period(evidence)} from step {growth.first.step} to step {growth.last.step}",
+        f"it grew with every {period(evidence)} {span(evidence)}",
+        where(evidence),
         graph(evidence, "one of them"),
         measured(evidence),
         end(evidence),
@@ -52,13 +57,18 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     )
     put = evidence.put
     if put is not None and put.value is not None and isinstance(put.value, ast.expr):
-        scalar = weight.is_scalar
+        scalar = weight is not None and weight.is_scalar
         what = "keep its number" if scalar else "keep it without its graph"
-        patch = edited(put, put.value, detached(put.value, scalar=scalar)) if _is_single(put, weight) else ""
+        single = weight is not None and not growth.held.via and _is_single(put, weight)
+        patch = edited(put, put.value, detached(put.value, scalar=scalar)) if single else ""
         draft.help(what if patch else "keep `.item()` or `.detach()` of the tensors in it", patch=patch)
     else:
         draft.help(f"put `.item()` or `.detach()` of the tensors into `{name}`, or empty it now and then")
     return draft.done(step=evidence.step, rank=evidence.rank, severity="warning")
+
+
+def _way(via: str) -> str:
+    return f", one behind the other by way of `{via}`" if via.isidentifier() else ""
 
 
 def _is_single(put: Site, weight: Weight) -> bool:

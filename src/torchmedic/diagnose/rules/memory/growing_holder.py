@@ -12,13 +12,18 @@ the end of each epoch.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.growth_words import end, measured, period
+import ast
+
+from torchmedic.diagnose.growth_words import end, measured, period, span, where
 from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
+from torchmedic.replay.holder_names import called
 from torchmedic.replay.leaks import LeakEvidence
 
 CODE, NAME = "TM452", "growing-holder"
+
+_EACH = 0.9  # items per step
 
 
 def check(evidence: LeakEvidence) -> Diagnosis | None:
@@ -29,8 +34,10 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         return None  # results of one pass, perhaps
     if evidence.has_passes and evidence.grew_over_passes() < 2 and not evidence.is_critical:
         return None  # whatever is kept of the data, it may have all of it soon
-    if evidence.put is None or (evidence.put.is_guarded and evidence.grew_over_passes() < 3):
-        return None  # a cache
+    if evidence.put is None or evidence.is_cache or evidence.may_fill_up:
+        return None
+    if _is_model(evidence) and (growth.period != "step" or growth.rate < _EACH):
+        return None  # it grows layer by layer, or thaws
     name = growth.held.name
     items = f" in {growth.held.size} items" if growth.held.kind == "items" else ""
     draft = Draft(
@@ -38,13 +45,21 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         NAME,
         "likely",
         f"`{name}` holds {size(evidence.bytes_held)}{items} and grows with every {period(evidence)}",
-        f"about {size(evidence.bytes_per_period)} came with each {period(evidence)} from step {growth.first.step} "
-        f"to step {growth.last.step}, and no line of the source takes anything out",
+        f"about {size(evidence.bytes_per_period)} came with each {period(evidence)} {span(evidence)}, "
+        "and no line of the source takes anything out",
     )
     draft.at(evidence.at_put("cause", "what is put in here stays"))
-    draft.because(measured(evidence), end(evidence))
+    draft.because(where(evidence), measured(evidence), end(evidence))
     draft.help(f"keep less in `{name}`: numbers, only the last items (`deque(maxlen=...)`), or files on disk")
     return draft.done(step=evidence.step, rank=evidence.rank, severity="warning")
+
+
+def _is_model(evidence: LeakEvidence) -> bool:
+    """Whether what is held are parts of the model, or the state of the optimizer for them."""
+    weight, put = evidence.growth.weight, evidence.put
+    if weight is not None and weight.of_modules:
+        return True
+    return put is not None and isinstance(put.node, ast.Call) and called(put.node) == "add_param_group"
 
 
 RULE = Rule(CODE, NAME, check)

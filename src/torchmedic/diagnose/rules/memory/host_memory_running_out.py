@@ -39,7 +39,8 @@ def check(alarm: HostAlarm) -> Diagnosis | None:
     blamed = alarm.growing is not None and rise > 0 and alarm.growing[1] >= _OWN * rise
     draft = Draft(CODE, NAME, "likely" if blamed else "possible", message, _cause(alarm, kind, blamed=blamed))
     top = next((held for held in alarm.holders if held.file), None)
-    if top is not None and alarm.trains:
+    known = alarm.trains or alarm.loads
+    if top is not None and known:
         draft.at(
             line_location("cause", top.file, top.line, f"`{top.name}` is filled here and holds {size(top.nbytes)}")
         )
@@ -60,7 +61,7 @@ def check(alarm: HostAlarm) -> Diagnosis | None:
         draft.because(f"/dev/shm takes {size(last.shm_used)} of it")
     if alarm.pinned > last.limit // 10:
         draft.because(f"{size(alarm.pinned)} are pinned for the GPU and cannot be swapped out")
-    if alarm.trains and top is not None:
+    if known and top is not None:
         draft.help(f"keep less in `{top.name}`: numbers, detached tensors, or only the last items")
     elif blamed and not alarm.trains:
         draft.help("use fewer DataLoader workers, a smaller `prefetch_factor`, or data in arrays instead of objects")
@@ -73,7 +74,9 @@ def _cause(alarm: HostAlarm, kind: str, *, blamed: bool) -> str:
     if alarm.growing is None or not blamed:
         return f"{kind} is nearly used up, mostly by others than the processes of this run"
     pid, rise = alarm.growing
-    who = "the training process" if alarm.trains else f"process {pid}, which the script has started,"
+    who = f"process {pid}, which the script has started,"
+    if alarm.trains or alarm.loads:
+        who = "the training process" if alarm.trains else f"a DataLoader worker (process {pid})"
     return f"{kind} is nearly used up; {who} has grown by {size(rise)} in the last seconds"
 
 

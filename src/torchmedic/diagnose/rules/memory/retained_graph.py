@@ -25,6 +25,7 @@ from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.replay.memory.bound_for_backward import is_differentiated_later
 from torchmedic.replay.memory.fillers import Filler, assigned_at, fillers_of
 from torchmedic.replay.memory.retained import Retained
 
@@ -37,7 +38,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = autopsy_of(evidence)
     if autopsy is None:
         return None
-    held = next((each for each in autopsy.retained if not (each.of_this_step and _is_for_backward(each))), None)
+    wanted = (each.of_this_step and not each.for_nothing and _is_for_backward(each) for each in autopsy.retained)
+    held = next((each for each, is_wanted in zip(autopsy.retained, wanted, strict=True) if not is_wanted), None)
     if held is None or held.only_nodes or held.nbytes < _SHARE * autopsy.book.everything:
         return None
     holder = held.holder
@@ -96,9 +98,10 @@ def _roots(autopsy: Autopsy) -> list[torch.nn.Module]:
 
 
 def _is_for_backward(held: Retained) -> bool:
-    """Whether the function that fills it goes backward: then the graphs may be wanted."""
+    """Whether the function that fills it goes backward, or another one through it: then the graphs may be wanted."""
     fillers = fillers_of(held.holder)
-    if not fillers:
+    name = held.holder.path.partition("[")[0].rpartition(".")[2]
+    if not fillers or is_differentiated_later(frozenset({name})):
         return True
     tree = syntax_tree(fillers[0].file)
     line = fillers[0].node.lineno

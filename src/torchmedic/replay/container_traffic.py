@@ -1,0 +1,133 @@
+"""What fills and empties a container of the user's, under its own name and under others that it is given."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchmedic.observe.holders import Held
+from torchmedic.replay.holder_names import FUNCTIONS, HolderName, called, first_line, flat
+from torchmedic.replay.sites import Site, Traffic, functions_of, is_empty, nodes_of
+
+_DEPTH = 2  # names that one holder is given in turn
+
+
+def of_container(held: Held, files: list[str]) -> Traffic:
+    """Every line that may change it, those that put tensors in before those that put in numbers."""
+    owner, _, attribute = re.sub(r"\[.*?\]", "", held.name).rpartition(".")
+    if owner and attribute != held.last and attribute.isidentifier():
+        # It belongs to a class of a library, but the user's code may well reach into it.
+        direct = _under_name(held._replace(last=attribute, local=0), files)
+        if direct.puts:
+            return direct
+    return _under_name(held, files)
+
+
+def _under_name(held: Held, files: list[str], depth: int = _DEPTH) -> Traffic:
+    name = HolderName(held)
+    puts: list[Site] = []
+    takes: list[Site] = []
+    for file in files:
+        for node, path in nodes_of(file):
+            if not name.may_stand(file, path):
+                continue
+            for value in name.puts(node):
+                puts.append(Site(file, node, value, path))  # type: ignore[arg-type]
+            if name.takes(node):
+                takes.append(Site(file, node, None, path))  # type: ignore[arg-type]
+            elif (new := name.starts(node)) is not None:
+                takes.append(Site(file, node, new, path))  # type: ignore[arg-type]
+    others = [_under_name(other, [other.file], depth - 1) for other in _renamed(name, held, files)] if depth else []
+    if not puts:
+        puts = [site for other in others for site in other.puts if not _binds(site.node)] or list(_stored(name, files))
+    if not puts and held.kind == "age":
+        # It is made from its own last value, if by way of another variable.
+        puts = [site for site in takes if not (site.value is None or site.builds or is_empty(site.value))]
+        takes = [site for site in takes if site not in puts]
+    # `kept.setdefault(key, []).append(loss)` puts in twice: the whole of it counts.
+    longest = {
+        (site.file, site.node.lineno): site for site in sorted(puts, key=lambda site: site.node.end_col_offset or 0)
+    }
+    keys = frozenset(re.findall(r"\['([^']*)'\]", held.name))
+    puts = sorted(
+        longest.values(),
+        key=lambda site: (site.is_little, not name.speaks_of(keys, site.node), puts.index(site)),
+    )
+    starts = [site for site in takes if site.value is not None]
+    takes = [site for site in takes if site.value is None or _again(site, starts)]
+    # To bind another name anew empties nothing.
+    takes += [site for other in others for site in other.takes if site.value is None]
+    limited = bool(puts) and all(name.limits(site.node.lineno, site.path) for site in puts)
+    return Traffic(puts, takes, limited or any(other.is_limited for other in others))
+
+
+def _renamed(name: HolderName, held: Held, files: list[str]) -> Iterator[Held]:
+    """The same holder under other names: a variable that it is assigned to, an argument, `self` in its own class."""
+    plain = held._replace(own="")
+    for file in files:
+        for node, path in nodes_of(file):
+            if not name.may_stand(file, path):
+                continue
+            function = next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None)
+            match node:
+                case ast.Assign(targets=[ast.Name(id=other)], value=value) if name.is_meant_by(value):
+                    local = first_line(function) if function is not None else 0
+                    yield plain._replace(name=other, last=other, file=file, local=local)
+                case ast.Call():
+                    yield from _arguments(name, node, plain, [file, *files])
+    for file, method in _methods(held.own, files):
+        yield plain._replace(name="self", last="self", file=file, local=first_line(method))
+
+
+def _arguments(name: HolderName, call: ast.Call, held: Held, files: list[str]) -> Iterator[Held]:
+    given = [(number, "") for number, each in enumerate(call.args) if name.is_meant_by(each)]
+    given += [(-1, each.arg or "") for each in call.keywords if name.is_meant_by(each.value)]
+    for file, function in functions_of(called(call), files) if given else ():
+        parameters = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+        if isinstance(call.func, ast.Attribute) and parameters[:1] in (["self"], ["cls"]):
+            parameters = parameters[1:]
+        for number, keyword in given:
+            inner = keyword or (parameters[number] if number < len(parameters) else "")
+            if inner:
+                yield held._replace(name=inner, last=inner, file=file, local=first_line(function))
+
+
+def _methods(owner: str, files: list[str]) -> Iterator[tuple[str, ast.AST]]:
+    for file in files if owner else ():
+        for _, path in nodes_of(file):
+            if any(isinstance(each, ast.ClassDef) and each.name == owner for each in path):
+                function = next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None)
+                if function is not None:
+                    yield file, function
+
+
+def _binds(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+
+
+def _stored(name: HolderName, files: list[str]) -> Iterator[Site]:
+    for file in files:
+        for node, path in nodes_of(file):
+            if name.may_stand(file, path) and (value := name.stores(node)) is not None:
+                yield Site(file, node, value, path)  # type: ignore[arg-type]
+
+
+def _again(start: Site, starts: list[Site]) -> bool:
+    """Whether a holder is made anew again and again: in a loop, or in a function that is not there to build."""
+    if any(isinstance(node, ast.If) and _mentions(node.test, start.node) for node in start.path):
+        return False  # `if ema is None: ema = loss`
+    if start.loops:
+        return True
+    function = start.function
+    if function is None:
+        return False
+    is_attribute = any(isinstance(each, ast.Attribute) for each in flat(getattr(start.node, "targets", [])))
+    return is_attribute and not start.builds and len(starts) > 1
+
+
+def _mentions(test: ast.expr, assignment: ast.AST) -> bool:
+    """Whether a condition is about the very variable that is assigned below it."""
+    targets = getattr(assignment, "targets", None) or [getattr(assignment, "target", None)]
+    names = {ast.dump(target).replace("Store()", "Load()") for target in targets if target is not None}
+    return any(isinstance(part, ast.expr) and ast.dump(part) in names for part in ast.walk(test))
