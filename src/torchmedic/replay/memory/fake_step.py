@@ -6,7 +6,7 @@ import contextlib
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ _SECONDS = 6.0
 
 
 @contextlib.contextmanager
-def _device_left_alone() -> Iterator[None]:
+def device_left_alone() -> Iterator[None]:
     """The first fake of a device allocates there, to have it started; here it is started, and full."""
     names = [name for name in ("init_gpu_context", "init_cuda_context") if hasattr(fake_tensor, name)]
     before = {name: getattr(fake_tensor, name) for name in names}
@@ -78,8 +78,8 @@ class FakeRunner(Runner):
         error: BaseException | None = None
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
-            stack.enter_context(self._as_it_was())
-            stack.enter_context(_device_left_alone())
+            stack.enter_context(untouched(self.modules, [*self.parameters, *self.loose_leaves], self._optimizers))
+            stack.enter_context(device_left_alone())
             stack.enter_context(
                 no_side_effects(Played(), self._optimizers, self._batch, backward=backward, keep_graphs=False)
             )
@@ -89,6 +89,7 @@ class FakeRunner(Runner):
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(ledger.pack, ledger.unpack))
             stack.enter_context(fake)
             stack.enter_context(ledger)
+            fake_recurrent_weights(ledger, self.modules)
             try:
                 self._execute_fake(namespace)
             except (SegmentEnd, FailurePoint):
@@ -108,37 +109,72 @@ class FakeRunner(Runner):
             except Waits:
                 continue
 
-    @contextlib.contextmanager
-    def _as_it_was(self) -> Iterator[None]:
-        """Put back, without a copy of anything big, what a step changes on the Python side of modules and weights."""
-        roots = self.modules
-        tensors = {id(each): each for each in [*self.parameters, *self.loose_leaves]}
-        tensors |= {id(each): each for root in roots for each in [*root.parameters(), *root.buffers()]}
-        gradients = [(tensor, tensor.grad) for tensor in tensors.values() if tensor.is_leaf]
-        versions = [(tensor, tensor._version) for tensor in tensors.values() if not tensor.is_inference()]
-        children = {id(child): child for root in roots for child in root.modules()}
-        plain = [(child, dict(child.__dict__)) for child in children.values()]
-        parts = [
-            (child, name, dict(child.__dict__[name]))
-            for child in children.values()
-            for name in ("_parameters", "_buffers")
-        ]
-        numpy = sys.modules.get("numpy")
-        states = (random.getstate(), numpy.random.get_state() if numpy is not None else None, torch.get_rng_state())
-        try:
-            yield
-        finally:
-            for tensor, gradient in gradients:
-                tensor.grad = gradient
-            for child, attributes in plain:
-                child.__dict__.clear()
-                child.__dict__.update(attributes)
-            for child, name, content in parts:
-                child.__dict__[name].update(content)
-            for tensor, version in versions:
-                if tensor._version != version:
-                    set_version(tensor, version)
-            random.setstate(states[0])
-            if numpy is not None and states[1] is not None:
-                numpy.random.set_state(states[1])
-            torch.set_rng_state(states[2])
+
+def fake_recurrent_weights(ledger: ByteLedger, modules: Iterable[torch.nn.Module]) -> None:
+    """Recurrent layers on cuDNN look for the one memory that all their weights are in, beneath what a mode can see.
+
+    So they get fakes that lead to their weights. Only to be called where `untouched` puts everything back.
+    """
+    layers = {id(layer): layer for root in modules for layer in root.modules() if isinstance(layer, torch.nn.RNNBase)}
+    for layer in layers.values():
+        weights = layer.__dict__.get("_flat_weights") or ()
+        if any(isinstance(each, torch.Tensor) and each.is_cuda for each in weights):
+            layer.__dict__["_flat_weights"] = [
+                each.view_as(each) if isinstance(each, torch.Tensor) else each for each in weights
+            ]
+    ledger.begin()
+
+
+@contextlib.contextmanager
+def untouched(
+    modules: Iterable[torch.nn.Module], leaves: Iterable[torch.Tensor], optimizers: Iterable[Any] = ()
+) -> Iterator[None]:
+    """Put back, without a copy of anything big, what a step changes on the Python side of modules and weights."""
+    roots = list(modules)
+    optimizers = list(optimizers)
+    tensors = {id(each): each for each in leaves}
+    tensors |= {id(each): each for root in roots for each in [*root.parameters(), *root.buffers()]}
+    gradients = [(tensor, tensor.grad) for tensor in tensors.values() if tensor.is_leaf]
+    versions = [(tensor, tensor._version) for tensor in tensors.values() if not tensor.is_inference()]
+    children = {id(child): child for root in roots for child in root.modules()}
+    plain = [(child, dict(child.__dict__)) for child in children.values()]
+    parts = [
+        (child, name, dict(child.__dict__[name])) for child in children.values() for name in ("_parameters", "_buffers")
+    ]
+    states = [
+        (optimizer, {key: dict(value) if isinstance(value, dict) else value for key, value in optimizer.state.items()})
+        for optimizer in optimizers
+    ]
+    numpy = sys.modules.get("numpy")
+    random_states = (random.getstate(), numpy.random.get_state() if numpy is not None else None, torch.get_rng_state())
+    try:
+        yield
+    finally:
+        for tensor, gradient in gradients:
+            tensor.grad = gradient
+        for child, attributes in plain:
+            child.__dict__.clear()
+            child.__dict__.update(attributes)
+        for child, name, content in parts:
+            child.__dict__[name].update(content)
+        for optimizer, state in states:
+            _put_back(optimizer.state, state)
+        for tensor, version in versions:
+            if tensor._version != version:
+                set_version(tensor, version)
+        random.setstate(random_states[0])
+        if numpy is not None and random_states[1] is not None:
+            numpy.random.set_state(random_states[1])
+        torch.set_rng_state(random_states[2])
+
+
+def _put_back(state: Any, before: dict[Any, Any]) -> None:
+    """The state of an optimizer: the same dictionaries with what they held."""
+    for key in [key for key in state if key not in before]:
+        del state[key]
+    for key, value in before.items():
+        if isinstance(value, dict) and isinstance(state.get(key), dict):
+            state[key].clear()
+            state[key].update(value)
+        else:
+            state[key] = value

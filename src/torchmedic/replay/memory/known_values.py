@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_iter, tree_map
+
+from torchmedic.replay.memory.operands import exchanged, tensors_of
 
 _SMALL = 1 << 20  # elements
 _HOST = "_torchmedic_host_value"
@@ -26,7 +27,7 @@ def for_real(func: Any, args: Any, kwargs: Any) -> Any:
 
 def keeps_values(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operation is computed for real: it reads nothing but small index tensors of the host."""
-    tensors = _tensors(args, kwargs)
+    tensors = tensors_of(args, kwargs)
     return (
         bool(tensors)
         and _is_harmless(func, kwargs)
@@ -37,12 +38,12 @@ def keeps_values(func: Any, args: Any, kwargs: Any) -> bool:
 
 def host_result(func: Any, args: Any, kwargs: Any) -> Any:
     """What an operation gives where the values of all that it reads are known; None where they are not."""
-    tensors = _tensors(args, kwargs)
+    tensors = tensors_of(args, kwargs)
     if not tensors or func._schema.is_mutable or not all(_is_known(each) for each in tensors):
         return None
     if not _stays_small(func, tensors):
         return None
-    here, options = tree_map(_host_value, (args, kwargs))
+    here, options = exchanged(args, kwargs, _host_value)
     if "device" in options:
         options = {**options, "device": torch.device("cpu")}
     try:
@@ -55,13 +56,9 @@ def remember(result: Any, known: Any) -> None:
     """Let fakes carry the values that are known of them."""
     if known is None:
         return
-    for fake, value in zip(tree_iter(result), tree_iter(known), strict=False):
-        if isinstance(fake, FakeTensor) and isinstance(value, torch.Tensor) and _is_index(value):
+    for fake, value in zip(tensors_of(result), tensors_of(known), strict=False):
+        if isinstance(fake, FakeTensor) and _is_index(value):
             setattr(fake, _HOST, value)
-
-
-def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
-    return [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
 
 
 def _stays_small(func: Any, tensors: list[torch.Tensor]) -> bool:

@@ -7,10 +7,12 @@ that none is ever made of a device that this build of torch does not know.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 from collections.abc import Mapping
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +20,16 @@ from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
 
-from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.frames import PACKAGE, is_user_file
 from torchmedic.replay.bounds import ReplayTooLong
 from torchmedic.replay.memory.known_values import for_real, host_result, keeps_values, remember
-from torchmedic.replay.operations import Spot
+from torchmedic.replay.memory.operands import exchanged, tensors_of
+from torchmedic.replay.operations import Spot, Spots
+
+_BENEATH = ("<", PACKAGE, os.path.dirname(str(torch.__file__)) + os.sep, str(contextlib.__file__))
+
+_REPLAY = "_execute_fake"  # the function that runs the statements of the step
 
 
 class FailurePoint(Exception):
@@ -95,7 +101,11 @@ class ByteLedger(TorchDispatchMode):
         self._slack = max(2, stop // 40) if stop else 0
         self._start = _get_sequence_nr()
         self._born: dict[int, tuple[StorageWeakRef, int, Place]] = {}
-        self._positions: dict[tuple[CodeType, int], tuple[int | None, ...]] = {}
+        self._spots = Spots()
+
+    def begin(self) -> None:
+        """The step begins here: nodes that were made before have no number."""
+        self._start = _get_sequence_nr()
 
     @property
     def sequence(self) -> int:
@@ -124,6 +134,8 @@ class ByteLedger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _is_question(func):
+            return func(*args, **kwargs)
         if time.monotonic() > self._deadline:
             raise ReplayTooLong
         node = torch._C._current_autograd_node()
@@ -139,26 +151,32 @@ class ByteLedger(TorchDispatchMode):
         known = host_result(func, args, kwargs)
         if isinstance(known, bool | int):
             return known
-        args, kwargs = tree_map(self._faked, (args, kwargs))
-        given = {_key(value) for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)}
-        result = func(*args, **kwargs)
+        args, kwargs = exchanged(args, kwargs, self._faked)
+        inputs = tensors_of(args, kwargs)
+        given = {_key(value) for value in inputs}
+        result = self._carried_out(func, args, kwargs)
         remember(result, known)
-        for value in tree_iter(result):
+        for value in tensors_of(result):
             if isinstance(value, FakeTensor):
-                self._note(func, value, given, place, node, (args, kwargs))
+                self._note(func, value, given, place, node, inputs)
         return result
+
+    def _carried_out(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
 
     def _faked(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
             return self._fake.from_tensor(value)
         return value
 
-    def _note(self, func: Any, value: FakeTensor, given: set[int], place: Place, node: Any, inputs: Any) -> None:
+    def _note(
+        self, func: Any, value: FakeTensor, given: set[int], place: Place, node: Any, inputs: list[torch.Tensor]
+    ) -> None:
         key = _key(value)
         if key in given or key in self._born:
             return
         storage = value.untyped_storage()
-        shapes = tuple(tuple(each.shape) for each in tree_iter(inputs) if isinstance(each, torch.Tensor))
+        shapes = tuple(tuple(each.shape) for each in inputs)
         made = Made(
             func._schema.name.removeprefix("aten::"),
             storage.nbytes(),
@@ -173,6 +191,10 @@ class ByteLedger(TorchDispatchMode):
         if made.nbytes > 1 << 20:
             self.made.append(made)
         self._born[key] = (StorageWeakRef(storage), made.nbytes, place)
+        self.appeared(value, place, node)
+
+    def appeared(self, value: torch.Tensor, place: Place, node: Any) -> None:
+        """For those who follow more: an operation, of backward where there is a node, has made new memory."""
 
     def _is_failure(self, made: Made) -> bool:
         """Whether this is what the real step had no memory for: as many bytes, at that line, that many nodes on."""
@@ -190,28 +212,31 @@ class ByteLedger(TorchDispatchMode):
         return False
 
     def _place(self, frame: FrameType | None) -> Place:
+        """The innermost line of the user's; where a library runs the whole loop, the innermost of a library."""
         module = ""
+        library: Spot | None = None
         while frame is not None:
             code = frame.f_code
+            if code.co_name == _REPLAY and code.co_filename.startswith(PACKAGE):
+                break  # what is above is not the step
             if not module and code.co_name == "forward":
                 module = self._names.get(id(frame.f_locals.get("self")), "")
             if is_user_file(code.co_filename):
                 if not module:
                     module = self._names.get(id(frame.f_locals.get("self")), "")
-                return Place(self._spot(frame, code), module)
+                return Place(self._spots.at(frame), module)
+            if library is None and not code.co_filename.startswith(_BENEATH):
+                library = self._spots.at(frame)
             frame = frame.f_back
-        return Place(None, module)
+        return Place(library, module)
 
-    def _spot(self, frame: FrameType, code: CodeType) -> Spot:
-        key = (code, frame.f_lasti)
-        found = self._positions.get(key)
-        if found is None:
-            positions = list(code.co_positions())
-            at = frame.f_lasti // 2
-            found = positions[at] if 0 <= at < len(positions) else (frame.f_lineno, None, None, None)
-            self._positions[key] = found
-        line, end_line, column, end_column = found
-        return Spot(code.co_filename, line or frame.f_lineno, column, end_line, end_column, code.co_name)
+
+def _is_question(func: Any) -> bool:
+    """Whether a fake is only asked which device it pretends to be on.
+
+    C++ asks that where it cannot bear an exception: one that is raised here ends the process.
+    """
+    return getattr(func, "namespace", "") == "prim"
 
 
 def _about(nbytes: int, asked: int) -> bool:

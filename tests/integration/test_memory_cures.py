@@ -1,0 +1,254 @@
+"""What is predicted to cure an out-of-memory does: the script passes with it, and with less of it would not."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from running import Finished, run_script
+
+from torchmedic.records import Treatment
+
+# A card with so many MiB, as the `meta` device: shapes and bytes, no values. It counts what is alive and refuses in the
+# words of CUDA. `hidden` is what it takes for itself at every operation, which no replay can see.
+CARD = """
+import sys
+import torch
+from torch import nn
+import torch.nn.functional as F
+import torch.utils.checkpoint
+import torchmedic.replay.memory.trials
+torchmedic.replay.memory.trials.SECONDS = 60.0  # however slow the machine is
+torch.manual_seed(0)
+exec(compile('''
+import weakref
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+class Card(TorchDispatchMode):
+    def __init__(self, capacity, hidden=0):
+        super().__init__()
+        self.capacity, self.hidden, self.now, self.alive = capacity, hidden, 0, {}
+    def take(self, tensor):
+        storage = tensor.untyped_storage()
+        if tensor.device.type != "meta" or id(storage) in self.alive:
+            return
+        size = storage.nbytes()
+        if self.now + size + self.hidden > self.capacity:
+            asked, all, used = (each / 2**20 for each in (size, self.capacity, self.now))
+            raise torch.OutOfMemoryError(
+                f"META out of memory. Tried to allocate {asked:.2f} MiB. GPU 0 has a total capacity of {all:.2f} MiB "
+                f"of which {all - used:.2f} MiB is free. Of the allocated memory {used:.2f} MiB is allocated by "
+                f"PyTorch, and 0 bytes is reserved by PyTorch but unallocated.")
+        def died(_, key=id(storage)):
+            self.now -= size
+            self.alive.pop(key, None)
+        self.alive[id(storage)] = weakref.ref(storage, died)
+        self.now += size
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for each in tree_iter(result):
+            if isinstance(each, torch.Tensor):
+                self.take(each)
+        return result
+''', "<card>", "exec"))
+BATCH = int(sys.argv[2])
+card = Card(int(sys.argv[1]) * 2**20, int(sys.argv[3]) * 2**20 if len(sys.argv) > 3 else 0)
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 256), nn.Linear(256, 10)
+        self.blocks = nn.ModuleList(Block(256) for _ in range(3))
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+"""
+
+LOOP = (
+    CARD
+    + """
+with card:
+    model = Net().to("meta")
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = torch.utils.data.TensorDataset(torch.randn(2 * BATCH, 64), torch.randint(0, 10, (2 * BATCH,)))
+    for x, y in torch.utils.data.DataLoader(data, batch_size=BATCH):
+        x, y = x.to("meta"), y.to("meta")
+        out = model(x)
+        loss = F.cross_entropy(out, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+)
+
+TRAINER = (
+    CARD
+    + """
+class Trainer:
+    def __init__(self, model):
+        self.model = model.to("meta")
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    def training_step(self, batch):
+        out = self.model(batch["x"].to("meta"))
+        return F.cross_entropy(out, batch["y"].to("meta"))
+    def fit(self, loader):
+        for number, batch in enumerate(loader):
+            loss = self.training_step(batch) / 2
+            loss.backward()
+            if number % 2 == 1:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+rows = [{"x": torch.randn(64), "y": 1} for _ in range(2 * BATCH)]
+with card:
+    Trainer(Net()).fit(torch.utils.data.DataLoader(rows, batch_size=BATCH, shuffle=True))
+"""
+)
+
+DRAWN = (
+    CARD
+    + """
+def train(model, optimizer):
+    for step in range(2):
+        x = torch.randn(BATCH, 64, device="meta")
+        target = torch.randint(0, 10, (BATCH,), device="meta")
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), target).backward()
+        optimizer.step()
+with card:
+    model = Net().to("meta")
+    train(model, torch.optim.Adam(model.parameters()))
+"""
+)
+
+
+def cures(finished: Finished) -> list[Treatment]:
+    return [each for each in finished.only.treatments if each.result]
+
+
+def passes(source: str, mib: int, batch: int) -> bool:
+    """Whether a script of these, which computes nothing, runs on such a card; here, as nobody need watch it."""
+    before, sys.argv = sys.argv, ["train.py", str(mib), str(batch)]
+    try:
+        exec(compile(source.replace("torchmedic.replay.memory.trials.SECONDS", "_"), "train.py", "exec"), {})
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        sys.argv = before
+    return True
+
+
+def said(cure: Treatment) -> tuple[float, float]:
+    """Needed, and there."""
+    found = re.search(r"needs (?:at most )?([\d.]+) of the ([\d.]+) [MG]iB there are", cure.result)
+    assert found is not None, cure.result
+    return float(found[1]), float(found[2])
+
+
+@pytest.mark.parametrize(
+    ("source", "mib", "fits", "fails"), [(LOOP, 190, 4000, 8000), (TRAINER, 185, 4000, 8000), (DRAWN, 110, 2000, 4000)]
+)
+def test_what_is_predicted_to_fit_does(tmp_path: Path, source: str, mib: int, fits: int, fails: int) -> None:
+    finished = run_script(tmp_path, source, str(mib), "8000")
+    assert finished.only.code == "TM402", finished.stderr
+    assert any("as it is needs" in fact for fact in finished.only.evidence)
+    first = cures(finished)[0]
+    assert first.title.startswith(f"use a batch of {fits} instead of 8000"), finished.stderr
+    assert not first.proven
+    assert f"[predicted, not run: {first.result[:20]}" in " ".join(finished.stderr.split())
+    needed, there = said(first)
+    assert needed < there == mib
+    assert passes(source, mib, fits)
+    assert not passes(source, mib, fails)
+    if source is LOOP:
+        cure = next(each for each in cures(finished) if "checkpoint every `Block`" in each.title)
+        needed, _ = said(cure)
+        changed = LOOP.replace("x = block(x)", "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)")
+        assert passes(changed, int(needed) + 1, 8000)
+        assert not passes(changed, int(0.98 * needed), 8000)
+
+
+EVALUATION = (
+    CARD
+    + """
+def evaluate(model, loader):
+    model.eval()
+    right = 0
+    for x, y in loader:
+        out = model(x.to("meta"))
+        right += len(out)
+    return right
+data = torch.utils.data.TensorDataset(torch.randn(2 * BATCH, 64), torch.randint(0, 10, (2 * BATCH,)))
+with card:
+    evaluate(Net().to("meta"), torch.utils.data.DataLoader(data, batch_size=BATCH))
+"""
+)
+
+
+def test_an_evaluation_without_gradients_fits_as_it_was_predicted_to(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, EVALUATION, "200", "8000")
+    assert finished.only.code == "TM405", finished.stderr
+    [cure] = finished.only.treatments
+    assert cure.title == "run it under `with torch.no_grad():`"
+    needed, there = said(cure)
+    assert needed < there == 200
+    changed = EVALUATION.replace("def evaluate", "@torch.no_grad()\ndef evaluate")
+    assert passes(changed, int(needed) + 1, 8000)
+    assert not passes(changed, int(0.98 * needed), 8000)
+
+
+def test_where_nothing_can_be_predicted_nothing_is(tmp_path: Path) -> None:
+    # What the card takes for itself is more than the step: by the prediction it would have fitted.
+    finished = run_script(tmp_path, LOOP, "900", "8000", "700")
+    assert finished.only.code == "TM402", finished.stderr
+    assert not cures(finished)
+    assert finished.only.treatments
+    assert not any("fake tensors the step" in fact for fact in finished.only.evidence)
+    # The model alone is too large: that is said, and no batch is proposed.
+    (tmp_path / "other").mkdir()
+    finished = run_script(tmp_path / "other", LOOP, "20", "8000")
+    assert finished.only.code == "TM402", finished.stderr
+    assert not cures(finished)
+    assert any(fact.startswith("with 1 of the 8000 rows it may still need") for fact in finished.only.evidence)
+
+
+HOST = """
+import resource
+import torch
+from torch import nn
+import torch.nn.functional as F
+import torchmedic.replay.memory.trials
+torchmedic.replay.memory.trials.SECONDS = 60.0
+import sys
+BATCH = int(sys.argv[1])
+torch.manual_seed(0)
+model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + 200 * 2**20, -1))
+for step in range(2):
+    x = torch.randn(BATCH, 256)
+    y = torch.randn(BATCH, 256)
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+def test_on_the_host_a_smaller_batch_fits_as_it_was_predicted_to(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, HOST, "40000")
+    [cure] = cures(finished)
+    found = re.search(r"use a batch of (\d+) instead of 40000", cure.title)
+    assert found is not None
+    assert int(found[1]) <= 20000
+    (tmp_path / "again").mkdir()
+    assert run_script(tmp_path / "again", HOST, found[1]).returncode == 0
