@@ -6,6 +6,7 @@ Every function of ours that runs inside the user's process is wrapped by `contai
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -20,6 +21,14 @@ R = TypeVar("R")
 
 # The contract tests name a hook here, which then raises at every call.
 INJECT_VARIABLE = "TORCHMEDIC_INJECT_FAULT"
+
+_SHORT = (
+    os.strerror(errno.ENOMEM),
+    "can't allocate memory",
+    "std::bad_alloc",
+    "can't start new thread",
+    "failed to map segment from shared object",
+)
 
 _broken: set[str] = set()
 _names: set[str] = set()
@@ -58,7 +67,7 @@ def report_fault(where: str, error: BaseException) -> None:
     """Tell of a fault, once. What only happened to interrupt our code is no fault of it and is raised again."""
     if _is_of_signal_handler(error):
         raise error
-    if where in _broken or isinstance(error, RecursionError | MemoryError):
+    if where in _broken or isinstance(error, RecursionError) or is_short(error):
         return
     _broken.add(where)
     if _report is None:
@@ -73,6 +82,11 @@ def report_fault(where: str, error: BaseException) -> None:
         )
     except Exception:  # the last line of defence: there is nobody left to tell
         return
+
+
+def is_short(error: BaseException) -> bool:
+    """Whether code of ours has failed for want of memory, which is no fault of it."""
+    return isinstance(error, MemoryError) or any(word in str(error) for word in _SHORT)
 
 
 def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import msgspec
 
+from torchmedic.inside_records import InsideView
 from torchmedic.rundir import write_atomically
-from torchmedic.stall_records import InsideView, Saved
+from torchmedic.stall_records import Saved
 
 FOLDER = "inside"
 LOOK = b"?"

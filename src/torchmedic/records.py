@@ -39,7 +39,7 @@ class Location(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Treatment(msgspec.Struct, frozen=True, kw_only=True):
-    """Advice. It is `proven` only if a trial replay of the failing step passed with it.
+    """Advice. It is `proven` only if a trial replay of the failing step passed with it; else `result` is a prediction.
 
     `patch` is a unified diff without context lines, as `patch -p0` takes it.
     """
@@ -135,11 +135,17 @@ class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cgroup of the run says of memory. None where it does not say."""
+    """What the cgroups of the run say of memory. None where they do not say.
+
+    `oom_kills` is of the innermost group; the rest is of the group, that one or one around it, that has the lowest
+    limit. `hits` counts how often it was reached.
+    """
 
     oom_kills: int | None = None
     limit: int | None = None
+    high: int | None = None
     peak: int | None = None
+    hits: int | None = None
 
 
 class Psi(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,8 +265,9 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
 
     `part` says what it was to the run. `surfaced` is the line of another process that noticed, where one did.
     `oom_kills` counts what the kernel killed for memory in the run's cgroup in the last seconds before the end,
-    `host_oom_kills` on the whole host. `shm_low` is the least free space of /dev/shm in that time. `samples` are of the
-    host's memory in the last seconds, `holders` what held most in the process when it was last looked at.
+    `host_oom_kills` on the whole host, `limit_hits` how often the limit of the group was reached. `shm_low` is the
+    least free space of /dev/shm in that time. `samples` are of the host's memory in the last seconds, `holders` what
+    held most in the process when it was last looked at.
     """
 
     pid: int
@@ -277,11 +284,15 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     host_oom_kills: int | None = None
     kernel_lines: tuple[str, ...] = ()
     memory_limit: int | None = None
+    memory_high: int | None = None
+    memory_peak: int | None = None
+    limit_hits: int | None = None
     peak_rss: int | None = None
     host_memory: int | None = None
     swap_free: int | None = None
     shm_free: int | None = None
     shm_low: int | None = None
+    shm_size: int | None = None
     core_pattern: str = ""
     samples: tuple[MemorySample, ...] = ()
     holders: tuple[HeldMemory, ...] = ()
@@ -359,6 +370,8 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[int, int] = (1, 1)
     sample: str = ""
     sample_shapes: tuple[str, ...] = ()
+    shared: int = 0  # bytes that were to be shared with other processes when it failed
+    sizes: dict[str, int] = msgspec.field(default_factory=dict)  # of its memory, and its limits: VmSize, RLIMIT_AS
 
 
 def encode(record: msgspec.Struct) -> bytes:

@@ -22,7 +22,11 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 HEAD = f"""
 import json
+import os
 import sys
+
+if PHASE != "forward":  # no block is cut up, so that what the forward pass has freed goes back whole
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:20"
 
 import torch
 from torch import nn
@@ -64,9 +68,12 @@ LOOP = """
 model = build().cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 needed = saved_by_line(lambda: forward(batch()))
+if PHASE == "step":  # gradients that are made between activations would leave room between them for the state
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
 for step in range(2):
     x = batch()
-    optimizer.zero_grad()
+    optimizer.zero_grad(set_to_none=PHASE != "step")
     torch.cuda.empty_cache()
     if PHASE == "forward" and step == 1:
         cap(torch.cuda.memory_reserved() + int(0.6 * needed))

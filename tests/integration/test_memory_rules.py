@@ -188,7 +188,7 @@ validate(model, loader(data, batch_size=12000))
         "for a backward that never comes",
     ),
     "a-step-that-fakes-cannot-follow": (
-        "TM401",
+        "TM414",
         """
 class Net(nn.Module):
     def __init__(self):
@@ -280,6 +280,16 @@ def test_a_table_of_a_device_adds_up_to_what_its_allocator_says(tmp_path: Path) 
     assert record["lines"][0]["line"] == marked_line(source)
     assert record["method"] == "fake replay"
     assert "there is no memory for 30.0 MiB on meta:0" in found.message
+
+
+def test_a_step_that_ran_on_a_default_device_is_played_on_it(tmp_path: Path) -> None:
+    head, _, loop = TRAINING.replace(', device="meta"', "").partition("model = Net()\n")
+    body = "".join(f"    {line}\n" for line in f"model = Net()\n{loop}".splitlines())
+    source = f'REFUSAL = (14, 30, 200, 20, 100, 10)\n{head}with torch.device("meta"):\n{body}'
+    finished = run_script(tmp_path, source)
+    record = autopsy_in(finished)
+    assert record["method"] == "fake replay", finished.stderr
+    assert record["lines"][0]["line"] == marked_line(source)
 
 
 def test_free_memory_in_pieces_and_memory_of_others_are_told_apart(tmp_path: Path) -> None:

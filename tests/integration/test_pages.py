@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from memory_limit import MARK, run_limited
+from memory_limit import HOST_MARK, MARK, run_limited
 from pages import PAGES, check_failure, check_health, kinds, scripts
 from running import Finished, run_script
 
@@ -14,7 +14,7 @@ from torchmedic.diagnose import catalogue
 
 
 def run_page(folder: Path, source: str) -> Finished:
-    return run_limited(folder, source) if source.startswith(MARK) else run_script(folder, source)
+    return run_limited(folder, source) if source.startswith((MARK, HOST_MARK)) else run_script(folder, source)
 
 
 @pytest.mark.parametrize(("code", "source"), scripts("fails"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from torchmedic.detect.exhaustion import exhaustion_of
+from torchmedic.replay.memory.attempts import is_lent
 from torchmedic.replay.memory.book import SavedHere
 from torchmedic.replay.memory.by_weights import Layers
+from torchmedic.replay.memory.holders import held_tensors
 from torchmedic.replay.memory.ledger import ByteLedger, Place, Saved
 from torchmedic.replay.memory.lines import Alignment, by_line
 from torchmedic.replay.memory.measured import measure
-from torchmedic.replay.memory.saved import tensors_saved_by, walk, weights_of
+from torchmedic.replay.memory.saved import tensors_saved_by, walk, weights_before, weights_of
 from torchmedic.replay.memory.sizes import longest_row
 from torchmedic.replay.memory.storages import Memory, total
 from torchmedic.replay.operations import Spot
@@ -178,3 +181,28 @@ def test_a_node_is_placed_by_the_weights_that_it_leads_to_where_no_replay_can() 
     assert (twice.module, twice.spot) == ("1.twice", None)  # called in two places: which one is not known
     assert layers.place([id(inner.twice.weight), id(inner.rnn.weight_ih_l0)]) is None
     assert layers.place([]) is None
+
+
+def test_weights_are_found_behind_what_turns_and_casts_them_and_behind_gates() -> None:
+    layer = nn.Linear(4, 4, bias=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = layer(torch.randn(2, 4))
+    assert weights_of(cast.grad_fn) == (id(layer.weight),)
+    cell = nn.LSTMCell(4, 4)
+    state, _ = cell(torch.randn(2, 4))
+    gates = [node for node in walk((state.grad_fn,), set()) if node.name() == "SigmoidBackward0"]
+    own = {id(weight) for weight in cell.parameters()}
+    assert gates
+    for gate in gates:
+        assert not weights_of(gate)
+        assert set(weights_before(gate)) <= own
+
+
+def test_what_an_object_holds_that_a_function_was_given_outlives_the_call() -> None:
+    def given(keeper: Any, tensor: torch.Tensor) -> Any:
+        mine = SimpleNamespace(kept=tensor.clone())
+        return sys._getframe(), mine
+
+    frame, _ = given(SimpleNamespace(kept=torch.ones(3)), torch.ones(4))
+    lent = {found.holder.path: is_lent(found.holder) for found in held_tensors([frame]) if found.holder.in_frame}
+    assert lent == {"keeper.kept": True, "mine.kept": False, "tensor": False}

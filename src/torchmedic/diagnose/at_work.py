@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchmedic.diagnose.standstill import BUSY, SLEEPS, command, descendants, duration, short
-from torchmedic.stall_records import ProcessView, PyFrame, PyThread, Stall, ThreadView
+from torchmedic.inside_records import PyFrame, PyThread
+from torchmedic.process_records import ProcessView, ThreadView
+from torchmedic.stall_records import Stall
 
 MOVING = 4e6  # bytes a second: more than a log, and than a process reads and writes to answer our own question
 _RECEIVES = ("running", "read", "pread64", "readv", "recvfrom", "recvmsg", "poll", "ppoll", "select", "pselect6")

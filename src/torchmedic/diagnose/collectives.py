@@ -7,7 +7,9 @@ from typing import Literal, NamedTuple
 
 from torchmedic.diagnose.at_work import caller_of, demand, frames_in, native, sleeps
 from torchmedic.diagnose.standstill import BUSY, stands
-from torchmedic.stall_records import InsideView, Peer, ProcessView, PyFrame, PyThread, Stall
+from torchmedic.inside_records import InsideView, PyFrame, PyThread
+from torchmedic.process_records import ProcessView
+from torchmedic.stall_records import Peer, Stall
 
 State = Literal["waits", "behind", "ahead", "stands", "unknown"]
 

@@ -9,7 +9,9 @@ from torchmedic.diagnose.at_work import sleeps
 from torchmedic.diagnose.rules.hangs.worker_stuck import waits_for_batch
 from torchmedic.diagnose.standstill import BUSY, command, duration
 from torchmedic.diagnose.wait_chain import CHILDREN, Waiter, chain
-from torchmedic.stall_records import LISTENER, ProcessView, PyThread, Stall
+from torchmedic.inside_records import PyThread
+from torchmedic.process_records import LISTENER, ProcessView
+from torchmedic.stall_records import Stall
 
 Doing = Literal["gone", "stopped", "waits for the run", "idle", "goes on"]
 _PATIENCE = 2  # times the limit, until somebody who is only idle is not waited for any longer

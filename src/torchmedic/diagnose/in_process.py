@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,6 +17,7 @@ from torchmedic.detect.nonfinite import At, What, turned_bad
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask, diagnose
 from torchmedic.diagnose.lost_device import explain
+from torchmedic.diagnose.rules.unknown import CODE
 from torchmedic.diagnose.suppression import is_suppressed
 from torchmedic.observe.batches import tensors_in_frames
 from torchmedic.observe.frames import user_frame
@@ -31,25 +34,33 @@ from torchmedic.replay.frames import Frame
 from torchmedic.replay.leaks import LeakEvidence
 from torchmedic.replay.loop import LoopEvidence
 from torchmedic.replay.lost_device import LostDevice, lost_context
-from torchmedic.replay.memory.autopsy import autopsy_of
+from torchmedic.replay.memory.autopsy import autopsy_of, exhaustion_in
 from torchmedic.replay.memory.table import record_of
 from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.replay.putters import traffic
 from torchmedic.repro import recorder
-from torchmedic.rundir import is_confidential, release, write_diagnosis
+from torchmedic.rundir import is_confidential, read_diagnoses, release, worker_folders, write_diagnosis
 
 # The operation behind a diagnosis that is not published yet.
 _waiting: list[tuple[Diagnosis, recorder.Recording | None]] = []
 
 # What has been said of mistakes that raise nothing: code and line.
 _said: set[tuple[str, str, int]] = set()
+_holders_said: set[str] = set()  # and of what grows
 
 
 def exception(error: BaseException, agent: Any) -> None:
     """Called by the agent while the frames of `error` are alive."""
     release(agent.folder)
-    if is_echo(error, agent):
-        return
+    if not is_echo(error, agent):
+        with warnings.catch_warnings():
+            # To look at everything in reach also touches what libraries have deprecated; the user may have made that
+            # an error.
+            warnings.simplefilter("ignore")
+            _explain_exception(error, agent)
+
+
+def _explain_exception(error: BaseException, agent: Any) -> None:
     fault = device_fault_of(error)
     if fault is not None and fault.may_be_echo:
         fault = device_fault_of(lost_context()) or fault  # a library that only noticed
@@ -64,6 +75,8 @@ def exception(error: BaseException, agent: Any) -> None:
             agent.events.write("echo", code=diagnosis.code, step=incident.step)
             return  # the weights are NaN since a step that has been explained
         diagnosis = _older(EchoEvidence.of_exception(evidence)) or diagnosis
+    if diagnosis.code == CODE and exhaustion_in(evidence) is not None:
+        raise MemoryError  # of memory that has run out there is a rule that always speaks, if it has any itself
     agent.events.write("exception", symptom=incident.symptom, step=incident.step, phase=incident.phase)
     number = write_diagnosis(agent.folder, diagnosis)
     autopsy = autopsy_of(evidence)
@@ -159,15 +172,29 @@ def check_up(graphs: Sequence[LossGraph], unreached: Unreached | None, frame: Fr
 
 def growing(found: list[Growth], looks: list[Look], frame: FrameType, agent: Any) -> None:
     """Called by the agent when some holders of the user's grow and grow. The run goes on."""
+    found.sort(key=lambda growth: not growth.held.inner)  # of two words on one holder, that which knows more of it
     diagnoses = [
-        diagnosis
+        (growth.held.name, diagnosis)
         for growth in found
         if (diagnosis := ask(LeakEvidence(growth, looks, frame, agent), registry.GROWING)) is not None
     ]
-    for diagnosis in diagnoses:
+    for name, diagnosis in diagnoses:
         cause = diagnosis.cause_location
-        if cause is None or not any(said[1:] == (cause.file, cause.line) for said in _said):
+        said = cause is not None and any(each[1:] == (cause.file, cause.line) for each in _said)
+        if not said and name not in _holders_said and not _said_by_a_worker(diagnosis, agent.run):
+            _holders_said.add(name)
             publish_silent(diagnosis, agent)
+
+
+def _said_by_a_worker(diagnosis: Diagnosis, run: Path) -> bool:
+    """Every pass over the data may start workers anew, each of which finds the same."""
+    told = (found for folder in worker_folders(run) for found in read_diagnoses(folder).values())
+    return any(
+        found.cause_location is not None
+        and diagnosis.cause_location is not None
+        and (found.code, found.cause_location.line) == (diagnosis.code, diagnosis.cause_location.line)
+        for found in told
+    )
 
 
 def holding(found: list[tuple[Held, int]], agent: Any) -> None:

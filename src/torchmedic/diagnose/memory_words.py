@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import re
+
+import msgspec
+
 from torchmedic.diagnose.describe import count, listed
 from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.rule import Draft
+from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.limits import refusing
 from torchmedic.records import Location, Role
+from torchmedic.replay.memory.attempts import pinned_by_first_attempt
 from torchmedic.replay.memory.autopsy import Autopsy
 from torchmedic.replay.memory.fillers import assigned_at, fillers_of
 from torchmedic.replay.memory.holders import Holder
 from torchmedic.replay.memory.lines import Line
+from torchmedic.replay.memory.table import Row
 from torchmedic.replay.source import relative
 
 _SMALL = 0.01  # of the total: such rows are summed up
 _MOST_LINES = 4
+_FAINT = 0.03  # of all tensors: no line is to blame for so little
 
 
 def table(autopsy: Autopsy) -> list[str]:
     """One text per row, the biggest first; together they are all of what was in use."""
-    total = sum(row.nbytes for row in autopsy.rows)
+    rows = _counted(autopsy)
+    total = sum(row.nbytes for row in rows)
     if not total:
         return []
-    shown = sorted((row for row in autopsy.rows if row.nbytes >= _SMALL * total), key=lambda row: -row.nbytes)
+    shown = sorted((row for row in rows if row.nbytes >= _SMALL * total), key=lambda row: -row.nbytes)
     texts = [_row(row.nbytes, total, row.heading) for row in shown]
     rest = total - sum(row.nbytes for row in shown)
-    if rest:
+    if rest > total // 1000:
         texts.append(_row(rest, total, "everything else"))
     who = "the process holds" if not autopsy.exhaustion.on_device else "in use on the device when memory ran out:"
-    return [f"{who} {size(total)}", *texts]
+    beside = ""
+    if len(rows) < len(autopsy.rows):
+        who = f"of the {size(autopsy.measured.limit or 0)} that the process may have, it held"
+        others = [f"{row.heading} {size(row.nbytes)}" for row in autopsy.rows if row not in rows and row.nbytes]
+        beside = f"beside it, and not counted: {listed(others, 3)}" if others else ""
+    return [f"{who} {size(total)}", *texts, *([beside] if beside else [])]
+
+
+def _counted(autopsy: Autopsy) -> list[Row]:
+    """The rows that take from what the process may have."""
+    return [row for row in autopsy.rows if not (row.is_outside and autopsy.measured.is_capped)]
 
 
 def _row(nbytes: int, total: int, heading: str) -> str:
@@ -49,9 +69,16 @@ def activations(autopsy: Autopsy) -> list[str]:
 
 
 def _line(line: Line) -> str:
-    where = f"at {relative(line.spot.file)}:{line.spot.line}" if line.spot is not None else f"by {line.node}"
+    where = f"by {line.node}" if line.node else ""
+    if line.spot is not None:
+        where = f"at {_short(line.spot.file)}:{line.spot.line}"
     inside = f", in {listed([f'`{name}`' for name in line.modules], 2)}" if line.modules else ""
-    return f"{size(line.nbytes)} in {count(line.tensors, 'tensor')} {where}{inside}"
+    return f"{size(line.nbytes)} in {count(line.tensors, 'tensor')} {where}{inside}".replace(" ,", ",")
+
+
+def _short(file: str) -> str:
+    """A file of the user's from where the run was started, one of a library from where it is installed."""
+    return relative(file) if is_user_file(file) else re.split(r"[/\\](?:site|dist)-packages[/\\]", file)[-1]
 
 
 def holders(autopsy: Autopsy, most: int = 3) -> list[str]:
@@ -72,25 +99,51 @@ def biggest(autopsy: Autopsy, most: int = 3) -> list[tuple[str, int]]:
     """The biggest holders: headings of the table that stand for something that somebody holds."""
     rows = [
         (row.heading, row.nbytes)
-        for row in autopsy.rows
+        for row in _counted(autopsy)
         if row.nbytes > 0 and row.heading not in ("reserved by the allocator, not in use", "not accounted for")
     ]
     return sorted(rows, key=lambda row: -row[1])[:most]
 
 
-def shown(draft: Draft, autopsy: Autopsy) -> Draft:
-    """Add the whole table to a diagnosis."""
-    return draft.because(*table(autopsy), *activations(autopsy), *holders(autopsy))
+def limit(autopsy: Autopsy) -> list[str]:
+    """The limit of the process that was reached, if that is why memory had ended."""
+    host = autopsy.measured.host
+    bound = refusing(host, autopsy.asked) if host is not None else None
+    if bound is None:
+        return []
+    return [f"the process may have {size(bound.limit)} of {bound.of} ({bound.name}, `{bound.option}`)"]
+
+
+def shown(draft: Draft, autopsy: Autopsy, *, limits: bool = True) -> Draft:
+    """Add the whole table to a diagnosis, and what belongs to it."""
+    draft.because(*(limit(autopsy) if limits else ()))
+    draft.because(*table(autopsy), *activations(autopsy), *holders(autopsy))
+    ended_with = autopsy.evidence.incident.error
+    if ended_with is not autopsy.evidence.error:
+        draft.because(f"the run ended with {type(ended_with).__name__}, raised while this was handled")
+    pinned = pinned_by_first_attempt(autopsy.evidence, autopsy.book)
+    if pinned > 1 << 20:
+        draft.because(f"the out-of-memory before this one is still being handled: its frames hold {size(pinned)}")
+        draft.help("leave the `except` block before you try again: until then the first attempt holds its memory")
+    return draft
 
 
 def most_held(autopsy: Autopsy, role: Role) -> Location | None:
     """The line that holds most: that of the failing operation, of saved activations, or that fills a container."""
     candidates: list[tuple[int, Location]] = []
-    failing = autopsy.evidence.at_user_line(role, f"{size(autopsy.asked)} asked for here" if autopsy.asked else "")
-    lines = [line for line in autopsy.saved_lines if line.spot is not None]
+    label = f"{size(autopsy.asked)} asked for here" if autopsy.asked else "refused here"
+    failing = autopsy.evidence.at_user_line(role, label)
+    lines = [line for line in autopsy.saved_lines if line.spot is not None and is_user_file(line.spot.file)]
+    if lines and lines[0].nbytes < _FAINT * autopsy.book.everything:
+        lines = []  # it is not that: weights, say
     if failing and autopsy.asked and not (autopsy.in_backward and lines):
         here = sum(line.nbytes for line in lines if _is_at(line, failing[0]))
-        candidates.append((autopsy.asked + here, failing[0]))
+        at = failing[0]
+        if here > autopsy.asked:
+            at = msgspec.structs.replace(
+                at, label=f"{size(here)} saved for backward here, {size(autopsy.asked)} more refused"
+            )
+        candidates.append((autopsy.asked + here, at))
     for line in lines[:1]:
         assert line.spot is not None
         inside = f" in {listed([f'`{name}`' for name in line.modules], 2)}" if line.modules else ""
@@ -99,6 +152,8 @@ def most_held(autopsy: Autopsy, role: Role) -> Location | None:
         where = filled_at(holder, role, f"`{holder.path}` holds {size(nbytes)}")
         if where is not None:
             candidates.append((nbytes, where))
+    if not autopsy.asked:  # it may be large itself: what is to blame instead must be so, too
+        candidates = [each for each in candidates if each[0] > autopsy.measured.used // 4]
     if not candidates:
         return failing[0] if failing else None
     return max(candidates, key=lambda each: each[0])[1]
@@ -110,7 +165,7 @@ def _is_at(line: Line, place: Location) -> bool:
 
 def filled_at(holder: Holder, role: Role, label: str) -> Location | None:
     """The statement that puts things into a container, or gives a variable its value."""
-    found = fillers_of(holder) or assigned_at(holder)
+    found = [each for each in fillers_of(holder) or assigned_at(holder) if is_user_file(each.file)]
     return found[0].location(role, label) if found else None
 
 

@@ -13,8 +13,10 @@ from torchmedic.diagnose.at_work import frames_in
 from torchmedic.diagnose.counterparts import goes_on
 from torchmedic.diagnose.standstill import IDLE, command, short
 from torchmedic.diagnose.wait_chain import GIVEN, Waiter, waiter_of
+from torchmedic.inside_records import PyThread
+from torchmedic.process_records import ProcessView
 from torchmedic.records import Grade, Severity
-from torchmedic.stall_records import ProcessView, PyThread, Stall
+from torchmedic.stall_records import Stall
 
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch._inductor")
 _TAKEN = ("lock", "reentrant lock", "lock between processes", "condition", "semaphore")

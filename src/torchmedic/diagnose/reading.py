@@ -15,7 +15,9 @@ from torchmedic.diagnose.at_work import (
 )
 from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.standstill import BUSY, duration
-from torchmedic.stall_records import InsideView, ProcessView, PyThread, Stall
+from torchmedic.inside_records import InsideView, PyThread
+from torchmedic.process_records import ProcessView
+from torchmedic.stall_records import Stall
 
 FETCHING = "torch/utils/data/_utils/fetch.py"
 

@@ -57,6 +57,10 @@ class Draft:
         return self
 
     @property
+    def has_place(self) -> bool:
+        return bool(self._locations)
+
+    @property
     def has_treatment(self) -> bool:
         return bool(self._treatments)
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from torchmedic.diagnose.last_words import line_location
 from torchmedic.diagnose.listing import listed
 from torchmedic.diagnose.rule import Draft
+from torchmedic.inside_records import InsideView, LockView, PyFrame, PyThread
+from torchmedic.process_records import ProcessView
 from torchmedic.records import Diagnosis, Grade, Location, Role, Severity
 from torchmedic.replay.source import relative, source_line
-from torchmedic.stall_records import InsideView, LockView, ProcessView, PyFrame, PyThread, Stall
+from torchmedic.stall_records import Stall
 
 BUSY = 0.5  # of one core: whoever wants more is at work on something
 IDLE = 0.05

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from torchmedic.diagnose.rules.hangs.worker_stuck import waits_for_batch
 from torchmedic.diagnose.standstill import SLEEPS
-from torchmedic.stall_records import FileWait, LockView, ProcessView, PyFrame, PyThread, Stall, ThreadView
+from torchmedic.inside_records import LockView, PyFrame, PyThread
+from torchmedic.process_records import FileWait, ProcessView, ThreadView
+from torchmedic.stall_records import Stall
 
 CHILDREN = ("wait4", "waitid")
 _ANY, _BY_PID = 0, 1  # the first argument of waitid

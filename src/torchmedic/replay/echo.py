@@ -14,10 +14,10 @@ from torchmedic.detect.nonfinite import TurnedBad
 from torchmedic.observe.batches import tensors_in
 from torchmedic.replay.births import Birth, is_deliberate
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import Frame
+from torchmedic.replay.frames import Frame, stack_of
 from torchmedic.replay.makers import is_bad
 from torchmedic.replay.microscope import Microscope, Value
-from torchmedic.replay.numbers import NumbersEvidence, Victim, stack_of
+from torchmedic.replay.numbers import NumbersEvidence, Victim
 from torchmedic.replay.played import Played
 from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.source import relative

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 from traceback import FrameSummary
 from typing import Any
 
 from torchmedic.detect.exceptions import Raised
+from torchmedic.detect.exhaustion import exhaustion_of
 from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Location, Role
 from torchmedic.replay.calls import Argument, Call, raising_call
 from torchmedic.replay.frames import Frame, frames_of, place
 from torchmedic.replay.step import Step, from_traceback, through_backward
+
+_DYNAMO = os.path.join("torch", "_dynamo") + os.sep
 
 
 class RaisedEvidence:
@@ -91,9 +96,17 @@ class RaisedEvidence:
     def user_frame(self) -> Frame | None:
         """The innermost frame of the user's own code; that of the script where all of it is library code."""
         for frame in reversed(self.frames):
-            if frame.is_user:
+            if frame.is_user and frame is not self.compiled_frame:
                 return frame
         return self.frames[0] if self.frames else None
+
+    @functools.cached_property
+    def compiled_frame(self) -> Frame | None:
+        """The frame of the user's whose compiled code raised: it stands at its first line, whatever it was doing."""
+        for frame, inner in itertools.pairwise(self.frames):
+            if frame.is_user and frame.line == frame.live.f_code.co_firstlineno and _DYNAMO in inner.file:
+                return frame
+        return None
 
     @property
     def library_frames(self) -> list[Frame]:
@@ -173,19 +186,42 @@ def _is_torch(frame: Frame) -> bool:
 
 
 def _root(error: BaseException) -> tuple[BaseException, list[Frame]]:
-    """Past `raise TrainingFailed(...) from error` of the user's own, to what torch raised in the first place."""
+    """Past `raise TrainingFailed(...) from error` of the user's own, to what torch raised in the first place.
+
+    Past what went wrong while a lack of memory was dealt with, too.
+    """
     frames = frames_of(error.__traceback__)
     for _ in range(10):
         inner = error.__cause__ or error.__context__
         last = frames[-1] if frames else None
-        if inner is None or last is None or not last.is_user or last.instruction != "RAISE_VARARGS":
+        inner_frames = frames_of(inner.__traceback__) if inner is not None else []
+        if inner is None or last is None or not inner_frames:
             break
-        inner_frames = frames_of(inner.__traceback__)
-        if not inner_frames or not (_is_torch(inner_frames[-1]) or _has_tensors(inner_frames[-1])):
+        for_memory = is_short(inner) and not is_short(error)
+        raised_on = last.is_user and last.instruction == "RAISE_VARARGS"
+        if not raised_on and not (for_memory and _is_failed_handling(frames, inner_frames)):
+            break
+        if not (for_memory or _is_torch(inner_frames[-1]) or _has_tensors(inner_frames[-1])):
             break
         caught = next((at for at, frame in enumerate(frames) if frame.live is inner_frames[0].live), 0)
         error, frames = inner, frames[:caught] + inner_frames
     return error, frames
+
+
+def is_short(error: BaseException) -> bool:
+    """Whether an exception says that memory has run out."""
+    return exhaustion_of(frozenset(kind.__name__ for kind in type(error).__mro__), str(error)) is not None
+
+
+def _is_failed_handling(frames: list[Frame], inner: list[Frame]) -> bool:
+    """Whether the handler of an exception itself went wrong: one of a library, or a statement of the user's own.
+
+    What the user's handler goes on to call is another attempt, and has failures of its own.
+    """
+    caught = next((frame for frame in frames if frame.live is inner[0].live), None)
+    if caught is None:
+        return False
+    return not caught.is_user or (caught is frames[-1] and not _has_tensors(caught))
 
 
 def _has_tensors(frame: Frame) -> bool:

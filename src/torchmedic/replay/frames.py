@@ -61,12 +61,7 @@ class Frame:
     @functools.cached_property
     def statement(self) -> ast.stmt | None:
         """The innermost statement that holds the expression under evaluation."""
-        column = self._column
-        best: ast.stmt | None = None
-        for node in ast.walk(self.tree) if self.tree is not None else ():
-            if isinstance(node, ast.stmt) and _covers(node, self.line, column):
-                best = node  # breadth first: what comes later lies deeper
-        return best
+        return _statement_at(self.tree, self.line, self._column) if self.tree is not None else None
 
     @functools.cached_property
     def tree(self) -> ast.Module | None:
@@ -174,6 +169,15 @@ def frames_of(tb: TracebackType | None) -> list[Frame]:
     return frames
 
 
+def stack_of(frame: FrameType | None) -> list[Frame]:
+    """A live frame and all that called it, outermost first."""
+    frames: list[Frame] = []
+    while frame is not None:
+        frames.append(Frame(frame, frame.f_lasti, frame.f_lineno))
+        frame = frame.f_back
+    return frames[::-1]
+
+
 def _position(frame: FrameType, lasti: int) -> tuple[int | None, int | None, int | None, int | None]:
     if lasti < 0:
         return (frame.f_lineno, None, None, None)
@@ -204,6 +208,17 @@ def expressions(file: str, module_globals: dict[str, Any] | None = None) -> dict
     """Every expression of a file by its span; the outermost first where several share one."""
     tree = syntax_tree(file, module_globals)
     return by_span(tree) if tree is not None else {}
+
+
+@functools.lru_cache(maxsize=64)
+def _statements(tree: ast.Module) -> tuple[ast.stmt, ...]:
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.stmt))
+
+
+@functools.lru_cache(maxsize=1024)  # a recursion comes a thousand times past the same places
+def _statement_at(tree: ast.Module, line: int, column: int | None) -> ast.stmt | None:
+    covering = [node for node in _statements(tree) if _covers(node, line, column)]
+    return covering[-1] if covering else None  # breadth first: what comes later lies deeper
 
 
 @functools.lru_cache(maxsize=64)

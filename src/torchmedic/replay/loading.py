@@ -31,6 +31,11 @@ class Request:
         asked = next((at for at, frame in enumerate(frames) if frame.file.endswith(_DATALOADER)), len(frames))
         self._outer = [frame for frame in frames[:asked] if frame.is_user]
 
+    @property
+    def file(self) -> str:
+        """The user's file that asked for the batch."""
+        return self._outer[-1].file if self._outer else ""
+
     def at_loop(self, role: Role, label: str) -> Location | None:
         """The line of the main process that asked for the batch."""
         return self._outer[-1].location(role, label) if self._outer else None

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from torchmedic.observe.frames import is_user_file
 from torchmedic.replay.bounds import ReplayTooLong
-from torchmedic.replay.operations import Captured, Leaf, Op, Spot, Value
+from torchmedic.replay.operations import Captured, Leaf, Op, Spot, Spots, Value
 from torchmedic.replay.storages import dense, geometry_of, overlap, storage_of
 
 # What a reader of a replay needs comes from here, wherever it is defined.
@@ -62,7 +62,7 @@ class Microscope(TorchDispatchMode):
         self._by_sequence: dict[tuple[int, int], int] = {}
         self._capture = capture
         self._deadline = deadline
-        self._positions: dict[tuple[CodeType, int], tuple[int | None, ...]] = {}
+        self._spots = Spots()
         self._thread = threading.get_ident()
 
     # What the analysis asks
@@ -232,22 +232,11 @@ class Microscope(TorchDispatchMode):
         while frame is not None:
             code = frame.f_code
             if is_user_file(code.co_filename):
-                return self._spot_at(frame, code), below_engine
+                return self._spots.at(frame), below_engine
             if code.co_name == _ENGINE:
                 below_engine = False
             frame = frame.f_back
         return None, False
-
-    def _spot_at(self, frame: FrameType, code: CodeType) -> Spot:
-        key = (code, frame.f_lasti)
-        found = self._positions.get(key)
-        if found is None:
-            positions = list(code.co_positions())
-            at = frame.f_lasti // 2
-            found = positions[at] if 0 <= at < len(positions) else (frame.f_lineno, None, None, None)
-            self._positions[key] = found
-        line, end_line, column, end_column = found
-        return Spot(code.co_filename, line or frame.f_lineno, column, end_line, end_column, code.co_name)
 
 
 _ZERO = torch.zeros((), device="cpu")

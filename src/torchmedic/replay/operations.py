@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +27,24 @@ class Spot(NamedTuple):
 
     def location(self, role: Role, label: str = "") -> Location:
         return place(role, self.file, self.line, label, self.column, self.end_column, self.end_line)
+
+
+class Spots:
+    """The expressions that running frames are evaluating; a place in the code is looked up once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[CodeType, int], Spot] = {}
+
+    def at(self, frame: FrameType) -> Spot:
+        code = frame.f_code
+        key = (code, frame.f_lasti)
+        found = self._known.get(key)
+        if found is None:
+            position = next(itertools.islice(code.co_positions(), max(0, frame.f_lasti // 2), None), None)
+            line, end_line, column, end_column = position or (None, None, None, None)
+            found = Spot(code.co_filename, line or frame.f_lineno, column, end_line, end_column, code.co_name)
+            self._known[key] = found
+        return found
 
 
 class Value(NamedTuple):

@@ -18,8 +18,9 @@ from torchmedic.observe.batches import items_of, tensors_in
 from torchmedic.observe.notes import line_of
 from torchmedic.observe.past import GONE, Past, Point, given_back
 from torchmedic.replay.iterators import draws_from_iterator
+from torchmedic.replay.name_use import names_written, read_first
 from torchmedic.replay.runner import Runner
-from torchmedic.replay.segment import CannotCut, names_written, read_first
+from torchmedic.replay.segment import CannotCut
 from torchmedic.replay.step import Step, earlier
 from torchmedic.replay.step_names import names_changed, names_renewed
 from torchmedic.replay.taking_over import taken_over

@@ -22,8 +22,9 @@ from torchmedic.replay.bounds import SHADOW_LIMIT, Bounds, ReplayTooBig, ReplayT
 from torchmedic.replay.graph import leaves_behind
 from torchmedic.replay.iterators import draws_from_iterator
 from torchmedic.replay.keeping import KeptWeights
+from torchmedic.replay.name_use import names_read, names_written, read_first
 from torchmedic.replay.played import Played
-from torchmedic.replay.segment import Segment, names_read, names_written, read_first
+from torchmedic.replay.segment import Segment
 from torchmedic.replay.shadow import Shadow
 from torchmedic.replay.shadow_device import shaded
 from torchmedic.replay.side_effects import no_side_effects

@@ -7,18 +7,14 @@ from types import FrameType
 
 from torchmedic.observe.frames import is_user_file
 from torchmedic.replay.frames import Frame
-from torchmedic.replay.microscope import Spot
+from torchmedic.replay.operations import Spot, Spots
 
 _DEPTH = 30
 
 
 def spot_of_frame(frame: FrameType) -> Spot:
     """The expression that a running frame is evaluating."""
-    code = frame.f_code
-    for index, (line, end_line, column, end_column) in enumerate(code.co_positions()):
-        if index == frame.f_lasti // 2:
-            return Spot(code.co_filename, line or frame.f_lineno, column, end_line, end_column, code.co_name)
-    return Spot(code.co_filename, frame.f_lineno, None, None, None, code.co_name)
+    return Spots().at(frame)
 
 
 def user_spots(frame: FrameType | None) -> tuple[Spot, ...]:

@@ -180,6 +180,23 @@ def through_backward(tb: TracebackType | None, agent: Any) -> Step:
     return _through_backward(entries[::-1], agent)
 
 
+def through_backward_of_library(tb: TracebackType | None, agent: Any) -> Step:
+    """The same where a library has called the model, and goes backward from the same function.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    why = CannotCut("no library has called the model")
+    for frame, line, column in stack_of_traceback(tb):
+        noted = agent.notes.forward.get(id(frame))
+        if noted is not None and noted[0] is frame.f_code:
+            try:
+                return _cut(frame, (line, column), noted[1], agent, True, through=True)
+            except CannotCut as reason:
+                why = reason
+    raise why
+
+
 def on_to_backward(frame: FrameType | None, agent: Any) -> Step:
     """The same for a step that is running now.
 

@@ -6,7 +6,8 @@ import ast
 from types import FrameType
 
 from torchmedic.replay.frames import syntax_tree
-from torchmedic.replay.segment import CannotCut, Segment, cut, names_written, read_first
+from torchmedic.replay.name_use import names_written, read_first
+from torchmedic.replay.segment import CannotCut, Segment, cut
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)

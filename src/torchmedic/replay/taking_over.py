@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from torchmedic.observe.batches import tensors_in
 from torchmedic.observe.frames import is_user_file
-from torchmedic.replay.segment import names_written
+from torchmedic.replay.name_use import names_written
 
 _LIBRARIES = ("torch", "builtins", "math", "functools", "itertools", "operator")
 

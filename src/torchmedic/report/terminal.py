@@ -126,16 +126,18 @@ def _notes(diagnosis: Diagnosis, gutter: int, width: int) -> Iterator[Text]:
     for title, text in [(diagnosis.grade, diagnosis.cause), *(("note", fact) for fact in diagnosis.evidence)]:
         lead = " " * (gutter + 1) + " = "
         body = f"{title}: {text}"
-        for number, part in enumerate(textwrap.wrap(body, max(20, width - len(lead)), break_long_words=False)):
+        room = max(20, width - len(lead))
+        for number, part in enumerate(textwrap.wrap(body, room, subsequent_indent="  ", break_long_words=False)):
             if number == 0:
                 head, _, rest = part.partition(":")
                 yield (Text(lead, _GUTTER).append(f"{head}:", "bold not blue").append(rest, "not blue not bold"))
             else:
-                yield Text(" " * len(lead) + "  " + part)
+                yield Text(" " * len(lead) + part)
 
 
 def _help(treatment: Treatment, gutter: int, width: int) -> Iterator[Text]:
-    verdict = f"[proven on your step: {treatment.result}]" if treatment.proven else "[not tried]"
+    tried = f"predicted, not run: {treatment.result}" if treatment.result else "not tried"
+    verdict = f"[proven on your step: {treatment.result}]" if treatment.proven else f"[{tried}]"
     line = f"help: {treatment.title}  {verdict}"
     for number, part in enumerate(textwrap.wrap(line, width, subsequent_indent="      ", break_long_words=False)):
         if number == 0:

@@ -15,27 +15,33 @@ from torchmedic.supervise import cgroups
 
 
 def memory_limits(listing: Path = Path("/proc/self/cgroup"), root: Path | None = None) -> MemoryLimits:
-    """The memory cgroup of a process: its count of OOM kills, its limit and its peak. Version 2, then version 1."""
-    folder = _memory_cgroup(listing, root or cgroups.default_root())
-    if folder is None:
+    """The memory cgroups around a process: kills in its own, and the lowest limit of all. Version 2, then version 1."""
+    marks = ("memory.events", "memory.oom_control")
+    groups = [
+        folder
+        for folder in cgroups.folders("memory", listing, root or cgroups.default_root())
+        if any(os.path.exists(f"{folder}/{mark}") for mark in marks)
+    ]
+    if not groups:
         return MemoryLimits()
-    if os.path.exists(f"{folder}/memory.events"):
+    limits = [(limit, folder) for folder in groups if (limit := cgroups.memory_limit(folder)) is not None]
+    limit, bounding = min(limits, default=(None, groups[0]), key=lambda found: found[0] or 0)
+    highs = [high for folder in groups if (high := cgroups.number(f"{folder}/memory.high")) is not None]
+    own = groups[0]
+    if os.path.exists(f"{own}/memory.events"):
         return MemoryLimits(
-            oom_kills=cgroups.table(f"{folder}/memory.events", "oom_kill").get("oom_kill"),
-            limit=cgroups.number(f"{folder}/memory.max"),
-            peak=cgroups.number(f"{folder}/memory.peak"),
+            oom_kills=cgroups.table(f"{own}/memory.events", "oom_kill").get("oom_kill"),
+            limit=limit,
+            high=min(highs, default=None),
+            peak=cgroups.number(f"{bounding}/memory.peak"),
+            hits=cgroups.table(f"{bounding}/memory.events", "oom").get("oom"),
         )
     return MemoryLimits(
-        oom_kills=cgroups.table(f"{folder}/memory.oom_control", "oom_kill").get("oom_kill"),
-        limit=cgroups.number(f"{folder}/memory.limit_in_bytes"),
-        peak=cgroups.number(f"{folder}/memory.max_usage_in_bytes"),
+        oom_kills=cgroups.table(f"{own}/memory.oom_control", "oom_kill").get("oom_kill"),
+        limit=limit,
+        peak=cgroups.number(f"{bounding}/memory.max_usage_in_bytes"),
+        hits=cgroups.number(f"{bounding}/memory.failcnt"),
     )
-
-
-def _memory_cgroup(listing: Path, root: Path) -> str | None:
-    marks = ("memory.events", "memory.oom_control")
-    groups = cgroups.folders("memory", listing, root)
-    return next((folder for folder in groups if any(os.path.exists(f"{folder}/{mark}") for mark in marks)), None)
 
 
 def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int | None:
@@ -85,6 +91,13 @@ def shm_free() -> int | None:
     with contextlib.suppress(OSError):
         status = os.statvfs("/dev/shm")
         return status.f_bavail * status.f_frsize
+    return None
+
+
+def shm_size() -> int | None:
+    with contextlib.suppress(OSError):
+        status = os.statvfs("/dev/shm")
+        return status.f_blocks * status.f_frsize
     return None
 
 

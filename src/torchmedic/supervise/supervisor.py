@@ -16,7 +16,7 @@ from torchmedic.errors import ExitStatus
 from torchmedic.records import Death, Diagnosis, Fault, Outcome, Report
 from torchmedic.report.emit import Emitter
 from torchmedic.settings import Settings
-from torchmedic.supervise import deaths, job, memory_warnings
+from torchmedic.supervise import deaths, job, memory_warnings, out_of_room
 from torchmedic.supervise.findings import Findings
 from torchmedic.supervise.signals import shell_status
 from torchmedic.supervise.stall.response import Response
@@ -74,7 +74,8 @@ class Supervisor:
             return
         if self._settings.confidential:
             diagnosis = confidential(diagnosis)
-        self._diagnoses = [*memory_warnings.still_new(self._diagnoses, diagnosis), diagnosis]
+        self._diagnoses = memory_warnings.folded(self._diagnoses, diagnosis)
+        diagnosis = self._diagnoses[-1]
         said = self._write() | {job.same_finding(each) for each in self._diagnoses[:-1] if each.rank != diagnosis.rank}
         if job.same_finding(diagnosis) not in said:
             with self._speaking():
@@ -124,6 +125,8 @@ class Supervisor:
         dead = [] if killed else deaths.find(left, self._vigil, pid, status, through_shell=through_shell)
         if status != 0:  # else whatever was raised or died, the run got over it
             for diagnosis in self._findings.roots([self._explained(death) for death in dead]):
+                self._add(diagnosis)
+            for diagnosis in out_of_room.explained(self._findings.folders()):
                 self._add(diagnosis)
         self._outcome = Outcome(
             exit_status=self._outcome.exit_status,

@@ -28,6 +28,7 @@ _MOST = 512  # processes followed at the same time
 class Sight(msgspec.Struct, frozen=True):
     time: float
     oom_kills: int | None
+    limit_hits: int | None
     host_oom_kills: int | None
     shm_free: int | None
 
@@ -74,6 +75,10 @@ class Vigil:
         return _rise([sight.oom_kills for sight in self._sights])
 
     @property
+    def limit_hits(self) -> int | None:
+        return _rise([sight.limit_hits for sight in self._sights])
+
+    @property
     def host_oom_kills(self) -> int | None:
         return _rise([sight.host_oom_kills for sight in self._sights])
 
@@ -99,7 +104,8 @@ class Vigil:
 
 
 def _look() -> Sight:
-    return Sight(time.monotonic(), outside.memory_limits().oom_kills, outside.host_oom_kills(), outside.shm_free())
+    limits = outside.memory_limits()
+    return Sight(time.monotonic(), limits.oom_kills, limits.hits, outside.host_oom_kills(), outside.shm_free())
 
 
 def _rise(counts: list[int | None]) -> int | None:

@@ -17,17 +17,20 @@ from torch._C._autograd import _get_sequence_nr
 
 from torchmedic.contained import report_fault
 from torchmedic.detect.exhaustion import Exhaustion, exhaustion_of
+from torchmedic.replay.device_room import asked_beside
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.memory import lines as by_lines
 from torchmedic.replay.memory import table
+from torchmedic.replay.memory.attempts import callers_of, history_of, is_lent, is_updating
 from torchmedic.replay.memory.book import Book
+from torchmedic.replay.memory.bound_for_backward import is_differentiated
 from torchmedic.replay.memory.by_weights import Layers
-from torchmedic.replay.memory.fake_step import FakeRunner
 from torchmedic.replay.memory.holders import Found, FoundArray, Holder, held_tensors
 from torchmedic.replay.memory.ledger import ByteLedger, Made, Place
 from torchmedic.replay.memory.lines import Line, Method
 from torchmedic.replay.memory.measured import Measured, measure, refusal_of
+from torchmedic.replay.memory.replays import NotPlayed, play
 from torchmedic.replay.memory.retained import Retained, retained_graphs
 from torchmedic.replay.memory.saved import is_leaf
 from torchmedic.replay.segment import CannotCut, carried_names
@@ -41,6 +44,8 @@ class Autopsy:
         self.evidence = evidence
         self.exhaustion = exhaustion
         self.why_not_replayed = ""
+        self.is_long = False  # to play the step took too long: another try would, too
+        self.default_device: torch.device | None = None  # the step had run under `with torch.device(...)`
         incident = evidence.incident
         self.agent = incident.agent
         self.refusal = refusal_of(exhaustion)
@@ -48,11 +53,13 @@ class Autopsy:
         notes = getattr(self.agent, "notes", None)
         self.since = int(getattr(notes, "sequence_number", 0))
         optimizers = self.agent.clock.optimizers if self.agent is not None else []
-        self.book = Book(self._is_wanted, optimizers, self.since)
+        self.book = Book(self.is_wanted, optimizers, self.since)
         arrays: list[FoundArray] = []
         self.found = list(held_tensors(self._frames, self._skipped, None if exhaustion.on_device else arrays))
         self.found += list(self._gradients_with_graph())
-        self.book.enter_known(self._batch(), self._ours())
+        self.batch = self._batch()
+        collected = [each.tensor for each in self.found if each.holder.many]
+        self.book.enter_known(self.batch, self._ours(), history_of(evidence.frames), collected)
         self.book.enter_graphs()
         self.book.enter_held(self.found)
         self.book.enter_older()
@@ -71,13 +78,7 @@ class Autopsy:
     @property
     def in_optimizer(self) -> bool:
         """Whether an optimizer was updating weights, and not calling its closure."""
-        for frame in reversed(self.evidence.frames):
-            owner = frame.variables.get("self")
-            if isinstance(owner, torch.optim.Optimizer):
-                return True
-            if frame.is_user or frame.module is not None or frame.function in ("backward", "_engine_run_backward"):
-                return False  # a closure of it, perhaps
-        return False
+        return is_updating(self.evidence.frames)
 
     @property
     def builds_graph(self) -> bool:
@@ -87,7 +88,13 @@ class Autopsy:
     @functools.cached_property
     def retained(self) -> list[Retained]:
         """Graphs of earlier steps that somebody holds."""
-        return retained_graphs(self.found, self.book, self._carried, self._goes_backward)
+        return retained_graphs(
+            self.found,
+            self.book,
+            self._carried,
+            self._goes_backward,
+            lambda: is_differentiated(callers_of(self.evidence)),
+        )
 
     @functools.cached_property
     def saved_lines(self) -> list[Line]:
@@ -136,11 +143,12 @@ class Autopsy:
 
     def is_of_failing_call(self, holder: Holder) -> bool:
         """Whether it is a variable of a function that the failing step had called: it goes when the exception goes."""
-        return holder.in_frame and holder.scope is not self._step_code
+        return holder.in_frame and holder.scope is not self._step_code and not is_lent(holder)
 
     # How it is found
 
-    def _is_wanted(self, device: torch.device) -> bool:
+    def is_wanted(self, device: torch.device) -> bool:
+        """Whether a device is the one that has no memory left."""
         if not self.exhaustion.on_device:
             return device.type == "cpu"
         index = self.exhaustion.index
@@ -214,20 +222,22 @@ class Autopsy:
         """The step on fakes, up to the operation that failed; None where fakes could not follow it that far."""
         if self.step is None or self.in_optimizer:
             return None
-        user = self.evidence.user_frame
-        stop = None if self.in_backward else self._nodes_now - self.since
+        if self.evidence.compiled_frame is not None:
+            self.why_not_replayed = "it ran compiled, and keeps other tensors than the code would"
+            return None
+        user, used = self.evidence.user_frame, (memory.device for _, memory in self.book.entries.values())
         try:
-            ledger, error = FakeRunner.of(self.step.runner).play_fake(
-                stop=stop,
+            ledger, self.default_device = play(
+                self.step,
+                next(used, None) if self.exhaustion.on_device else None,
+                stop=None if self.in_backward else self._nodes_now - self.since,
                 asked=None if self.in_backward else self.asked,
                 line=(user.file, user.line) if user is not None else None,
             )
-        except Exception as failure:
-            error = failure
-        if error is not None:
-            self.why_not_replayed = _reason(error)
-            return None
-        return ledger
+            return ledger
+        except NotPlayed as reason:
+            self.why_not_replayed, self.is_long = str(reason), reason.is_long
+        return None
 
     @property
     def asked(self) -> int | None:
@@ -257,13 +267,6 @@ class Autopsy:
         return found, method
 
 
-def _reason(error: BaseException) -> str:
-    kind = type(error).__name__
-    if "DataDependent" in kind or "DynamicOutputShape" in kind:
-        return "the step reads values that fake tensors do not have"
-    return f"{kind}: {str(error).splitlines()[0][:80]}" if str(error) else kind
-
-
 def autopsy_of(evidence: RaisedEvidence) -> Autopsy | None:
     """The autopsy of an exception that says that memory has run out in this process; made once."""
     known = evidence.__dict__
@@ -286,4 +289,5 @@ def exhaustion_in(evidence: RaisedEvidence) -> Exhaustion | None:
         return None
     worker = evidence.incident.worker
     kinds = evidence.kinds | ({"MemoryError"} if "MemoryError" in getattr(worker, "exception", "") else set())
-    return exhaustion_of(kinds, worker.message if worker is not None else evidence.message)
+    found = exhaustion_of(kinds, worker.message if worker is not None else evidence.message)
+    return found if found is None or not found.beside else asked_beside(found)

@@ -20,6 +20,7 @@ from torchmedic.replay.memory.saved import (
     sequence_of,
     tensors_saved_by,
     walk,
+    weights_before,
     weights_of,
 )
 from torchmedic.replay.memory.storages import Memory, distinct, live_tensors, memory_address, memory_of
@@ -68,6 +69,12 @@ class Book:
         self.held_arrays: dict[int, tuple[Memory, Holder]] = {}
         self.live = live_tensors()
         self.modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+        self._recurrent = {
+            id(weight)
+            for module in self.modules
+            if isinstance(module, torch.nn.RNNBase | torch.nn.RNNCellBase)
+            for weight in parts_of(module, "_parameters")
+        }
 
     @property
     def saved(self) -> list[SavedHere]:
@@ -90,8 +97,21 @@ class Book:
             if self._wanted(memory.device):
                 self.entries.setdefault(memory.key, (heading, memory))
 
-    def enter_known(self, batch: Iterable[torch.Tensor], ours: Iterable[torch.Tensor]) -> None:
-        """What has a heading of its own."""
+    def enter_known(
+        self,
+        batch: Iterable[torch.Tensor],
+        ours: Iterable[torch.Tensor],
+        stepping: Iterable[torch.Tensor] = (),
+        collected: Iterable[torch.Tensor] = (),
+    ) -> None:
+        """What has a heading of its own.
+
+        Args:
+            batch: What is trained on.
+            ours: What torchmedic itself holds.
+            stepping: State that an optimizer has not filed yet.
+            collected: What lies in lists and the like: of models that nobody trains, copies that were put aside.
+        """
         trained = [
             tensor
             for optimizer in self._optimizers
@@ -99,14 +119,17 @@ class Book:
             for tensor in group["params"]
             if isinstance(tensor, torch.Tensor)
         ]
-        own = [each for module in self.modules for each in module._parameters.values() if each is not None]
-        self.enter("parameters", [*own, *trained])
-        buffers = [each for module in self.modules for each in module._buffers.values() if each is not None]
+        own = [each for module in self.modules for each in parts_of(module, "_parameters") if each is not None]
+        self.enter("parameters", trained)
+        aside = distinct(collected).keys() - self.entries.keys() if trained else set()
+        self.enter("parameters", [each for each in own if aside.isdisjoint(distinct([each]))])
+        buffers = [each for module in self.modules for each in parts_of(module, "_buffers") if each is not None]
         self.enter("buffers", buffers)
         leaves = {id(each): each for each in [*own, *trained, *self.live] if is_leaf(each)}
         self.enter("gradients", [each.grad for each in leaves.values() if each.grad is not None])
         for optimizer in self._optimizers:
             self.enter("optimizer state", _state_of(optimizer))
+        self.enter("optimizer state", stepping)
         self.enter("the batch", batch)
         self.enter("torchmedic", ours)
 
@@ -122,7 +145,7 @@ class Book:
                     under = self.entries.get(memory.key, ("",))[0]
                     if not self._wanted(memory.device) or under not in ("", "saved activations"):
                         continue
-                    entry = SavedHere(memory, node.name(), sequence, tuple(tensor.shape), weights_of(node))
+                    entry = SavedHere(memory, node.name(), sequence, tuple(tensor.shape), self._weights_of(node))
                     if sequence >= self.since:
                         self.entries[memory.key] = ("saved activations", memory)
                         known = self._saved.get(memory.key)
@@ -130,6 +153,14 @@ class Book:
                             self._saved[memory.key] = entry
                     else:
                         self.older.setdefault(memory.key, entry)
+
+    def _weights_of(self, node: Any) -> tuple[int, ...]:
+        """Those that tell which layer a node belongs to; what a recurrent layer makes of its products has none."""
+        weights = weights_of(node)
+        if weights or not self._recurrent:
+            return weights
+        before = weights_before(node)
+        return before if self._recurrent.issuperset(before) else ()
 
     def enter_held(self, found: Iterable[Found]) -> None:
         """What the user's names lead to."""
@@ -167,6 +198,11 @@ class Book:
             _, nbytes, count = sums.get(key, (holder, 0, 0))
             sums[key] = (holder, nbytes + memory.nbytes, count + 1)
         return sorted(sums.values(), key=lambda each: -each[1])
+
+
+def parts_of(module: torch.nn.Module, kind: str) -> list[Any]:
+    """The parameters or buffers of a module itself; one that is only being made or copied may have none yet."""
+    return list(module.__dict__.get(kind, {}).values())
 
 
 def _state_of(optimizer: Any) -> list[torch.Tensor]:

@@ -25,11 +25,12 @@ class Layers:
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         self._owner: dict[int, torch.nn.Module] = {}
         self._parent: dict[int, tuple[torch.nn.Module, str]] = {}
+        self._known: dict[int, Place] = {}  # by the identity of a layer
         for module in modules:
-            for parameter in module._parameters.values():
+            for parameter in module.__dict__.get("_parameters", {}).values():
                 if parameter is not None:
                     self._owner[id(parameter)] = module
-            for name, child in module._modules.items():
+            for name, child in module.__dict__.get("_modules", {}).items():
                 if child is not None:
                     self._parent[id(child)] = (module, name)
 
@@ -39,6 +40,11 @@ class Layers:
         if len(owners) != 1:
             return None
         (layer,) = owners.values()
+        if id(layer) not in self._known:
+            self._known[id(layer)] = self._find(layer)
+        return self._known[id(layer)]
+
+    def _find(self, layer: torch.nn.Module) -> Place:
         names: list[str] = []
         spot: Spot | None = None
         while id(layer) in self._parent and len(names) < 64:

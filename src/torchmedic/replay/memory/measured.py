@@ -44,6 +44,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool = False  # measured at the moment itself
 
     @property
+    def is_capped(self) -> bool:
+        """Whether the process may have less than there is: what others hold of the device is then beside the point."""
+        if self.limit is None or self.capacity is None or self.free is None:
+            return False
+        return self.limit < self.capacity and self.limit - self.reserved < self.free
+
+    @property
     def cache(self) -> int:
         return max(0, self.reserved - self.allocated)
 
@@ -56,7 +63,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 def refusal_of(exhaustion: Exhaustion) -> Refusal | None:
     """What the allocator told of this very allocation."""
     refusal = out_of_memory.last[0] if out_of_memory.last else None
-    if refusal is None or exhaustion.where != "cuda" or (exhaustion.index or 0) != refusal.device:
+    if refusal is None or exhaustion.beside:
+        return None
+    if exhaustion.where != "cuda" or (exhaustion.index or 0) != refusal.device:
         return None
     asked = exhaustion.asked
     # The exception's number is rounded to hundredths of its unit.

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _RAW = "_raw_saved_"
 _known: dict[type, tuple[str, ...]] = {}
+_WAYS = frozenset({"TBackward0", "TransposeBackward0", "PermuteBackward0", "ToCopyBackward0", "ViewBackward0"})
+_NEAR = 48  # nodes that are looked at
 
 
 class _Refusing(TorchDispatchMode):
@@ -69,12 +71,32 @@ def is_counted(node: Any) -> bool:
 
 
 def weights_of(node: Any) -> tuple[int, ...]:
-    """The identities of the parameters that a node collects gradients for."""
-    return tuple(
-        id(following.variable)
-        for following, _ in node.next_functions
-        if following is not None and hasattr(following, "variable")
-    )
+    """The identities of the parameters that a node collects gradients for, also turned round or cast on the way."""
+    found = []
+    for following, _ in node.next_functions:
+        way = following
+        for _ in range(3):
+            if way is None or way.name() not in _WAYS:
+                break
+            way = way.next_functions[0][0]
+        if way is not None and hasattr(way, "variable"):
+            found.append(id(way.variable))
+    return tuple(found)
+
+
+def weights_before(node: Any) -> tuple[int, ...]:
+    """Those of the nearest nodes behind this one that have any: what it computes on comes from there."""
+    found: list[int] = []
+    pending, seen = [node], {node}
+    while pending and len(seen) < _NEAR:
+        each = pending.pop(0)
+        weights = weights_of(each)
+        found += weights
+        if not weights:
+            following = [next_one for next_one, _ in each.next_functions if next_one is not None]
+            pending += [next_one for next_one in following if next_one not in seen]
+            seen.update(following)
+    return tuple(found)
 
 
 def walk(nodes: Iterable[Any], seen: set[Any], most: int = 400_000) -> Iterator[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import math
 import statistics
@@ -9,11 +11,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import Dataset
 
 from torchmedic.observe.batches import Given
 
 _FEW = 4  # earlier batches that tell what is usual
 _ROWS = 4096
+_MANY = 1000  # items of a batch: a small data set may well be one batch
 
 
 class Unusual(NamedTuple):
@@ -48,6 +52,19 @@ def is_growing(given: Sequence[Given]) -> bool:
         return False
     steps = [two > one for one, two in itertools.pairwise(sizes)]
     return all(two >= one for one, two in itertools.pairwise(sizes)) and sum(steps) >= len(steps) // 2
+
+
+def is_whole_data_set(indices: Sequence[Any]) -> bool:
+    """Whether a batch is made of all items that there are in a data set."""
+    number = len(indices)
+    if number < _MANY or not all(type(each) is int for each in indices) or set(indices) != set(range(number)):
+        return False
+    for each in gc.get_objects():
+        if issubclass(type(each), Dataset) and hasattr(type(each), "__len__"):
+            with contextlib.suppress(Exception):  # it is the user's
+                if len(each) == number:
+                    return True
+    return False
 
 
 class Longest(NamedTuple):

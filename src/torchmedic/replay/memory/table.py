@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from torchmedic.replay.memory.autopsy import Autopsy
 
+_OTHERS = "other processes"
+_CONTEXT = "CUDA context and libraries"
+_UNKNOWN = "CUDA context, libraries, and other processes if any"
+
 
 class Row(NamedTuple):
     """One line of the table."""
 
     heading: str
     nbytes: int
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether it is in use on the device, but not by this process's allocator."""
+        return self.heading in (_OTHERS, _CONTEXT, _UNKNOWN)
 
 
 def rows_of(autopsy: Autopsy) -> Iterator[Row]:
@@ -54,10 +63,10 @@ def _device_rows(autopsy: Autopsy) -> Iterator[Row]:
     yield Row("reserved by the allocator, not in use", measured.cache)
     if measured.others is not None:
         others = min(measured.others, measured.outside)
-        yield Row("other processes", others)
-        yield Row("CUDA context and libraries", measured.outside - others)
+        yield Row(_OTHERS, others)
+        yield Row(_CONTEXT, measured.outside - others)
     else:
-        yield Row("CUDA context, libraries, and other processes if any", measured.outside)
+        yield Row(_UNKNOWN, measured.outside)
 
 
 def record_of(autopsy: Autopsy) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Two tensors of the same length were stretched to a table of all pairs.
 
-What: an operation was given [N, 1] and [N]. It paired every element of one with every element of the other, and the
-result of N x N elements did not fit, or filled the memory for what came after it.
+What: an operation, on tensors or on NumPy arrays, was given [N, 1] and [N]. It paired every element of one with every
+element of the other, and the result of N x N elements did not fit, or filled the memory for what came after it.
 
 Why: a prediction still has its last dimension of 1 and the target does not (or the other way round). Broadcasting makes
 that legal. With a small batch the same line runs and gives a wrong loss.
@@ -11,20 +11,38 @@ Cure: bring both to the same shape before the operation, with `.squeeze(-1)` or 
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import itertools
 import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
 from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.memory_words import noticed, table
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.records import Diagnosis
+from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.holdings import Result, results_of
+from torchmedic.replay.frames import expressions
+from torchmedic.replay.holdings import results_of
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
 from torchmedic.replay.memory.ledger import Made
+from torchmedic.replay.memory.storages import memory_of
+from torchmedic.replay.operations import Spot
 
 CODE, NAME = "TM404", "accidental-broadcast"
+
+Shape = tuple[int, ...]
+
+
+class _Table(NamedTuple):
+    """All pairs of two operands."""
+
+    pair: tuple[Shape, Shape]
+    shape: Shape
+    nbytes: int
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -32,38 +50,38 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if autopsy is None:
         return None
     asked = autopsy.asked
-    made = [each for each in results_of(evidence.calls) if each.nbytes > 1 << 20]
+    made = [each for each in _tables_of(evidence) if each.nbytes > 1 << 20]
     if asked is None and made:
         asked = made[0].nbytes
-    direct = next((each for each in made if asked and _about(each.nbytes, asked) and _is_accident(each)), None)
+    direct = next(
+        (each for each in made if asked and _about(each.nbytes, asked) and _grew(*each.pair, each.shape)), None
+    )
+    if direct is None and autopsy.failing is not None and (pair := _pair(autopsy.failing)) is not None:
+        direct = _Table(pair, autopsy.failing.shape, autopsy.failing.nbytes)
     if direct is not None:
-        one, two = direct.operands
-        return _said(autopsy, one, two, direct.shape, direct.nbytes, evidence.at_user_line("cause", "stretched here"))
+        if _is_meant(evidence.user_frame.node if evidence.user_frame is not None else None) or _is_one(evidence):
+            return None
+        return _said(autopsy, direct, evidence.at_user_line("cause", "stretched here"))
     earlier = _earlier(autopsy)
     if earlier is None or earlier.place.spot is None:
         return None
-    one, two = _pair(earlier)
+    pair = _pair(earlier)
+    assert pair is not None
     label = f"{size(earlier.nbytes)} made here"
     places = (earlier.place.spot.location("cause", label), *noticed(autopsy))
-    return _said(autopsy, one, two, earlier.shape, earlier.nbytes, places)
+    return _said(autopsy, _Table(pair, earlier.shape, earlier.nbytes), places)
 
 
-def _said(
-    autopsy: Autopsy,
-    one: tuple[int, ...],
-    two: tuple[int, ...],
-    shape: tuple[int, ...],
-    nbytes: int,
-    places: tuple[object, ...],
-) -> Diagnosis:
+def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...]) -> Diagnosis:
+    one, two = found.pair
     draft = Draft(
         CODE,
         NAME,
         "proven",
-        f"{list(one)} and {list(two)} broadcast to {list(shape)}, which takes {size(nbytes)}",
-        f"both have {math.prod(one)} elements; together they were paired to {math.prod(shape)}",
+        f"{list(one)} and {list(two)} broadcast to {list(found.shape)}, which takes {size(found.nbytes)}",
+        f"both have {math.prod(one)} elements; together they were paired to {math.prod(found.shape)}",
     )
-    draft.at(*places)  # type: ignore[arg-type]
+    draft.at(*places)
     draft.because(*table(autopsy))
     draft.help("bring both to the same shape first, for example with `.squeeze(-1)` or `.unsqueeze(-1)`")
     return draft.done(step=autopsy.evidence.incident.step, rank=autopsy.evidence.incident.rank)
@@ -76,22 +94,71 @@ def _earlier(autopsy: Autopsy) -> Made | None:
     tables = [
         each
         for each in (ledger.made if ledger is not None else ())
-        if each.nbytes >= everything // 8 and (pair := _pair(each)) and _grew(*pair, each.shape)
+        if each.nbytes >= everything // 8 and _pair(each) is not None and not _is_meant(_expression(each.place.spot))
     ]
     return max(tables, key=lambda each: each.nbytes, default=None)
 
 
-def _pair(made: Made) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    shapes = [shape for shape in made.inputs if shape]
-    return (shapes[0], shapes[1]) if len(shapes) == 2 else ((), ())
+def _expression(spot: Spot | None) -> ast.expr | None:
+    if spot is None or spot.column is None or spot.end_line is None or spot.end_column is None:
+        return None
+    found = expressions(spot.file).get((spot.line, spot.column, spot.end_line, spot.end_column))
+    return found[0] if found else None
+
+
+def _is_meant(node: ast.expr | None) -> bool:
+    """Whether the expression itself gives one side another dimension, as who wants all pairs writes it."""
+    match node:
+        case ast.BinOp(left=left, right=right):
+            sides = [left, right]
+        case ast.Compare(left=left, comparators=others):
+            sides = [left, *others]
+        case _:
+            return False
+    return any(_adds_dimension(side) for side in sides)
+
+
+def _adds_dimension(side: ast.expr) -> bool:
+    match side:
+        case ast.Call(func=ast.Attribute(attr="unsqueeze")):
+            return True
+        case ast.Subscript(slice=index):
+            parts = index.elts if isinstance(index, ast.Tuple) else [index]
+            return any(ast.unparse(part).rpartition(".")[2] in ("None", "newaxis") for part in parts)
+    return False
+
+
+def _is_one(evidence: RaisedEvidence) -> bool:
+    """Whether both sides are one tensor: that is paired with itself on purpose."""
+    for call in evidence.calls:
+        storages = {memory.key for each in call.tensors[:2] for memory in memory_of(each.value)}
+        if len(call.tensors) >= 2:
+            return len(storages) == 1
+    return False
+
+
+def _pair(made: Made) -> tuple[Shape, Shape] | None:
+    """Two of an operation's operands that were stretched to what it made."""
+    pairs = itertools.combinations([shape for shape in made.inputs if shape], 2)
+    return next((pair for pair in pairs if _grew(*pair, made.shape)), None)
+
+
+def _tables_of(evidence: RaisedEvidence) -> Iterator[_Table]:
+    """What the operations that were under way would have made of two tensors, or of two arrays."""
+    for each in results_of(evidence.calls):
+        if len(each.operands) == 2:
+            yield _Table((each.operands[0], each.operands[1]), each.shape, each.nbytes)
+    for call in evidence.calls:
+        arrays = [each.value for each in call.arguments if type(each.value).__name__ == "ndarray"]
+        for one, two in itertools.combinations(arrays, 2):
+            with contextlib.suppress(RuntimeError, TypeError):
+                shape = tuple(torch.broadcast_shapes(one.shape, two.shape))
+                nbytes = math.prod(shape) * max(one.itemsize, two.itemsize)
+                yield _Table((tuple(one.shape), tuple(two.shape)), shape, nbytes)
 
 
 def _about(nbytes: int, asked: int) -> bool:
     return abs(nbytes - asked) <= max(512, asked // 100)
-
-
-def _is_accident(result: Result) -> bool:
-    return len(result.operands) == 2 and _grew(*result.operands, result.shape)
 
 
 def _grew(one: tuple[int, ...], two: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask
 from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.memory_cures import cured
 from torchmedic.diagnose.memory_words import biggest, differentiated, most_held, noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
@@ -35,7 +36,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     asked = autopsy.asked if autopsy is not None else exhaustion.asked
     device = f"{exhaustion.where}:{exhaustion.index or 0}"
     want = f" for {size(asked)}" if asked is not None else ""
-    draft = Draft(CODE, NAME, "proven", f"there is no memory{want} on {device}{_missing(autopsy)}", _cause(autopsy))
+    message = f"there is no memory{want} on {device}{_missing(autopsy)}"
+    if exhaustion.beside:
+        free = f": {size(exhaustion.free)} are free" if exhaustion.free is not None else ""
+        message = f"{exhaustion.beside} found no memory on {device}{free}"
+    draft = Draft(CODE, NAME, "proven", message, _cause(autopsy))
     if autopsy is None:
         draft.at(*evidence.at_user_line("cause", "refused here"))
         draft.because(*(f"{size(use)} are held by process {pid}" for pid, use in exhaustion.other_processes[:3]))
@@ -43,7 +48,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
     draft.at(most_held(autopsy, "cause"), differentiated(autopsy), *noticed(autopsy))
     shown(draft, autopsy)
-    draft.help(_advice(autopsy))
+    if not cured(draft, autopsy):
+        draft.help(_advice(autopsy))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
@@ -62,9 +68,11 @@ def _cause(autopsy: Autopsy | None) -> str:
     if autopsy is None:
         return "the allocator of the device refused it"
     parts = ", ".join(f"{heading} ({size(nbytes)})" for heading, nbytes in biggest(autopsy))
+    if not parts:
+        return "the device has no memory left"
     limit = autopsy.measured.limit
     of = f" of {size(limit)}" if limit is not None else ""
-    return f"the three biggest holders{of}: {parts}"
+    return f"the biggest holders{of}: {parts}"
 
 
 def _advice(autopsy: Autopsy) -> str:

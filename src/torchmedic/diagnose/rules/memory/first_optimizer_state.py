@@ -18,8 +18,10 @@ import torch
 from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.memory_words import shown
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.observe.batches import tensors_in
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.memory.attempts import history_of
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
 from torchmedic.replay.memory.storages import total
 
@@ -45,7 +47,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     optimizer = _stepping(evidence)
     needed = _needed(optimizer) if optimizer is not None else 0
-    there = _there(optimizer) if optimizer is not None else 0
+    there = _there(optimizer, evidence) if optimizer is not None else 0
     if optimizer is None or not needed or (there >= needed and not _is_first(optimizer)):
         return None  # it has stepped before: what is missing is memory for the step itself
     kind = type(optimizer).__name__
@@ -55,12 +57,19 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         "proven",
         f"the state of {kind} needs {size(needed)}"
         + (f", of which {size(there)} fitted" if there < needed else f", and its step {size(autopsy.asked or 0)} more"),
-        "it is made at the first step of the optimizer, when all gradients are there",
+        _reason(optimizer),
     )
-    draft.at(*evidence.at_user_line("cause", "the first step makes the state"))
+    draft.at(*evidence.at_user_line("cause", "the state is made here"))
     shown(draft, autopsy)
     draft.help(_advice(autopsy, kind))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _reason(optimizer: Any) -> str:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        kept = optimizer.param_groups[0]["history_size"]
+        return f"it keeps two vectors as long as all parameters for each of the last {kept} iterations (`history_size`)"
+    return "it is made at the first step of the optimizer, when all gradients are there"
 
 
 def _stepping(evidence: RaisedEvidence) -> Any:
@@ -80,13 +89,16 @@ def _needed(optimizer: Any) -> int:
     copies = _COPIES.get(type(optimizer).__name__, 0)
     if type(optimizer).__name__ in ("SGD", "RMSprop"):
         copies += bool(options.get("momentum"))
+    if isinstance(optimizer, torch.optim.LBFGS):
+        copies = 2 * int(options["history_size"])
     copies += bool(options.get("amsgrad")) + bool(options.get("centered"))
     return copies * sum(each.nbytes for each in _trained(optimizer))
 
 
-def _there(optimizer: Any) -> int:
+def _there(optimizer: Any, evidence: RaisedEvidence) -> int:
     values = [value for state in optimizer.state.values() for value in state.values()]
-    return total(value for value in values if isinstance(value, torch.Tensor) and value.numel() > 1)
+    kept = [*tensors_in(values), *history_of(evidence.frames)]
+    return total(value for value in kept if value.numel() > 1)
 
 
 def _is_first(optimizer: Any) -> bool:
@@ -97,6 +109,8 @@ def _is_first(optimizer: Any) -> bool:
 
 
 def _advice(autopsy: Autopsy, kind: str) -> str:
+    if kind == "LBFGS":
+        return "keep fewer of them (`history_size=10`), or use an optimizer with less state"
     other = "SGD or an 8-bit Adam" if kind.startswith(("Adam", "NAdam", "RAdam")) else "one with less state"
     return f"use a smaller batch, or another optimizer ({other}); its state can be sharded over several devices"
 

@@ -1,6 +1,7 @@
 """One batch is far larger than all before it.
 
-What: the batches before this one fitted; this one has far more elements, and memory ran out in it.
+What: the batches before this one fitted; this one has far more elements, and memory ran out in it. Or it is as large as
+can be: all items of the data set at once.
 
 Why: a batch is padded to its longest item, and one item is much longer than the rest; images come at their full
 resolution; or the last batch was put together differently (the whole data set as one, say).
@@ -12,18 +13,22 @@ instead of its number of items.
 from __future__ import annotations
 
 from torchmedic.diagnose.describe import listed
+from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.memory_cures import cured
 from torchmedic.diagnose.memory_words import noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.frames import place
-from torchmedic.replay.memory.autopsy import autopsy_of
-from torchmedic.replay.memory.sizes import Longest, is_growing, longest_row, unusual
+from torchmedic.replay.memory.attempts import callers_of
+from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.replay.memory.sizes import Longest, is_growing, is_whole_data_set, longest_row, unusual
 
 CODE, NAME = "TM406", "outlier-batch"
 
 _FACTOR = 1.5
 _SURE = 2.0
+_SHARE = 0.5  # of all memory that is for the batch
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -32,8 +37,10 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     given = autopsy.agent.batches.shapes
     found = unusual(given)
-    if found is None or found.factor < _FACTOR or is_growing(given):
+    if is_growing(given):
         return None
+    if found is None or found.factor < _FACTOR:
+        return _of_everything(evidence, autopsy)
     incident = evidence.incident
     length = found.shape[1] if len(found.shape) > 1 else 0
     longest = longest_row(incident.batch, incident.batch_indices, length)
@@ -55,6 +62,29 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help(f"limit the batch to {found.usual[0]} items, or split it and accumulate gradients")
     else:
         draft.help("cut or leave out what is too long, or make batches of items of about the same size")
+    cured(draft, autopsy)
+    return draft.done(step=incident.step, rank=incident.rank)
+
+
+def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
+    """Not larger than others, but as large as can be: all of the data set."""
+    incident, book = evidence.incident, autopsy.book
+    asked = autopsy.asked or 0
+    of_batch = book.total("the batch") + book.total("saved activations") + asked
+    if of_batch < _SHARE * (book.everything + asked) or not is_whole_data_set(incident.batch_indices):
+        return None
+    number = len(incident.batch_indices)
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"this batch is the whole data set: {number} items at once",
+        f"it and what the step makes of it take {size(of_batch)} of {size(book.everything + asked)}",
+    )
+    draft.at(called_at(evidence, f"called with all {number} items"), *noticed(autopsy))
+    shown(draft, autopsy)
+    if not cured(draft, autopsy):
+        draft.help("give the DataLoader a smaller `batch_size`")
     return draft.done(step=incident.step, rank=incident.rank)
 
 
@@ -64,12 +94,15 @@ def _longest(longest: Longest) -> str:
 
 
 def called_at(evidence: RaisedEvidence, label: str) -> Location | None:
-    """The user's line that calls the root module; else the user's innermost one."""
-    for position, frame in enumerate(evidence.frames):
-        if frame.module is not None:
-            callers = [outer for outer in evidence.frames[:position] if outer.is_user]
-            if callers:
-                return callers[-1].location("cause", label)
+    """The user's line that calls the root module; the first one inside it where a library calls it."""
+    inside = [frame for frame in evidence.frames if frame.module is not None]
+    if inside:
+        callers = callers_of(evidence)
+        first = (
+            callers[-1] if callers and callers[-1].is_user else next((each for each in inside if each.is_user), None)
+        )
+        if first is not None:
+            return first.location("cause", label)
     autopsy = autopsy_of(evidence)
     called = autopsy.called_at if autopsy is not None else None
     if called is not None:  # backward, or the loss: the call is over
