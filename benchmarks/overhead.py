@@ -113,7 +113,7 @@ def watching(agent: agents.Agent) -> Iterator[None]:
     """Under torchmedic, as if it had never been away."""
     agent.hooks.install()
     # The time that may be spent on looking at numbers is a share of the time under watch.
-    agent.finite._started += time.monotonic() - _away[-1]
+    agent.finite._time._started += time.monotonic() - _away[-1]
     agent.clock._step_closed = None
     try:
         yield
