@@ -235,6 +235,15 @@ def write_part(run: Path, rank: int, report: Report) -> list[Report]:
     return [part for _, part in sorted(_parts(folder))]
 
 
+def is_explained_by_another(run: Path, rank: int) -> bool:
+    """Whether another rank, or who watches it, has put down an error of its own."""
+    own = [
+        each for folder in process_folders(run) if rank_of(folder) != rank for each in read_diagnoses(folder).values()
+    ]
+    of_parents = [each for number, part in _parts(run / _PARTS) if number != rank for each in part.diagnoses]
+    return any(each.severity == "error" for each in [*own, *of_parents])
+
+
 def _parts(folder: Path) -> Iterator[tuple[int, Report]]:
     for path in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):

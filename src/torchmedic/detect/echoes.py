@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import time
 from types import TracebackType
 from typing import Any
 
@@ -9,6 +12,9 @@ from torchmedic import rundir
 from torchmedic.detect.death import REQUESTED, named_death, raised_elsewhere
 from torchmedic.observe.frames import is_user_file
 from torchmedic.records import StackFrame
+
+_LOST = re.compile(r"Connection (closed|reset) by peer|Broken pipe|remote process exited", re.IGNORECASE)
+_PATIENCE = 2.0  # seconds
 
 
 def is_echo(error: BaseException, agent: Any) -> bool:
@@ -19,6 +25,9 @@ def is_echo(error: BaseException, agent: Any) -> bool:
         if folder is not None and rundir.read_diagnoses(folder):
             agent.events.write("echo", pid=pid)
             return True
+    if _lost_another_rank(error) and _is_explained_soon(agent):
+        agent.events.write("echo", rank=agent.rank)
+        return True
     death = named_death(error)
     if death is None or death.signal in REQUESTED:
         return False
@@ -26,6 +35,22 @@ def is_echo(error: BaseException, agent: Any) -> bool:
     agent.events.write("death", pid=death.pid, signal=death.signal, part=death.part, at=at)
     # A killed worker has left no word of its own: here it is at least known what it was reading.
     return not (death.part == "worker" and death.signal == "SIGKILL" and isinstance(error, RuntimeError))
+
+
+def _lost_another_rank(error: BaseException) -> bool:
+    """Whether the connection to another rank broke: that one has failed, and this one only noticed."""
+    distributed = sys.modules.get("torch.distributed")
+    if not isinstance(error, RuntimeError | OSError) or not _LOST.search(str(error)) or distributed is None:
+        return False
+    return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
+
+
+def _is_explained_soon(agent: Any) -> bool:
+    """Whoever watches the other rank may be at it just now."""
+    end = time.monotonic() + _PATIENCE
+    while not (explained := rundir.is_explained_by_another(agent.run, agent.rank)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return explained
 
 
 def _user_line(tb: TracebackType | None) -> StackFrame | None:

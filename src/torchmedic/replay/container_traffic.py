@@ -43,7 +43,8 @@ def _under_name(held: Held, files: list[str], depth: int = _DEPTH) -> Traffic:
         puts = [site for other in others for site in other.puts if not _binds(site.node)] or list(_stored(name, files))
     if not puts and held.kind == "age":
         # It is made from its own last value, if by way of another variable.
-        puts = [site for site in takes if not (site.value is None or site.builds or is_empty(site.value))]
+        anew = [site for site in takes if not (site.value is None or site.builds or is_empty(site.value))]
+        puts = [site for site in anew if _leads_back(site, held.last, files)]
         takes = [site for site in takes if site not in puts]
     # `kept.setdefault(key, []).append(loss)` puts in twice: the whole of it counts.
     longest = {
@@ -60,6 +61,37 @@ def _under_name(held: Held, files: list[str], depth: int = _DEPTH) -> Traffic:
     takes += [site for other in others for site in other.takes if site.value is None]
     limited = bool(puts) and all(name.limits(site.node.lineno, site.path) for site in puts)
     return Traffic(puts, takes, limited or any(other.is_limited for other in others))
+
+
+def _leads_back(site: Site, name: str, files: list[str]) -> bool:
+    """Whether a value is made from the variable that it is assigned to, through others or through functions."""
+    pending, seen = _names(site.value), set[str]()
+    while pending:
+        other = pending.pop()
+        if other == name:
+            return True
+        if other in seen:
+            continue
+        seen.add(other)
+        for node, _ in nodes_of(site.file):
+            if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and other in _targets(node):
+                pending |= _names(node.value)
+        for _, function in functions_of(other, files):
+            pending |= _names(function)
+    return False
+
+
+def _names(tree: ast.AST | None) -> set[str]:
+    nodes = list(ast.walk(tree)) if tree is not None else []
+    return {each.id for each in nodes if isinstance(each, ast.Name)} | {
+        each.attr for each in nodes if isinstance(each, ast.Attribute)
+    }
+
+
+def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    parts = [part.value if isinstance(part, ast.Subscript) else part for part in flat(targets)]
+    return {getattr(part, "attr", "") or getattr(part, "id", "") for part in parts}
 
 
 def _renamed(name: HolderName, held: Held, files: list[str]) -> Iterator[Held]:

@@ -25,6 +25,7 @@ from torchmedic.records import Diagnosis, Grade, Severity
 from torchmedic.replay.source import relative
 from torchmedic.stall_records import Stall
 
+_ROUGH = 1.5  # seconds
 CODE, NAME = "TM522", "file-lock-held"
 
 
@@ -106,9 +107,9 @@ def _polled(stall: Stall, waiter: Waiter, file: LockFile) -> Diagnosis | None:
 
 
 def _is_older(stall: Stall, waiter: Waiter, file: LockFile) -> bool:
-    """Whether the file was there before the process that waits."""
+    """Whether the file was there before the process that waits: the kernel tells its start not to the second."""
     view = stall.inside.get(waiter.process.pid)
-    return view is not None and file.age > view.time - waiter.process.started > 0
+    return view is not None and file.age - _ROUGH > view.time - waiter.process.started > 0
 
 
 def _told(
