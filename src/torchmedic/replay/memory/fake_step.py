@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import random
 import sys
@@ -100,7 +101,7 @@ class FakeRunner(Runner):
                     error = None
         return ledger, error
 
-    def _execute_fake(self, namespace: dict[str, Any]) -> None:
+    def _execute_fake(self, namespace: dict[str, Any], after: Callable[[ast.stmt], None] | None = None) -> None:
         for statement, code in self.segment.code():
             if statement.lineno in self.frozen or draws_from_iterator(statement, namespace):
                 continue
@@ -108,6 +109,8 @@ class FakeRunner(Runner):
                 exec(code, namespace)
             except Waits:
                 continue
+            if after is not None:
+                after(statement)
 
 
 def fake_recurrent_weights(ledger: ByteLedger, modules: Iterable[torch.nn.Module]) -> None:

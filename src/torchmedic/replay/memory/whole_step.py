@@ -12,7 +12,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from torchmedic.observe.batches import tensors_in
-from torchmedic.replay.iterators import draws_from_iterator
 from torchmedic.replay.memory.fake_step import FakeRunner, device_left_alone, fake_recurrent_weights, untouched
 from torchmedic.replay.memory.peak import Counting, Fakes, LiveBytes
 from torchmedic.replay.memory.rows import Rows, fewer
@@ -20,7 +19,7 @@ from torchmedic.replay.memory.saved import is_leaf
 from torchmedic.replay.memory.updates import stepping_on_fakes, update
 from torchmedic.replay.name_use import names_read, names_written, read_first
 from torchmedic.replay.played import Played
-from torchmedic.replay.runner import Runner, SegmentEnd, Waits
+from torchmedic.replay.runner import Runner, SegmentEnd
 from torchmedic.replay.side_effects import no_side_effects
 from torchmedic.replay.state import muted
 
@@ -168,17 +167,13 @@ class WholeStep(FakeRunner):
             namespace[name] = [_stand_in(each, rows) for each in tensors if self.wanted(each.device)]
 
     def _run(self, namespace: dict[str, Any], rows: Rows | None) -> None:
-        for statement, code in self.segment.code():
-            if statement.lineno in self.frozen or draws_from_iterator(statement, namespace):
-                continue
-            try:
-                exec(code, namespace)
-            except Waits:
-                continue
+        def cut(statement: ast.stmt) -> None:
+            """Data that the step itself has made."""
             if rows is not None and isinstance(statement, ast.Assign | ast.AnnAssign):
-                # Data that the step itself has made.
                 for name in set(names_written(statement)) & namespace.keys():
                     namespace[name] = fewer(namespace[name], rows)
+
+        self._execute_fake(namespace, cut)
 
     def _update(self, ledger: Counting) -> None:
         for optimizer in self._optimizers:
