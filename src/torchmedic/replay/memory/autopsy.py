@@ -262,8 +262,8 @@ class Autopsy:
             self.why_not_replayed = "it came out differently"
         if not self.book.saved:
             method = "live tensors"
-            if self._replay is not None and not self.in_backward and self._replay.saved:
-                found, method = by_lines.by_replay(self._replay.saved.values()), "fake replay"
+            if self.lost:
+                found, method = by_lines.by_replay(self.lost), "fake replay"
         return found, method
 
 

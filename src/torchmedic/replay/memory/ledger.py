@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import time
+import weakref
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any, NamedTuple
@@ -18,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchmedic.observe.frames import PACKAGE, is_user_file
@@ -63,6 +63,15 @@ class Made(NamedTuple):
     node: str = ""  # in backward
 
 
+class _Birth(NamedTuple):
+    """Memory that the step has made."""
+
+    number: int
+    reference: weakref.ref[Any]
+    nbytes: int
+    place: Place
+
+
 class ByteLedger(TorchDispatchMode):
     """Follows one fake replay.
 
@@ -86,7 +95,7 @@ class ByteLedger(TorchDispatchMode):
         line: tuple[str, int] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
-        self.saved: dict[int, Saved] = {}
+        self.saved: dict[int, Saved] = {}  # by the number of the birth
         self.failing: Made | None = None
         self.places: dict[int, Place] = {}  # by the number of a node, counted from the beginning
         self.made: list[Made] = []  # whatever is not small
@@ -100,7 +109,8 @@ class ByteLedger(TorchDispatchMode):
         # Fakes may take another way through an operation than the device did, and make a few nodes more or less.
         self._slack = max(2, stop // 40) if stop else 0
         self._start = _get_sequence_nr()
-        self._born: dict[int, tuple[StorageWeakRef, int, Place]] = {}
+        self._born: dict[int, _Birth] = {}  # what is alive
+        self._births = 0
         self._spots = Spots()
 
     def begin(self) -> None:
@@ -114,16 +124,16 @@ class ByteLedger(TorchDispatchMode):
 
     def still_there(self) -> list[tuple[int, Place]]:
         """What the step has made and still has: bytes and places."""
-        return [(nbytes, place) for reference, nbytes, place in self._born.values() if not reference.expired()]
+        return [(birth.nbytes, birth.place) for birth in self._born.values()]
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """A hook for saved tensors, which changes nothing."""
         if not isinstance(tensor, FakeTensor):
             return tensor
         storage = tensor.untyped_storage()
-        key = int(storage._cdata)
-        if key in self._born and key not in self.saved:
-            self.saved[key] = Saved(
+        birth = self._born.get(int(storage._cdata))
+        if birth is not None and birth.number not in self.saved:
+            self.saved[birth.number] = Saved(
                 storage.nbytes(), tuple(tensor.shape), self.sequence - 1, self._place(sys._getframe(1))
             )
         # As it is, a result would hold the node that holds it, and never be freed.
@@ -190,7 +200,10 @@ class ByteLedger(TorchDispatchMode):
             raise FailurePoint
         if made.nbytes > 1 << 20:
             self.made.append(made)
-        self._born[key] = (StorageWeakRef(storage), made.nbytes, place)
+        # Not `StorageWeakRef`: on torch 2.6 nobody is told of the death of what one of those refers to.
+        reference = weakref.ref(storage, lambda _: self._born.pop(key, None))
+        self._births += 1
+        self._born[key] = _Birth(self._births, reference, made.nbytes, place)
         self.appeared(value, place, node)
 
     def appeared(self, value: torch.Tensor, place: Place, node: Any) -> None:
