@@ -196,6 +196,130 @@ optimizer.step()
 """,
         "in `cell`",
     ),
+    "hooks that collect what layers give, by layer": (
+        ("TM412",),
+        """
+from collections import defaultdict
+features = defaultdict(list)
+def keep_as(name):
+    def hook(module, args, output):
+        features[name].append(output.detach().clone())  # <- cause
+    return hook
+net = nn.Sequential(nn.Linear(16, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.Linear(1024, 2))
+net[0].register_forward_hook(keep_as("first"))
+net[2].register_forward_hook(keep_as("second"))
+with torch.no_grad():
+    for _ in range(100):
+        net(torch.randn(1000, 16))
+""",
+        "`features` has collected",
+    ),
+    "a callback that is called by its name, among others": (
+        ("TM412",),
+        """
+class Silent:
+    def on_batch_end(self, out): ...
+class Metrics:
+    def __init__(self):
+        self.outputs = []
+    def on_batch_end(self, out):
+        self.add(out.detach())
+    def add(self, out):
+        self.outputs.append(out)  # <- cause
+class Engine:
+    def __init__(self, callbacks):
+        self.callbacks, self.model = callbacks, nn.Linear(16, 1024)
+    def notify(self, event, *args):
+        for callback in self.callbacks:
+            getattr(callback, event)(*args)
+    def fit(self):
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        for _ in range(200):
+            out = self.model(torch.randn(1000, 16))
+            optimizer.zero_grad()
+            out.mean().backward()
+            optimizer.step()
+            self.notify("on_batch_end", out)
+engine = Engine([Silent(), Metrics()])
+engine.fit()
+""",
+        "`engine.callbacks[1].outputs` has collected",
+    ),
+    "the history of LBFGS, when its closure goes backward": (
+        ("TM408",),
+        """
+torch.set_num_threads(1)
+resource.setrlimit(resource.RLIMIT_AS, (used + 300 * 2**20, -1))
+image = nn.Parameter(torch.rand(2**20))
+target = torch.rand(2**20)
+optimizer = torch.optim.LBFGS([image], lr=0.7, max_iter=40, history_size=100)
+def closure():
+    optimizer.zero_grad()
+    far = image - target
+    loss = (far.pow(2) * (1 + 0.3 * torch.sin(7 * far))).mean() * 1e4
+    loss.backward()
+    return loss
+for _ in range(10):
+    optimizer.step(closure)  # <- cause
+""",
+        "the state of LBFGS needs",
+    ),
+    "a text that is generated, and given to the model as a whole": (
+        ("TM411",),
+        """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(100, 8), nn.Linear(8, 100)
+    def forward(self, ids):
+        h = self.table(ids)
+        return self.out((h @ h.transpose(1, 2)).softmax(-1) @ h)
+model = Attention()
+ids = torch.zeros(2, 1, dtype=torch.long)
+with torch.no_grad():
+    while True:
+        chosen = model(ids).argmax(-1)
+        ids = torch.cat([ids, chosen[:, -1:].expand(-1, 500)], 1)  # <- cause
+""",
+        "`ids` grows at every turn",
+    ),
+    "a giant among batches that are given by keyword": (
+        ("TM406",),
+        """
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(100, 8)
+    def forward(self, input_ids=None, labels=None):
+        h = self.table(input_ids)
+        return (h @ h.transpose(1, 2)).mean() - labels.mean()
+model = Pairs()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for length in (10, 12, 9, 11, 12, 10, 9000):
+    batch = {"input_ids": torch.zeros(2, length, dtype=torch.long), "labels": torch.ones(2)}
+    loss = model(**batch)  # <- cause
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        "this batch is [2, 9000], 750.0 times as large",
+    ),
+    "not the last output, which is small beside what is asked for": (
+        HOST,
+        """
+net = nn.Linear(8, 1000)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(4):
+    out = net(torch.randn(1000, 8))
+    optimizer.zero_grad()
+    out.mean().backward()
+    optimizer.step()
+def confusion(classes):
+    return F.one_hot(torch.arange(classes).repeat(40), classes)  # <- cause
+confusion(1000)
+""",
+        "there is no memory for 305.2 MiB",
+    ),
 }
 
 

@@ -85,10 +85,15 @@ def holders(autopsy: Autopsy, most: int = 3) -> list[str]:
     """What the user's names hold beside the headings of the table."""
     total = max(1, autopsy.book.everything)
     return [
-        f"`{holder.path}`{_function(holder)} holds {size(nbytes)} in {count(number, 'tensor')}"
+        f"`{holder.path}`{_function(holder)} holds {size(nbytes)} in {count(number, kind_of(autopsy, holder))}"
         for holder, nbytes, number in autopsy.holders()[:most]
         if nbytes >= 0.05 * total and nbytes >= 1 << 20
     ]
+
+
+def kind_of(autopsy: Autopsy, holder: Holder) -> str:
+    """What is to be called that a name holds."""
+    return "array" if autopsy.book.is_of_arrays(holder) else "tensor"
 
 
 def _function(holder: Holder) -> str:

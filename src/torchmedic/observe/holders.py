@@ -210,7 +210,7 @@ class Walk:
                 self.value = tensor
         if tensor.layout is torch.strided and kind is torch.Tensor:
             self._crowds.data(todo.branch, tensor.nbytes)
-            self._note(todo, "bytes", tensor.nbytes, least=_BIG)
+            self._note(todo, "bytes", tensor.untyped_storage().nbytes(), least=_BIG)  # a view grows by no byte
         for name, item in attributes_of(tensor):
             self._follow(todo, Part(name, item), kind)
 

@@ -9,7 +9,7 @@ import contextlib
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -23,6 +23,8 @@ from torchmedic.observe.user_variables import locals_of
 _MOST = 400  # objects of one item
 _WIDE = 64  # parts of one object that are looked at
 _FEW = 8  # and of a long list
+_OWN = 16  # storages of one item that its neighbours are asked for
+_NEAR = 128  # such neighbours on each side
 _SIZED = frozenset({int, float, str, bytes, bytearray, list, dict, tuple, set, frozenset})
 
 
@@ -63,6 +65,8 @@ def weigh(container: Any) -> Weight | None:
     if not items:
         return None
     weighed = [_Item(each) for each in items]
+    for index, each in zip(_places(container), weighed, strict=False):
+        each.divide(container, index)
     count = len(weighed)
     return Weight(
         tensors=sum(each.tensors for each in weighed) / count,
@@ -91,8 +95,21 @@ def _samples(container: Any) -> list[Any]:
         return []
     if isinstance(container, dict | set):
         return [part for _, part in pairs(container, 1)]
-    # Not the very last: it may be of this moment, with more to come.
-    return [item(container, index) for index in sorted({0, count // 2, max(0, count - 2)})]
+    return [item(container, index) for index in _places(container)]
+
+
+def _places(container: Any) -> list[int]:
+    """Where to look into a list. Not at the very last: it may be of this moment, with more to come."""
+    count = length(container)
+    return sorted({0, count // 2, max(0, count - 2)}) if isinstance(container, list | deque) else []
+
+
+def _beside(container: Any, index: int, way: int) -> Iterator[Any]:
+    for distance in range(1, _NEAR):
+        at = index + way * distance
+        if not 0 <= at < length(container):
+            return
+        yield item(container, at)
 
 
 class _Item:
@@ -104,7 +121,7 @@ class _Item:
         self._share = 1.0
         self.witness: Any = None
         self._seen: set[int] = set()
-        self._storages: set[int] = set()
+        self.storages: dict[int, tuple[float, bool]] = {}  # bytes, and whether they are of the host
         pending: deque[tuple[Any, float]] = deque([(whole, 1.0)])
         while pending and len(self._seen) < _MOST:
             part, share = pending.popleft()
@@ -115,6 +132,28 @@ class _Item:
                 pending.extend((each, share * times) for each in parts)
         if self.witness is None:
             self.witness = id(whole)
+
+    def divide(self, container: Any, index: int) -> None:
+        """Count a storage in parts, where items beside this one have it too: rows of a batch, the next state."""
+        if not 0 < len(self.storages) <= _OWN:
+            return
+        owners = dict.fromkeys(self.storages, 1)
+        for way in (-1, 1):
+            left = _MOST
+            for each in _beside(container, index, way):
+                other = _Item(each)
+                left -= len(other._seen)
+                common = other.storages.keys() & owners.keys()
+                if not common or left <= 0:
+                    break
+                for storage in common:
+                    owners[storage] += 1
+        for storage, count in owners.items():
+            nbytes, on_host = self.storages[storage]
+            if on_host:
+                self.host -= nbytes - nbytes / count
+            else:
+                self.device -= nbytes - nbytes / count
 
     def _look(self, part: Any) -> tuple[Iterable[Any], float]:
         """Weigh one object itself; its parts, and how many alike each of them stands for."""
@@ -182,12 +221,13 @@ class _Item:
         self._witness(tensor)
         if tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter):
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._storages:
-                self._storages.add(storage._cdata)
-                if tensor.device.type == "cpu":
-                    self.host += storage.nbytes() * self._share
+            if storage._cdata not in self.storages:
+                nbytes, on_host = storage.nbytes() * self._share, tensor.device.type == "cpu"
+                self.storages[storage._cdata] = (nbytes, on_host)
+                if on_host:
+                    self.host += nbytes
                 else:
-                    self.device += storage.nbytes() * self._share
+                    self.device += nbytes
 
     def _witness(self, thing: Any) -> None:
         if self.witness is None:

@@ -59,8 +59,23 @@ def _under_name(held: Held, files: list[str], depth: int = _DEPTH) -> Traffic:
     takes = [site for site in takes if site.value is None or _again(site, starts)]
     # To bind another name anew empties nothing.
     takes += [site for other in others for site in other.takes if site.value is None]
-    limited = bool(puts) and all(name.limits(site.node.lineno, site.path) for site in puts)
+    limited = bool(puts) and all(name.limits(site.node.lineno, site.path) or _ends(site, held) for site in puts)
     return Traffic(puts, takes, limited or any(other.is_limited for other in others))
+
+
+def _ends(site: Site, held: Held) -> bool:
+    """Whether it stands in a loop that goes on only until another container is empty: `while pool:`."""
+    for loop in site.loops:
+        if not isinstance(loop, ast.While):
+            continue
+        for source in _names(loop.test):
+            name = HolderName(held._replace(name=source, last=source))
+            inside = [node for statement in loop.body for node in ast.walk(statement)]
+            takes = [node for node in inside if name.takes(node)]
+            puts = [node for node in inside if any(True for _ in name.puts(node))]
+            if source != held.last and takes and all(node in takes for node in puts):
+                return True
+    return False
 
 
 def _leads_back(site: Site, name: str, files: list[str]) -> bool:

@@ -17,6 +17,7 @@ _ADDING = frozenset(
 _STORING = frozenset("store record remember save log write register collect track cache send emit".split())
 _PUSHING = frozenset("heappush insort insort_left insort_right".split())
 _TAKING = frozenset("clear pop popleft popitem remove discard get_nowait".split())
+_POPPING = frozenset({"heappop"})
 _PICKING = frozenset("nlargest nsmallest islice sample choices deque".split())
 
 
@@ -93,29 +94,59 @@ class HolderName:
 
     def limits(self, line: int, path: tuple[ast.AST, ...]) -> bool:
         """Whether a line that fills it is passed only while it is short, or does so only after a look at its length."""
-        if any(isinstance(node, ast.If) and self._compares_length(node.test) for node in path):
-            return True
         body = next((node for node in reversed(path) if isinstance(node, FUNCTIONS)), None)
-        return body is not None and any(
+        inside = list(ast.walk(body)) if body is not None else []
+        rooms = {
+            target.id
+            for node in inside
+            if isinstance(node, ast.Assign) and self._takes_length(node.value)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        rooms |= self._measures(path)
+        if any(isinstance(node, ast.If | ast.While) and self._compares_length(node.test, rooms) for node in path):
+            return True
+        if any(isinstance(node, ast.If) and _counts_up_to(node) for node in path):
+            return True
+        return any(
             isinstance(node, ast.If)
             and node.lineno < line
             and isinstance(node.body[-1], ast.Return | ast.Continue | ast.Break | ast.Raise)
-            and self._compares_length(node.test)
-            for node in ast.walk(body)
+            and self._compares_length(node.test, rooms)
+            for node in inside
         )
 
-    def _compares_length(self, test: ast.expr) -> bool:
+    def _measures(self, path: tuple[ast.AST, ...]) -> set[str]:
+        """What tells its length in the class around: `len(self)`, `self.size`, `self.is_full()`."""
+        found = set()
+        for method in (each for owner in path if isinstance(owner, ast.ClassDef) for each in owner.body):
+            if isinstance(method, ast.FunctionDef):
+                returned = [node.value for node in ast.walk(method) if isinstance(node, ast.Return) and node.value]
+                if returned and all(self._takes_length(each) for each in returned):
+                    found.add("len(self)" if method.name == "__len__" else f"self.{method.name}")
+                elif returned and all(self._compares_length(each, set()) for each in returned):
+                    found.add(f"self.{method.name} says")
+        return found
+
+    def _compares_length(self, test: ast.expr, known: set[str]) -> bool:
+        """Whether a condition is about its length, or about something known that was made from that."""
         return any(
-            isinstance(part, ast.Compare)
-            and any(
-                isinstance(side, ast.Call) and called(side) == "len" and side.args and self._is(side.args[0])
-                for side in (part.left, *part.comparators)
-            )
+            (isinstance(part, ast.Compare) and any(self._takes_length(side, known) for side in _sides(part)))
+            or (isinstance(part, ast.Attribute) and f"{ast.unparse(part)} says" in known)
             for part in ast.walk(test)
+        )
+
+    def _takes_length(self, value: ast.expr, known: Iterable[str] = ()) -> bool:
+        return any(
+            (isinstance(part, ast.Call) and called(part) == "len" and part.args and self._is(part.args[0]))
+            or ast.unparse(part).removesuffix("()") in known
+            for part in _terms(value)
         )
 
     def takes(self, node: ast.AST) -> bool:
         match node:
+            case ast.Call(args=[first, *_]) if called(node) in _POPPING and self._is(first):
+                return True
             case ast.Call(func=ast.Attribute(attr=method, value=owner)):
                 return method in _TAKING and self._is(owner)
             case ast.Delete(targets=targets):
@@ -159,6 +190,45 @@ class HolderName:
             or (isinstance(part, ast.comprehension) and part.ifs and self._reads(part.iter))
             for part in ast.walk(value)
         )
+
+
+def _sides(comparison: ast.Compare) -> list[ast.expr]:
+    return [comparison.left, *comparison.comparators]
+
+
+def _terms(value: ast.expr) -> Iterator[ast.expr]:
+    """What is added and subtracted to make a number."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
+        yield from _terms(value.left)
+        yield from _terms(value.right)
+    else:
+        yield value
+
+
+def _counts_up_to(branch: ast.If) -> bool:
+    """Whether a branch is taken only so often: `if self.count < self.most: self.count += 1`."""
+    test = branch.test
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return False
+    left, right = test.left, test.comparators[0]
+    match test.ops[0]:
+        case ast.Lt() | ast.LtE():
+            small, big = left, right
+        case ast.Gt() | ast.GtE():
+            small, big = right, left
+        case _:
+            return False
+    return _is_counted(small, branch.body) or _is_counted(big, branch.orelse)
+
+
+def _is_counted(name: ast.expr, body: list[ast.stmt]) -> bool:
+    return any(
+        isinstance(node, ast.AugAssign)
+        and isinstance(node.op, ast.Add)
+        and ast.unparse(node.target) == ast.unparse(name)
+        for statement in body
+        for node in ast.walk(statement)
+    )
 
 
 def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:

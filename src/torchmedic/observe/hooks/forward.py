@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ class ForwardHooks:
         self.forget()
         if module is not None:
             step.rewind.see(module)
-            step.batches.given(args, module.training)
+            step.batches.given(args or _keywords(sys._getframe(3)), module.training)
         if step.backward_depth == 0:  # recomputation of a checkpoint is part of backward
             user = step.clock.enter(FORWARD, sys._getframe(2))
             if step.leaks is not None and module is not None:
@@ -110,3 +111,9 @@ class ForwardHooks:
                 habits.forward(module, sys._getframe(2))
             step.goes_forward(user)
             step.notes.forward_begins(sys._getframe(2))
+
+
+def _keywords(caller: FrameType) -> tuple[Any, ...]:
+    """What a module is called with by keyword, as by `model(**batch)`: torch tells its global hooks nothing of that."""
+    given = caller.f_locals.get("kwargs")
+    return tuple(value for value in given.values() if type(value) is torch.Tensor) if isinstance(given, dict) else ()

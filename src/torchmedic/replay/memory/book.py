@@ -189,6 +189,11 @@ class Book:
                 self.entries.setdefault(memory.key, ("arrays", memory))
                 self.held_arrays[memory.key] = (memory, each.holder)
 
+    def is_of_arrays(self, holder: Holder) -> bool:
+        """Whether nothing but NumPy arrays is behind a name."""
+        arrays = any(_is_within(each, holder) for _, each in self.held_arrays.values())
+        return arrays and not any(_is_within(found.holder, holder) for _, found in self.held.values())
+
     def by_holder(self) -> list[tuple[Holder, int, int]]:
         """Holder, bytes and number of storages, the biggest first."""
         sums: dict[tuple[str, str, str], tuple[Holder, int, int]] = {}
@@ -198,6 +203,12 @@ class Book:
             _, nbytes, count = sums.get(key, (holder, 0, 0))
             sums[key] = (holder, nbytes + memory.nbytes, count + 1)
         return sorted(sums.values(), key=lambda each: -each[1])
+
+
+def _is_within(inner: Holder, outer: Holder) -> bool:
+    """Whether a name is this one, or that of a part of it."""
+    same = (inner.file, inner.function) == (outer.file, outer.function)
+    return same and (inner.path == outer.path or inner.path.startswith(f"{outer.path}["))
 
 
 def parts_of(module: torch.nn.Module, kind: str) -> list[Any]:

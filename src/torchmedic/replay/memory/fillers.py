@@ -15,6 +15,7 @@ from torchmedic.records import Location, Role
 from torchmedic.replay.frames import node_location, syntax_tree
 from torchmedic.replay.memory.holders import Holder
 from torchmedic.replay.putters import traffic
+from torchmedic.replay.sites import Traffic
 
 _LEAVES_GRAPH = frozenset("item detach tolist numpy float int cpu_number".split())
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -49,9 +50,14 @@ class Filler(NamedTuple):
 
 def fillers_of(holder: Holder) -> list[Filler]:
     """The statements that may have put something there, the likeliest first."""
-    puts = traffic(_held(holder), [file for file, _ in _sources(holder)]).puts
+    puts = traffic_of(holder).puts
     found = [Filler(site.file, site.node, site.value, bool(site.loops or site.function is not None)) for site in puts]
     return sorted(found, key=lambda filler: (filler.frees_graph, not filler.in_loop))
+
+
+def traffic_of(holder: Holder) -> Traffic:
+    """What the source says of who fills it, who empties it, and whether it is filled up to a limit."""
+    return traffic(_held(holder), [file for file, _ in _sources(holder)])
 
 
 def _held(holder: Holder) -> Held:

@@ -89,7 +89,7 @@ def held_tensors(
         (lent if holder.in_frame and issubclass(type(value), torch.Tensor) else pending).append((value, holder, 0))
     while (pending or lent) and len(seen) < _MOST:
         value, holder, depth = (pending or lent).popleft()
-        if isinstance(value, _LEAVES) or id(value) in seen:
+        if isinstance(value, _LEAVES) or id(value) in seen or _is_ours(value):
             continue
         seen.add(id(value))
         if issubclass(type(value), torch.Tensor):
@@ -98,9 +98,10 @@ def held_tensors(
                 pending.append((item, _attribute(holder, value, name, item), depth + 1))
             continue
         if type(value).__name__ == "ndarray" and type(value).__module__ == "numpy":
-            if value.base is not None:
-                pending.append((value.base, holder, depth + 1))
-            elif arrays is not None:
+            base = value.base
+            if base is not None and not isinstance(base, bytes | bytearray):
+                pending.append((base, holder, depth + 1))
+            elif arrays is not None:  # what was unpickled lies in the bytes that it was read from
                 arrays.append(FoundArray(value.__array_interface__["data"][0], int(value.nbytes), holder))
             if value.dtype != object:
                 continue
@@ -109,6 +110,12 @@ def held_tensors(
                 pending.extend(list(_inside(value, holder, depth + 1)))
             except Exception:
                 continue  # an object of the user's that does not like to be looked at
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether it is torchmedic's own: a hook, say, that torch has in its hands."""
+    owner = value if isinstance(value, types.FunctionType) else type(value)
+    return str(getattr(owner, "__module__", "")).startswith("torchmedic.")
 
 
 def _globals(frames: list[FrameType]) -> Iterator[tuple[Holder, Any]]:
@@ -146,8 +153,9 @@ def _inside(value: Any, holder: Holder, depth: int) -> Iterator[tuple[Any, Holde
             yield value.default_factory, holder, depth  # type: ignore[attr-defined]
     elif isinstance(value, _SEQUENCES):
         few = not holder.many and isinstance(value, tuple) and len(value) <= 4
+        alone = _alone(value) if not holder.many and isinstance(value, list) else frozenset()
         for position, item in enumerate(list(value)):
-            inner = _position(holder, value, position, item) if few else _of(holder, value)
+            inner = _position(holder, value, position, item) if few or position in alone else _of(holder, value)
             yield item, inner, depth if inner.via == "" else 0
     elif isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
@@ -192,6 +200,14 @@ def _inside(value: Any, holder: Holder, depth: int) -> Iterator[tuple[Any, Holde
                     yield item, Holder(f"{value.__name__}.{name}", item, holder.file, "", value, False, value, name), 1
     elif not isinstance(value, types.ModuleType | types.FrameType | types.CodeType):
         yield from _attributes(value, holder, depth)
+
+
+def _alone(items: list[Any]) -> frozenset[int]:
+    """Positions of objects of the user's that are the only ones of their class, as callbacks are: these have names."""
+    if len(items) > _FEW:
+        return frozenset()
+    kinds = [type(each) for each in items]
+    return frozenset(at for at, kind in enumerate(kinds) if kinds.count(kind) == 1 and is_users(kind))
 
 
 def _attributes(value: Any, holder: Holder, depth: int) -> Iterator[tuple[Any, Holder, int]]:

@@ -13,6 +13,7 @@ is really used instead, by the memory of the job or its cgroup. Where the limit 
 from __future__ import annotations
 
 from multiprocessing import parent_process
+from typing import TYPE_CHECKING
 
 from torchmedic.diagnose.last_words import line_location, size
 from torchmedic.diagnose.rule import Draft, Rule
@@ -20,6 +21,9 @@ from torchmedic.observe.headroom import is_lifted
 from torchmedic.observe.limits import Bound, Setter, refusing, setter_of
 from torchmedic.observe.no_room import NoRoom
 from torchmedic.records import Diagnosis, Role
+
+if TYPE_CHECKING:
+    from torchmedic.replay.memory.autopsy import Autopsy
 
 CODE, NAME = "TM414", "address-space-limit"
 
@@ -68,8 +72,15 @@ def _inside(evidence: object) -> Diagnosis | None:
     if graphs:
         draft.help(f"keep numbers in `{graphs}` (`.item()`), or detached tensors: each of them holds its whole graph")
     elif refusal.autopsy is None or not cured(draft, refusal.autopsy):
-        draft.help("work in smaller parts, or keep less from earlier steps")
+        draft.help(_less(refusal.autopsy))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _less(autopsy: Autopsy | None) -> str:
+    """What else may help; to keep less does not, where what is asked for is larger than all that is kept."""
+    if autopsy is not None and (autopsy.asked or 0) > autopsy.book.everything:
+        return "work in smaller parts: what is asked for is larger than all tensors together"
+    return "work in smaller parts, or keep less from earlier steps"
 
 
 def _from_outside(left: NoRoom) -> Diagnosis | None:
@@ -124,7 +135,7 @@ def _origin(bound: Bound, who: Setter | None) -> str:
 
 def _advise(draft: Draft, bound: Bound, own: bool) -> None:
     if own:
-        draft.help(f"raise {bound.name}, or take that line away")
+        draft.help(f"raise {bound.name}, or take away the line that sets it")
     else:
         draft.help(f"raise the limit: `{bound.option} unlimited`, or the memory that the job asks for (`h_vmem`)")
 

@@ -16,13 +16,15 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.memory_words import shown
+from torchmedic.diagnose.memory_words import noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.observe.batches import tensors_in
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.frames import Frame
 from torchmedic.replay.memory.attempts import history_of
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.replay.memory.book import HEADINGS
 from torchmedic.replay.memory.storages import total
 
 CODE, NAME = "TM408", "first-optimizer-state"
@@ -43,9 +45,11 @@ _COPIES = {
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = autopsy_of(evidence)
-    if autopsy is None or not autopsy.in_optimizer:
+    if autopsy is None:
         return None
     optimizer = _stepping(evidence)
+    if not autopsy.in_optimizer and not (isinstance(optimizer, torch.optim.LBFGS) and _is_most(autopsy)):
+        return None
     needed = _needed(optimizer) if optimizer is not None else 0
     there = _there(optimizer, evidence) if optimizer is not None else 0
     if optimizer is None or not needed or (there >= needed and not _is_first(optimizer)):
@@ -59,7 +63,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         + (f", of which {size(there)} fitted" if there < needed else f", and its step {size(autopsy.asked or 0)} more"),
         _reason(optimizer),
     )
-    draft.at(*evidence.at_user_line("cause", "the state is made here"))
+    step = _caller(evidence)
+    if autopsy.in_optimizer or step is None:
+        draft.at(*evidence.at_user_line("cause", "the state is made here"))
+    else:
+        draft.at(step.location("cause", "the state is made here"), *noticed(autopsy))
     shown(draft, autopsy)
     draft.help(_advice(autopsy, kind))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
@@ -80,8 +88,27 @@ def _stepping(evidence: RaisedEvidence) -> Any:
     return None
 
 
+def _is_most(autopsy: Autopsy) -> bool:
+    """Whether no heading has more than the state of optimizers. LBFGS calls the model while it makes its own."""
+    state = autopsy.book.total("optimizer state")
+    return state > 0 and all(state >= autopsy.book.total(heading) for heading in HEADINGS)
+
+
+def _caller(evidence: RaisedEvidence) -> Frame | None:
+    """The frame of the user's that has called the step of the optimizer."""
+    found = None
+    for frame in evidence.frames:
+        if isinstance(frame.variables.get("self"), torch.optim.Optimizer) and not frame.is_user:
+            return found
+        found = frame if frame.is_user else found
+    return None
+
+
 def _trained(optimizer: Any) -> list[torch.Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    every = [each for group in optimizer.param_groups for each in group["params"]]
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return every  # its vectors are as long as all of them, and in the closure gradients come and go
+    return [each for each in every if each.grad is not None]
 
 
 def _needed(optimizer: Any) -> int:

@@ -17,10 +17,13 @@ from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.rules.memory.outlier_batch import called_at
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.memory.autopsy import autopsy_of
+from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.replay.memory.grown_inputs import grown_input
 from torchmedic.replay.memory.sizes import is_growing
 
 CODE, NAME = "TM411", "growing-batch"
+
+_SHARE = 0.25  # of all tensors: what is asked for must be for what has grown, and not the last straw
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -29,7 +32,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     given = list(autopsy.agent.batches.shapes)
     if not given or not is_growing(given) or math.prod(given[-1].shape) < 2 * math.prod(given[0].shape):
-        return None
+        return _by_source(evidence, autopsy)
     first, last = given[0].shape, given[-1].shape
     draft = Draft(
         CODE,
@@ -41,6 +44,26 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(called_at(evidence, f"called with {list(last)}"), *noticed(autopsy))
     shown(draft, autopsy)
     draft.help("cut what is carried on from step to step to a fixed size")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _by_source(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
+    """Nobody has counted the calls, but the source shows that what the model is given grows with every turn."""
+    found = None if len(autopsy.agent.batches.shapes) > 1 else grown_input(evidence, autopsy.book.modules)
+    if found is None or (autopsy.asked or 0) < _SHARE * autopsy.book.everything:
+        return None
+    shape = list(found.shape)
+    draft = Draft(
+        CODE,
+        NAME,
+        "likely",
+        f"`{found.name}` grows at every turn of the loop, and is {shape} by now",
+        "the source joins more to it each time and takes nothing away",
+    )
+    called = found.call.location("surfaced", f"called with {shape}")
+    draft.at(found.at.location("cause", "more is joined to it here"), called, *noticed(autopsy))
+    shown(draft, autopsy)
+    draft.help(f"cut `{found.name}` to a fixed size before the model is called with it")
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 

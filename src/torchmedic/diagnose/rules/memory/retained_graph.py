@@ -14,6 +14,8 @@ gradients under `torch.no_grad()`.
 from __future__ import annotations
 
 import ast
+from collections import deque
+from typing import Any
 
 import torch
 
@@ -32,6 +34,7 @@ from torchmedic.replay.memory.retained import Retained
 CODE, NAME = "TM403", "retained-graph"
 
 _SHARE = 0.25  # of all tensors
+_CONTAINERS = (list, tuple, set, deque, dict)
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -40,7 +43,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     wanted = (each.of_this_step and not each.for_nothing and _is_for_backward(each) for each in autopsy.retained)
     held = next((each for each, is_wanted in zip(autopsy.retained, wanted, strict=True) if not is_wanted), None)
-    if held is None or held.only_nodes or held.nbytes < _SHARE * autopsy.book.everything:
+    if held is None or held.only_nodes or held.nbytes < _SHARE * max(autopsy.book.everything, autopsy.asked or 0):
         return None
     holder = held.holder
     fillers = [] if holder.path == ".grad" else fillers_of(holder) or assigned_at(holder)
@@ -83,13 +86,20 @@ def _advice(held: Retained, filler: Filler | None, autopsy: Autopsy) -> str:
     text = filler.text if filler is not None else ""
     if isinstance(held.holder.owner, BaseException):
         return "keep the text of the exception, not the exception: it holds the frames that it came through"
-    short = text if text and len(text) <= 40 and text.isidentifier() else "it"
+    short = text if len(text) <= 40 and text.isidentifier() and _holds_tensors(held.holder.owner) else ""
     ways = ["item", "detach"] if held.is_scalar else ["detach"]
-    keep = " or ".join(f"`{short}.{way}()`" if short != "it" else f"`.{way}()` of it" for way in ways)
+    what = "it" if _holds_tensors(held.holder.owner) else "its tensors"
+    keep = " or ".join(f"`{short}.{way}()`" for way in ways) + ("" if short else f" of {what}")
     advice = f"keep {keep} instead"
     if any(not module.training for module in _roots(autopsy)):
         advice += ", and evaluate under `torch.no_grad()`"
     return advice
+
+
+def _holds_tensors(owner: Any) -> bool:
+    """Whether what is kept are tensors themselves, and not objects with tensors in them."""
+    kept = list(owner.values() if isinstance(owner, dict) else owner) if isinstance(owner, _CONTAINERS) else [owner]
+    return all(isinstance(each, torch.Tensor) for each in kept)
 
 
 def _roots(autopsy: Autopsy) -> list[torch.nn.Module]:
