@@ -1,4 +1,4 @@
-"""What is predicted to cure an out-of-memory does: the script passes with it, and with less of it would not."""
+"""What is said to cure an out-of-memory does: the script passes with it, and with less of it would not."""
 
 from __future__ import annotations
 
@@ -223,32 +223,143 @@ def test_where_nothing_can_be_predicted_nothing_is(tmp_path: Path) -> None:
 
 HOST = """
 import resource
+import sys
 import torch
 from torch import nn
 import torch.nn.functional as F
+import torchmedic.replay.memory.forked_trials
 import torchmedic.replay.memory.trials
 torchmedic.replay.memory.trials.SECONDS = 60.0
-import sys
+torchmedic.replay.memory.forked_trials.SECONDS = torchmedic.replay.memory.forked_trials.LONGEST = 60.0
 BATCH = int(sys.argv[1])
 torch.manual_seed(0)
-model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)))
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.act = nn.Parameter(torch.ones(256)), nn.SiLU()
+    def forward(self, x):
+        for _ in range(3):
+            x = self.act(x * self.scale)
+        return x
+model = nn.Sequential(*(Block() for _ in range(3)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-used = int(open("/proc/self/statm").read().split()[0]) * 4096
-resource.setrlimit(resource.RLIMIT_AS, (used + 200 * 2**20, -1))
+def limit(mib):
+    used = int(open("/proc/self/statm").read().split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (used + mib * 2**20, -1))
+"""
+
+STEPS = """
+limit(int(sys.argv[2]))
 for step in range(2):
     x = torch.randn(BATCH, 256)
     y = torch.randn(BATCH, 256)
     optimizer.zero_grad()
-    F.mse_loss(model(x), y).backward()
+    loss = F.mse_loss(model(x), y)
+    print("step", step)
+    loss.backward()
     optimizer.step()
 """
 
 
-def test_on_the_host_a_smaller_batch_fits_as_it_was_predicted_to(tmp_path: Path) -> None:
-    finished = run_script(tmp_path, HOST, "40000")
-    [cure] = cures(finished)
-    found = re.search(r"use a batch of (\d+) instead of 40000", cure.title)
+def test_on_the_host_cures_are_run_for_real_in_a_copy_of_the_process(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, HOST + STEPS, "40000", "560")
+    assert finished.only.code == "TM414", finished.stderr
+    smaller, checkpointed = (each for each in finished.only.treatments if each.proven)
+    found = re.search(r"use a batch of (\d+) instead of 40000", smaller.title)
     assert found is not None
-    assert int(found[1]) <= 20000
+    assert "checkpoint every `Block`" in checkpointed.title
+    for cure in (smaller, checkpointed):
+        assert re.fullmatch(r"loss [\d.]+, all gradients finite", cure.result)
+    assert finished.stdout.count("step") == 0, "what is tried says nothing"
     (tmp_path / "again").mkdir()
-    assert run_script(tmp_path / "again", HOST, found[1]).returncode == 0
+    assert run_script(tmp_path / "again", HOST + STEPS, found[1], "560").returncode == 0
+
+
+def test_a_step_that_passes_is_no_proof_if_the_first_update_does_not(tmp_path: Path) -> None:
+    """Of 200 MiB, the step of one row takes some; then come the two averages of Adam, and do not fit."""
+    source = HOST + "model.append(nn.Linear(256, 60000))\n"
+    source += "optimizer = torch.optim.Adam(model.parameters())\n"
+    source += STEPS.replace("F.mse_loss(model(x), y)", "model(x).logsumexp(1).mean()")
+    finished = run_script(tmp_path, source, "400", "200")
+    assert finished.only.code == "TM414", finished.stderr
+    assert not any(each.proven for each in finished.only.treatments), finished.only.treatments
+    assert any(fact.startswith("tried: with ") for fact in finished.only.evidence)
+
+
+def test_an_evaluation_is_run_without_gradients(tmp_path: Path) -> None:
+    source = (
+        HOST
+        + """
+def evaluate(loader):
+    model.eval()
+    wrong = 0.0
+    for x, y in loader:
+        wrong += F.mse_loss(model(x), y).item()
+        print("seen")
+    return wrong
+loader = torch.utils.data.DataLoader(
+    torch.utils.data.TensorDataset(torch.randn(BATCH, 256), torch.randn(BATCH, 256)), batch_size=BATCH)
+limit(int(sys.argv[2]))
+evaluate(loader)
+"""
+    )
+    finished = run_script(tmp_path, source, "40000", "300")
+    assert finished.only.code == "TM405", finished.stderr
+    [cure] = (each for each in finished.only.treatments if each.proven)
+    assert (cure.title, cure.result) == ("run it under `with torch.no_grad():`", "it ran to its end")
+    assert "seen" not in finished.stdout
+    (tmp_path / "again").mkdir()
+    cured = source.replace("def evaluate", "@torch.no_grad()\ndef evaluate")
+    assert run_script(tmp_path / "again", cured, "40000", "300").returncode == 0
+
+
+def test_the_step_passes_once_the_graphs_of_earlier_ones_are_let_go(tmp_path: Path) -> None:
+    source = HOST + STEPS.replace("limit(", "spreads = []\nlimit(").replace("range(2)", "range(8)")
+    kept = source.replace("    loss.backward()", "    spreads.append(model(x).std())\n    loss.backward()")
+    finished = run_script(tmp_path, kept, "10000", "700")
+    assert finished.only.code == "TM403", finished.stderr
+    [cure] = finished.only.treatments
+    assert cure.proven, finished.stderr
+    assert cure.title.startswith("keep ")
+    assert cure.result.endswith("all gradients finite")
+    (tmp_path / "again").mkdir()
+    assert run_script(tmp_path / "again", kept.replace(".std()", ".std().item()"), "10000", "700").returncode == 0
+
+
+@pytest.mark.parametrize("loss", ["(out - y).abs().mean()", "F.l1_loss(out, y)"])
+def test_a_column_is_made_a_row_in_the_users_own_line(tmp_path: Path, loss: str) -> None:
+    source = (
+        HOST
+        + f"""
+def criterion(out, y):
+    return {loss}
+model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
+optimizer = torch.optim.Adam(model.parameters())
+x, y = torch.randn(BATCH, 8), torch.randn(BATCH)
+limit(400)
+for step in range(2):
+    optimizer.zero_grad()
+    criterion(model(x), y).backward()
+    optimizer.step()
+"""
+    )
+    finished = run_script(tmp_path, source, "20000")
+    assert finished.only.code == "TM404", finished.stderr
+    [cure] = finished.only.treatments
+    assert cure.proven, finished.stderr
+    assert f"+    return {loss.replace('out', 'out.squeeze(-1)')}" in cure.patch
+    (tmp_path / "again").mkdir()
+    cured = source.replace(loss, loss.replace("out", "out.squeeze(-1)"))
+    assert run_script(tmp_path / "again", cured, "20000").returncode == 0
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(3)", "1 / 0"])
+def test_what_becomes_of_a_copy_is_nobodys_business(tmp_path: Path, end: str) -> None:
+    source = HOST.replace("import resource", "import os\nimport signal\nimport resource")
+    source += f"torchmedic.replay.memory.real_step.RealStep.take = lambda *args: {end}\n"
+    finished = run_script(tmp_path, source + STEPS, "40000", "560")
+    assert finished.returncode == 1
+    assert finished.only.code == "TM414", finished.stderr
+    assert finished.only.treatments
+    assert not any(each.proven for each in finished.only.treatments)
+    assert "a fault of its own" not in finished.stderr

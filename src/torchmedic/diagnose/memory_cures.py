@@ -1,14 +1,23 @@
 """Cures for a step that ran out of memory, with the numbers that a replay on fake tensors predicts for them.
 
-None of them is proven: nothing was run. Where the prediction does not agree with the failure itself, nothing is said.
+Where the prediction does not agree with the failure itself, nothing is said of it. What can be run for real, in a copy
+of the process, is run when the diagnosis is made, and proven or taken back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+
 from torchmedic.diagnose.rule import Draft
-from torchmedic.records import Treatment
+from torchmedic.records import Diagnosis, Safety, Treatment
 from torchmedic.replay.memory.autopsy import Autopsy
+from torchmedic.replay.memory.forked_trials import ForkedTrials, Proof, forked_trials, trial_of
 from torchmedic.replay.memory.trials import Prediction, Tried, predict
+from torchmedic.replay.memory.whole_step import Change, Rewritten
+from torchmedic.replay.segment import CannotCut
+from torchmedic.replay.trial import Edit, attempt, edited, treatment
 
 _MOST = 3  # pieces of advice
 
@@ -16,6 +25,7 @@ _MOST = 3  # pieces of advice
 def cured(draft: Draft, autopsy: Autopsy, *, evaluation: bool = False) -> bool:
     """Add the cures that are predicted to fit; whether there is anything to say."""
     found = predict(autopsy, evaluation=evaluation)
+    autopsy.predicted[draft.code] = (found, evaluation)
     if isinstance(found, str):
         return False
     what = "the evaluation" if evaluation else "the step"
@@ -30,6 +40,53 @@ def cured(draft: Draft, autopsy: Autopsy, *, evaluation: bool = False) -> bool:
     return bool(found.fitting)
 
 
+def rewritten(draft: Draft, autopsy: Autopsy, advice: str, edit: Edit) -> None:
+    """Add other source for a line of the step: tried at once on a device, and else when the diagnosis is made."""
+    if not autopsy.exhaustion.on_device:
+        draft.help(advice, patch=edited(edit)[1])
+        autopsy.cures[draft.code] = Change(rewritten=Rewritten(edit, advice))
+        return
+    try:
+        tried = treatment(advice, attempt(autopsy.evidence.step_through_backward(), edit))
+    except CannotCut:
+        tried = None
+    draft.treat(tried or Treatment(title=advice, patch=edited(edit)[1]))
+
+
+def trials(diagnosis: Diagnosis, autopsy: Autopsy) -> ForkedTrials | None:
+    """What is left to be tried of the cures of a diagnosis."""
+    if diagnosis.code in autopsy.cures:
+        return trial_of(autopsy, autopsy.cures[diagnosis.code])
+    if diagnosis.code not in autopsy.predicted:
+        return None
+    found, evaluation = autopsy.predicted[diagnosis.code]
+    return forked_trials(autopsy, found, evaluation=evaluation)
+
+
+def after_trials(diagnosis: Diagnosis, proofs: Sequence[Proof]) -> Diagnosis:
+    """The diagnosis with what trials have shown: what has passed is proven, and what failed is no longer offered."""
+    proven = [
+        Treatment(title=_title(change), safety=_safety(change), proven=True, result=outcome.result, patch=outcome.patch)
+        for change, outcome in proofs
+        if outcome.passed
+    ]
+    in_vain = [(change, outcome.result) for change, outcome in proofs if outcome.passed is False]
+    fewest = min((change.rows for change, _ in in_vain if change.rows is not None), default=None)
+    failed = [f"tried: {_how(change)} {result}" for change, result in in_vain if change.rows in (None, fewest)]
+    told = {_title(change) for change, _ in in_vain if change.cut is None} | {each.title for each in proven}
+    cut = any(change.rows is not None and outcome.passed for change, outcome in proofs)
+    others = [
+        each
+        for each in diagnosis.treatments
+        if each.title not in told and not (cut and each.result)  # a prediction: the trial says it better
+    ]
+    return msgspec.structs.replace(
+        diagnosis,
+        treatments=(*proven, *others[: max(1, _MOST - len(proven))]),
+        evidence=(*diagnosis.evidence, *failed),
+    )
+
+
 def _is_too_large(found: Prediction) -> bool:
     """Whether not even one row fits, by numbers that are no mere upper bounds."""
     alone = any(each.change.rows is not None and each.change.rows.kept == 1 for each in found.tried)
@@ -40,12 +97,17 @@ def _treatment(tried: Tried, found: Prediction, what: str) -> Treatment:
     change = tried.change
     most = "at most " if found.room.weigh is not None else ""
     result = f"{what} needs {most}{_of(tried.needed, found.room.total)}"
-    changes = change.rows is not None or change.autocast
-    return Treatment(title=_title(tried), safety="changes-training" if changes else "edit", result=result)
+    return Treatment(title=_title(change), safety=_safety(change), result=result)
 
 
-def _title(tried: Tried) -> str:
-    change = tried.change
+def _safety(change: Change) -> Safety:
+    return "changes-training" if change.rows is not None or change.autocast else "edit"
+
+
+def _title(change: Change) -> str:
+    named = change.cut or change.rewritten
+    if named is not None:
+        return named.advice
     if change.grad is not None:
         fewer = f", with a batch of {change.rows.kept} instead of {change.rows.of}" if change.rows is not None else ""
         return f"run it under `with torch.no_grad():`{fewer}"
@@ -67,13 +129,18 @@ def _of(needed: int, total: int) -> str:
 
 def _not_enough(tried: Tried, total: int) -> str:
     """What was tried in vain says how far away a cure is."""
-    change = tried.change
+    return f"{_how(tried.change)} it may still need {_of(tried.needed, total)}"
+
+
+def _how(change: Change) -> str:
+    if change.cut is not None:
+        return "without these graphs"
+    if change.rewritten is not None:
+        return f"with `{change.rewritten.edit.text}`"
     if change.grad is not None and change.rows is None:
-        how = "without gradients"
-    elif change.rows is not None:
-        how = f"with {change.rows.kept} of the {change.rows.of} rows"
-    elif change.checkpointed:
-        how = f"with every `{type(change.checkpointed[0]).__name__}` checkpointed"
-    else:
-        how = "under autocast to bfloat16"
-    return f"{how} it may still need {_of(tried.needed, total)}"
+        return "without gradients"
+    if change.rows is not None:
+        return f"with {change.rows.kept} of the {change.rows.of} rows"
+    if change.checkpointed:
+        return f"with every `{type(change.checkpointed[0]).__name__}` checkpointed"
+    return "under autocast to bfloat16"

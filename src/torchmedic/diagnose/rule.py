@@ -57,6 +57,10 @@ class Draft:
         return self
 
     @property
+    def code(self) -> str:
+        return self._head[0]
+
+    @property
     def has_place(self) -> bool:
         return bool(self._locations)
 

@@ -16,6 +16,7 @@ import torch
 
 from torchmedic.observe.host import host_memory
 from torchmedic.replay.memory.peak import Counting, Course, between, highest
+from torchmedic.replay.memory.real_step import RealStep
 from torchmedic.replay.memory.room import Room, room_of
 from torchmedic.replay.memory.rows import Rows, rows_in
 from torchmedic.replay.memory.whole_step import Change, WholeStep
@@ -44,6 +45,7 @@ class Prediction(NamedTuple):
     room: Room
     unchanged: int
     tried: tuple[Tried, ...]
+    unpredicted: tuple[Change, ...]  # what may help as well, if it were tried
 
     @property
     def fitting(self) -> list[Tried]:
@@ -76,10 +78,8 @@ class _Trials:
             raise _Distrust("there is no room to look around in")
         if autopsy.replayed is None and not autopsy.in_optimizer:
             raise _Distrust(autopsy.why_not_replayed)  # fakes could not follow it even that far
-        step = _whole(autopsy, evaluation)
-        self._step = WholeStep.on(step.runner, autopsy.is_wanted, accumulates=_accumulates(autopsy))
-        incident = autopsy.evidence.incident
-        self._rows = rows_in(incident.batch, incident.batch_indices, autopsy.agent.batches.shapes, self._step.modules)
+        self._step = whole_step_of(autopsy, evaluation=evaluation)
+        self._rows = rows_of(autopsy, self._step)
         room = room_of(autopsy, self._step, self._rows)
         if room is None:
             raise _Distrust("how much memory there is is not known")
@@ -112,7 +112,7 @@ class _Trials:
                 tried.append(found)
                 if found.fits and self._evaluation:
                     break
-        return Prediction(self._room, unchanged, tuple(tried))
+        return Prediction(self._room, unchanged, tuple(tried), tuple(self._unpredicted(first)))
 
     def _made_until_failure(self, first: Counting) -> int:
         """Of the step that failed: it may have been the first, with neither gradients nor state from before."""
@@ -130,7 +130,6 @@ class _Trials:
             yield Change(grad=False)
         if self._rows is not None:
             yield Change(rows=Rows(self._rows // 2, self._rows), grad=grad)
-        # How the allocator of the host cuts up what it has is known too little for steps that take another course.
         if self._evaluation or not self._autopsy.exhaustion.on_device:
             return
         modules = _repeated(first, self._step)
@@ -139,6 +138,15 @@ class _Trials:
         kind = self._autopsy.exhaustion.where
         if not first.has_half and kind in ("cuda", "xpu") and _is_full_precision(self._step):
             yield Change(autocast=kind)
+
+    def _unpredicted(self, first: Counting) -> Iterator[Change]:
+        """How the allocator of the host cuts up what it has is known too little for steps that take another course."""
+        if (
+            not self._evaluation
+            and not self._autopsy.exhaustion.on_device
+            and (modules := _repeated(first, self._step))
+        ):
+            yield Change(checkpointed=modules)
 
     def _try(self, change: Change, first: Counting) -> Tried:
         played = self._step.count(change._replace(updates=False), self._deadline)
@@ -168,6 +176,35 @@ class _Trials:
                 course = _course(self._step.count(change._replace(updates=False), self._deadline))
             found = self._tried(change, self._room.made(course))
         return found
+
+
+def real_step_of(autopsy: Autopsy, *, evaluation: bool) -> RealStep:
+    """The same, to be run for real.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    step = _whole(autopsy, evaluation)
+    return RealStep.after(_on(autopsy, step), step, evaluation=evaluation)
+
+
+def _on(autopsy: Autopsy, step: Step) -> WholeStep:
+    return WholeStep.on(step.runner, autopsy.is_wanted, accumulates=_accumulates(autopsy))
+
+
+def whole_step_of(autopsy: Autopsy, *, evaluation: bool) -> WholeStep:
+    """The step from its beginning through its backward.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    return _on(autopsy, _whole(autopsy, evaluation))
+
+
+def rows_of(autopsy: Autopsy, step: WholeStep) -> int | None:
+    """How many rows its batch has, where that is clear."""
+    incident = autopsy.evidence.incident
+    return rows_in(incident.batch, incident.batch_indices, autopsy.agent.batches.shapes, step.modules)
 
 
 def _course(ledger: Counting) -> Course:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +22,23 @@ from torchmedic.replay.played import Played
 from torchmedic.replay.runner import Runner, SegmentEnd
 from torchmedic.replay.side_effects import no_side_effects
 from torchmedic.replay.state import muted
+from torchmedic.replay.trial import Edit
 
 Wanted = Callable[[torch.device], bool]
+
+
+class Cut(NamedTuple):
+    """Tensors of earlier steps without the graphs behind them, and how to come to that."""
+
+    tensors: tuple[torch.Tensor, ...]
+    advice: str
+
+
+class Rewritten(NamedTuple):
+    """Other source for a line of the step, and what it does."""
+
+    edit: Edit
+    advice: str
 
 
 class Change(NamedTuple):
@@ -33,6 +48,8 @@ class Change(NamedTuple):
     autocast: str = ""  # the kind of device
     checkpointed: tuple[torch.nn.Module, ...] = ()
     grad: bool | None = None
+    cut: Cut | None = None
+    rewritten: Rewritten | None = None
     updates: bool = True  # whether the optimizers step at the end
 
 
@@ -114,35 +131,14 @@ class WholeStep(FakeRunner):
             Exception: Fakes could not follow it, or not in time.
         """
         ledger = Counting(self.fakes, self.names(), deadline, LiveBytes(self.wanted))
-        namespace = self._namespace()
         left = self.left_over()
-        for name in left:
-            namespace.pop(name)
-        if change.rows is not None:
-            read = {name for statement in self.segment.statements for name in names_read(statement)}
-            namespace |= {name: fewer(namespace[name], change.rows) for name in read & namespace.keys()}
-        batch = self._batch if change.rows is None else fewer(self._batch, change.rows)
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
             stack.enter_context(untouched(self.modules, [*self.parameters, *self.loose_leaves], self._optimizers))
             stack.enter_context(device_left_alone())
-            stack.enter_context(_backward_without_autocast(change.autocast))
-            stack.enter_context(no_side_effects(Played(), self._optimizers, batch, backward=True, keep_graphs=False))
+            namespace = self._changed(stack, change, Played(), left, keep_rng=False)
             for optimizer in self._optimizers:
                 stack.enter_context(stepping_on_fakes(optimizer, ledger))
-            for module in change.checkpointed:
-                module.forward = functools.partial(
-                    checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False
-                )
-            if change.rows is not None:
-                stack.enter_context(_given_fewer(self.modules, change.rows))
-            stack.enter_context(
-                torch.set_grad_enabled(self._notes.grad_enabled if change.grad is None else change.grad)
-            )
-            for device, dtype in self._notes.autocast.items():
-                stack.enter_context(torch.autocast(device, dtype=dtype))
-            if change.autocast:
-                stack.enter_context(torch.autocast(change.autocast, dtype=torch.bfloat16))
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(ledger.pack, ledger.unpack))
             stack.enter_context(self.fakes.mode)
             stack.enter_context(ledger)
@@ -154,6 +150,35 @@ class WholeStep(FakeRunner):
             if change.updates and not ledger.has_updated:
                 self._update(ledger)
         return ledger
+
+    def _changed(
+        self, stack: contextlib.ExitStack, change: Change, played: Played, left: Iterable[str], *, keep_rng: bool
+    ) -> dict[str, Any]:
+        """Enter what changes the step; the variables that it begins with, without those left over.
+
+        Must be called where `untouched` puts everything back.
+        """
+        namespace = self._namespace()
+        for name in left:
+            namespace.pop(name)
+        batch = self._batch
+        if change.rows is not None:
+            read = {name for statement in self.segment.statements for name in names_read(statement)}
+            namespace |= {name: fewer(namespace[name], change.rows) for name in read & namespace.keys()}
+            batch = fewer(batch, change.rows)
+            stack.enter_context(_given_fewer(self.modules, change.rows))
+        stack.enter_context(_backward_without_autocast(change.autocast))
+        stack.enter_context(no_side_effects(played, self._optimizers, batch, backward=True, keep_graphs=False))
+        for module in change.checkpointed:
+            module.forward = functools.partial(
+                checkpoint, module.forward, use_reentrant=False, preserve_rng_state=keep_rng
+            )
+        stack.enter_context(torch.set_grad_enabled(self._notes.grad_enabled if change.grad is None else change.grad))
+        for device, dtype in self._notes.autocast.items():
+            stack.enter_context(torch.autocast(device, dtype=dtype))
+        if change.autocast:
+            stack.enter_context(torch.autocast(change.autocast, dtype=torch.bfloat16))
+        return namespace
 
     def _lay_out(self, namespace: dict[str, Any], left: dict[str, list[torch.Tensor]], rows: Rows | None) -> None:
         """What is there before the first statement, as fakes that can go."""
@@ -208,7 +233,8 @@ def _given_fewer(modules: list[torch.nn.Module], rows: Rows) -> Iterator[None]:
     def cut(module: Any, args: Any, kwargs: Any) -> Any:
         args = tuple(fewer(each, rows) for each in args)
         kwargs = {name: fewer(each, rows) for name, each in kwargs.items()}
-        if any(_has_others(each, rows) for each in tensors_in([*args, *kwargs.values()], 3)):
+        given = tensors_in([*args, *kwargs.values()], 3)
+        if any(True for _ in module.parameters()) and any(_has_others(each, rows) for each in given):
             raise NotRows("there are indices beside the rows")  # the edges of a graph, say
         return args, kwargs
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 
 from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.memory_cures import rewritten
 from torchmedic.diagnose.memory_words import noticed, table
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis, Location
@@ -31,6 +32,8 @@ from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
 from torchmedic.replay.memory.ledger import Made
 from torchmedic.replay.memory.storages import memory_of
 from torchmedic.replay.operations import Spot
+from torchmedic.replay.spots import spot_of_node
+from torchmedic.replay.trial import Edit
 
 CODE, NAME = "TM404", "accidental-broadcast"
 
@@ -61,7 +64,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if direct is not None:
         if _is_meant(evidence.user_frame.node if evidence.user_frame is not None else None) or _is_one(evidence):
             return None
-        return _said(autopsy, direct, evidence.at_user_line("cause", "stretched here"))
+        return _said(autopsy, direct, evidence.at_user_line("cause", "stretched here"), _cure(evidence, direct))
     earlier = _earlier(autopsy)
     if earlier is None or earlier.place.spot is None:
         return None
@@ -72,7 +75,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     return _said(autopsy, _Table(pair, earlier.shape, earlier.nbytes), places)
 
 
-def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...]) -> Diagnosis:
+def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...], edit: Edit | None = None) -> Diagnosis:
     one, two = found.pair
     draft = Draft(
         CODE,
@@ -83,8 +86,26 @@ def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...]) -> Diag
     )
     draft.at(*places)
     draft.because(*table(autopsy))
-    draft.help("bring both to the same shape first, for example with `.squeeze(-1)` or `.unsqueeze(-1)`")
+    if edit is not None:
+        shorter = one if len(one) < len(two) else two
+        rewritten(draft, autopsy, f"bring both to the shape {list(shorter)}", edit)
+    else:
+        draft.help("bring both to the same shape first, for example with `.squeeze(-1)` or `.unsqueeze(-1)`")
     return draft.done(step=autopsy.evidence.incident.step, rank=autopsy.evidence.incident.rank)
+
+
+def _cure(evidence: RaisedEvidence, found: _Table) -> Edit | None:
+    """A column as a row, where the user's own line names it."""
+    row, column = sorted(found.pair, key=len)
+    call = next((call for call in evidence.calls if call.frame.is_user), None)
+    if column[-1] != 1 or column[:-1] != row or call is None:
+        return None
+    for argument in call.tensors:
+        if tuple(argument.value.shape) == column and argument.node is not None:
+            plain = isinstance(argument.node, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+            text = f"{argument.text}.squeeze(-1)" if plain else f"({argument.text}).squeeze(-1)"
+            return Edit(spot_of_node(call.frame.file, argument.node, call.frame.function), text)
+    return None
 
 
 def _earlier(autopsy: Autopsy) -> Made | None:
