@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 
 from torchmedic import settings
-from torchmedic.records import GpuHealth, encode
-from torchmedic.rundir import write_atomically
+from torchmedic.gpu_records import GpuHealth
+from torchmedic.records import encode
+from torchmedic.run_files import write_atomically
 
 KERNEL_WORDS = "kernel.txt"
 GPU_HEALTH = "gpu.json"

@@ -4,6 +4,7 @@ inside/<pid>.ask     a named pipe: a byte written here is a question
 inside/<pid>.heard   there as soon as the question was heard
 inside/<pid>.json    the answer, replaced as a whole
 inside/<pid>.saved   where the weights were saved to, if that was the question
+inside/<pid>.held    who holds its memory, if that was the question
 inside/<pid>.txt     the stacks, written by faulthandler on a signal if nobody answers
 """
 
@@ -13,18 +14,21 @@ import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from torchmedic.inside_records import InsideView
-from torchmedic.rundir import write_atomically
+from torchmedic.memory_records import HeldMemory
+from torchmedic.run_files import write_atomically
 from torchmedic.stall_records import Saved
 
 FOLDER = "inside"
 LOOK = b"?"
 GLANCE = b"p"  # of those who examine another process: any answer from now on will do
 SAVE = b"s"
+HOLD = b"h"
 
 
 def question(run: Path, pid: int) -> Path:
@@ -43,6 +47,10 @@ def saved(run: Path, pid: int) -> Path:
     return run / FOLDER / f"{pid}.saved"
 
 
+def held(run: Path, pid: int) -> Path:
+    return run / FOLDER / f"{pid}.held"
+
+
 def dump(run: Path, pid: int) -> Path:
     return run / FOLDER / f"{pid}.txt"
 
@@ -55,7 +63,7 @@ def signal_number() -> int | None:
 
 def ask(run: Path, pid: int, word: bytes = LOOK) -> bool:
     """Ask a process; whether there is one that listens."""
-    if word != GLANCE:
+    if word not in (GLANCE, HOLD):
         for path in (heard(run, pid), answer(run, pid) if word == LOOK else saved(run, pid)):
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -87,6 +95,17 @@ def read_saved(run: Path, pid: int) -> Saved | None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(saved(run, pid).read_bytes(), type=Saved)
     return None
+
+
+def write_held(run: Path, pid: int, holders: Sequence[HeldMemory]) -> None:
+    write_atomically(held(run, pid), msgspec.json.encode(holders))
+
+
+def read_held(run: Path, pid: int) -> tuple[HeldMemory, ...]:
+    """What held most when a process was last asked, the biggest first."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(held(run, pid).read_bytes(), type=tuple[HeldMemory, ...])
+    return ()
 
 
 def listeners(run: Path) -> list[int]:

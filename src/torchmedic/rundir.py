@@ -1,4 +1,4 @@
-"""Names and layout of a run folder: private, never overwritten, written atomically.
+"""The folder of a run: private, never overwritten, shared by all its processes. What lies in it:
 
 report.json                 the contract, one for all processes of the run
 stacks/<pid>.txt            faulthandler's last words of a process
@@ -13,6 +13,9 @@ rank<N>[.<pid>]/            one folder per watched process
 .confidential               there if no value may be kept
 .no-checkup                 there if nobody shall look for mistakes that raise nothing
 kernel.txt, gpu.json        what the parent knows of the GPU: see gpu_files.py
+inside/                     questions to its processes: see inside_files.py
+
+`run_files.py` reads and writes the rest.
 """
 
 from __future__ import annotations
@@ -25,22 +28,10 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
-import msgspec
+from torchmedic.errors import UsageError
 
-from torchmedic.confidential import confidential
-from torchmedic.errors import UnreadableRun, UsageError
-from torchmedic.records import Diagnosis, Fault, Report, StackFrame, encode
-
-REPORT = "report.json"
-BLACK_BOX = "blackbox"
-EVENTS = "events.jsonl"
-STACKS = "stacks"
 _JOB = ".job"
-_PARTS = ".parts"
-_SPARE = ".spare"
-_SPARE_SIZE = 64 * 1024
 _CONFIDENTIAL = ".confidential"
 _NO_CHECKUP = ".no-checkup"
 
@@ -181,178 +172,22 @@ def claim_worker_folder(run: Path, rank: int) -> Path:
 
 
 def worker_folders(run: Path) -> list[Path]:
-    return sorted(path for path in run.glob("worker-*") if path.is_dir())
+    return _folders(run, "worker-")
 
 
 def process_folders(run: Path) -> list[Path]:
-    return sorted(path for path in run.glob("rank*") if path.is_dir())
+    return _folders(run, "rank")
+
+
+def _folders(run: Path, start: str) -> list[Path]:
+    """Asked for several times a second while a run goes on, for which `glob` takes too long."""
+    try:
+        names = sorted(os.listdir(run))
+    except OSError:
+        return []
+    return [run / name for name in names if name.startswith(start) and os.path.isdir(f"{run}/{name}")]
 
 
 def rank_of(folder: Path) -> int:
     match = re.match(r"(?:rank|worker-)(\d+)", folder.name)
     return int(match.group(1)) if match else 0
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file so that a reader sees the old or the new one, never half of one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def write_report(run: Path, report: Report) -> None:
-    write_atomically(run / REPORT, encode(report))
-
-
-def read_report(run: Path) -> Report:
-    """Read `report.json` of a run folder, or a `report.json` itself.
-
-    Raises:
-        UnreadableRun: There is none, or it is damaged.
-    """
-    path = run / REPORT if run.is_dir() else run
-    if not path.exists():
-        raise UnreadableRun(f"{run} is not a run folder: there is no {REPORT} in it")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
-    except OSError as error:
-        raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
-        raise UnreadableRun(f"cannot read {path}: it is damaged ({error})") from None
-
-
-def write_part(run: Path, rank: int, report: Report) -> list[Report]:
-    """Put down one rank's report beside those of the others; all of them, by rank."""
-    folder = run / _PARTS
-    folder.mkdir(mode=0o700, exist_ok=True)
-    write_atomically(folder / f"{rank}.json", encode(report))
-    return [part for _, part in sorted(_parts(folder))]
-
-
-def is_explained_by_another(run: Path, rank: int) -> bool:
-    """Whether another rank, or who watches it, has put down an error of its own."""
-    own = [
-        each for folder in process_folders(run) if rank_of(folder) != rank for each in read_diagnoses(folder).values()
-    ]
-    of_parents = [each for number, part in _parts(run / _PARTS) if number != rank for each in part.diagnoses]
-    return any(each.severity == "error" for each in [*own, *of_parents])
-
-
-def _parts(folder: Path) -> Iterator[tuple[int, Report]]:
-    for path in folder.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
-            yield int(path.stem), msgspec.json.decode(path.read_bytes(), type=Report)
-
-
-def reserve(folder: Path) -> None:
-    """Set some room aside, so that a full disk can still be reported as one."""
-    with open(folder / _SPARE, "wb") as file:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, _SPARE_SIZE)
-
-
-def release(folder: Path) -> None:
-    """Give up the room that was set aside."""
-    with contextlib.suppress(OSError):
-        (folder / _SPARE).unlink()
-
-
-def write_diagnosis(folder: Path, diagnosis: Diagnosis) -> int:
-    """Put down what was found in one process; its number there."""
-    if is_confidential(folder.parent):
-        diagnosis = confidential(diagnosis)
-    count = len(list(folder.glob("diagnosis-*.json")))
-    path = folder / f"diagnosis-{count}.json"
-    try:
-        write_atomically(path, encode(diagnosis))
-    except OSError:
-        release(folder)
-        write_atomically(path, encode(diagnosis))
-    return count
-
-
-def read_diagnoses(folder: Path) -> dict[Path, Diagnosis]:
-    """The diagnoses made inside one process, by their files; a damaged one is passed over."""
-    found = {}
-    for path in sorted(folder.glob("diagnosis-*.json")):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            found[path] = msgspec.json.decode(path.read_bytes(), type=Diagnosis)
-    return found
-
-
-class StartLine(msgspec.Struct, tag="start", tag_field="kind"):
-    pid: int
-
-
-class FaultLine(msgspec.Struct, tag="fault", tag_field="kind"):
-    fault: Fault
-
-
-class ExceptionLine(msgspec.Struct, tag="exception", tag_field="kind"):
-    symptom: str
-
-
-class DeathLine(msgspec.Struct, tag="death", tag_field="kind"):
-    """An exception in this process was only the news that another process has died."""
-
-    pid: int
-    signal: str
-    part: Literal["script", "worker", "child"]
-    at: StackFrame | None = None
-
-
-_Line = StartLine | FaultLine | ExceptionLine | DeathLine
-
-
-def read_events(folder: Path) -> list[_Line]:
-    """The lines of one process's events that the parent acts on; other lines and damaged ones are passed over."""
-    found: list[_Line] = []
-    with contextlib.suppress(OSError):
-        for line in (folder / EVENTS).read_bytes().splitlines():
-            with contextlib.suppress(msgspec.DecodeError):
-                found.append(msgspec.json.decode(line, type=_Line))
-    return found
-
-
-def folder_of(run: Path, pid: int) -> Path | None:
-    """The folder of one process of the run."""
-    for folder in process_folders(run):
-        if any(isinstance(line, StartLine) and line.pid == pid for line in read_events(folder)):
-            return folder
-    return None
-
-
-def worker_folder_of(run: Path, pid: int, *, is_worker: bool) -> Path | None:
-    """The folder of a DataLoader worker; if it is one, then of another: all do the same, and only one of them looks."""
-    found = worker_folders(run)
-    own = [folder for folder in found if folder.name.endswith(f".{pid}")]
-    return next(iter([*own, *(reversed(found) if is_worker else ())]), None)
-
-
-def read_faults(folder: Path) -> list[Fault]:
-    """Contained faults of one process."""
-    return [line.fault for line in read_events(folder) if isinstance(line, FaultLine)]
-
-
-def read_symptom(folder: Path) -> str | None:
-    """How the exception that ended one process showed itself."""
-    return next((line.symptom for line in read_events(folder) if isinstance(line, ExceptionLine)), None)
-
-
-def stack_files(run: Path) -> dict[int, Path]:
-    """Faulthandler's file of every process that has one."""
-    return {int(path.stem): path for path in (run / STACKS).glob("*.txt") if path.stem.isdecimal()}
-
-
-def drop_empty_stacks(run: Path) -> None:
-    """Remove the files of processes that had nothing to say and are gone."""
-    for pid, path in stack_files(run).items():
-        with contextlib.suppress(OSError):
-            if not path.stat().st_size and not Path(f"/proc/{pid}").exists():
-                path.unlink()

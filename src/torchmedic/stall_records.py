@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
+from torchmedic.gpu_records import GpuHealth
+from torchmedic.host_records import HostPressure, PressureRates
 from torchmedic.inside_records import InsideView, PyThread
 from torchmedic.process_records import ProcessView
-from torchmedic.records import BoxContents, GpuHealth, HostPressure, Phase, PressureRates
+from torchmedic.records import BoxContents, Phase
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmedic import rundir
+from torchmedic import run_files, rundir
 from torchmedic.errors import UnreadableRun, UsageError
 from torchmedic.records import Diagnosis, Location, Outcome, Report
 from torchmedic.supervise.job import Ledger, identity, merged, same_finding
@@ -76,7 +76,7 @@ def test_one_report_of_several_ranks(tmp_path: Path) -> None:
         Report(outcome=Outcome(exit_status=1, symptom="exception"), diagnoses=(diagnosis(rank=1),))
     )
 
-    report = rundir.read_report(tmp_path)
+    report = run_files.read_report(tmp_path)
     assert report.outcome == Outcome(exit_status=1, steps=7, symptom="exception")
     assert [found.rank for found in report.diagnoses] == [1]
 
@@ -89,23 +89,23 @@ def test_a_job_without_findings_ends_as_its_worst_rank() -> None:
 
 def test_a_damaged_report_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UnreadableRun, match="is not a run folder"):
-        rundir.read_report(tmp_path)
-    rundir.write_report(tmp_path, Report(diagnoses=(diagnosis(),)))
+        run_files.read_report(tmp_path)
+    run_files.write_report(tmp_path, Report(diagnoses=(diagnosis(),)))
     whole = (tmp_path / "report.json").read_bytes()
-    assert rundir.read_report(tmp_path) == rundir.read_report(tmp_path / "report.json")
+    assert run_files.read_report(tmp_path) == run_files.read_report(tmp_path / "report.json")
     for damaged in (b"", whole[:40], b"[]", b"\xff\xfe", whole.replace(b'"proven"', b'"certain"')):
         (tmp_path / "report.json").write_bytes(damaged)
         with pytest.raises(UnreadableRun) as caught:
-            rundir.read_report(tmp_path)
+            run_files.read_report(tmp_path)
         assert "\n" not in str(caught.value)
 
 
 def test_a_report_of_a_later_version_can_be_read(tmp_path: Path) -> None:
-    rundir.write_report(tmp_path, Report(diagnoses=(diagnosis(),)))
+    run_files.write_report(tmp_path, Report(diagnoses=(diagnosis(),)))
     later = json.loads((tmp_path / "report.json").read_text())
     later["added"] = later["diagnoses"][0]["added"] = 1
     (tmp_path / "report.json").write_text(json.dumps(later))
-    assert rundir.read_report(tmp_path).diagnoses == (diagnosis(),)
+    assert run_files.read_report(tmp_path).diagnoses == (diagnosis(),)
 
 
 def test_events_of_which_some_are_damaged(tmp_path: Path) -> None:
@@ -114,15 +114,15 @@ def test_events_of_which_some_are_damaged(tmp_path: Path) -> None:
         b'{"kind": "exception", "symptom": "cuda-error"}\n'
         b'{"kind": "fault", "fault": {"where": "w", "error": "e"}}\n{"kind": "fault"}\n'
     )
-    assert rundir.read_symptom(tmp_path) == "cuda-error"
-    assert [fault.where for fault in rundir.read_faults(tmp_path)] == ["w"]
-    assert rundir.read_symptom(tmp_path / "nothing") is None
+    assert run_files.read_symptom(tmp_path) == "cuda-error"
+    assert [fault.where for fault in run_files.read_faults(tmp_path)] == ["w"]
+    assert run_files.read_symptom(tmp_path / "nothing") is None
 
 
 def test_the_folder_of_a_process(tmp_path: Path) -> None:
     first, second = rundir.claim_process_folder(tmp_path, 0), rundir.claim_process_folder(tmp_path, 0)
     (second / "events.jsonl").write_bytes(b'{"kind": "start", "pid": 7}\n')
     assert (first.name, second.name) == ("rank0", f"rank0.{os.getpid()}")
-    assert rundir.folder_of(tmp_path, 7) == second
-    assert rundir.folder_of(tmp_path, 8) is None
+    assert run_files.folder_of(tmp_path, 7) == second
+    assert run_files.folder_of(tmp_path, 8) is None
     assert [rundir.rank_of(folder) for folder in rundir.process_folders(tmp_path)] == [0, 0]

@@ -66,10 +66,10 @@ def _recipe(run: Path, folder: Path) -> Path:
     Raises:
         UnreadableRun: There is none, with the reason.
     """
-    from torchmedic import rundir
+    from torchmedic import run_files, rundir
     from torchmedic.repro import recipe
 
-    report = rundir.read_report(run)
+    report = run_files.read_report(run)
     if not report.diagnoses:
         raise UnreadableRun(f"there is nothing to reproduce: {run} holds no diagnosis")
     if rundir.is_confidential(folder):

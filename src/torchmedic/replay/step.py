@@ -14,6 +14,7 @@ from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.played import Played
 from torchmedic.replay.runner import Runner
 from torchmedic.replay.segment import CannotCut, Segment, cut
+from torchmedic.replay.stacks import Stack, frames_of_traceback, point_of, stack_at, stack_of_traceback
 
 # Files of those that start processes and look after them: to run such a call again would start them again.
 _LAUNCHERS = (
@@ -22,9 +23,6 @@ _LAUNCHERS = (
     "torch/multiprocessing/spawn.py",
     "/subprocess.py",
 )
-
-# Frames with the line and column that each is at, innermost first.
-Stack = list[tuple[FrameType, int, int | None]]
 
 
 class Step:
@@ -35,6 +33,10 @@ class Step:
         self.segment = runner.segment
         self.runner = runner
         self._recut = recut
+
+    def run_by(self, runner: Runner) -> Step:
+        """The same step, run by another."""
+        return Step(self.frame, self._recut, runner)
 
     def again(self, tree: ast.Module | None = None, *, keep_graphs: bool = True) -> Played:
         """Replay plainly, from other syntax if it is given."""
@@ -83,24 +85,6 @@ def from_stack(frame: FrameType | None, agent: Any, *, include_failing: bool) ->
         CannotCut: With the reason.
     """
     return _step(stack_at(frame), agent, include_failing)
-
-
-def stack_at(frame: FrameType | None) -> Stack:
-    stack: Stack = []
-    while frame is not None:
-        stack.append((frame, *_point(frame, frame.f_lasti, frame.f_lineno)))
-        frame = frame.f_back
-    return stack
-
-
-def stack_of_traceback(tb: TracebackType | None, within: FrameType | None = None) -> Stack:
-    """The frames that an exception came through, and those above the one that caught it."""
-    entries: Stack = []
-    while tb is not None:
-        entries.append((tb.tb_frame, *_point(tb.tb_frame, tb.tb_lasti, tb.tb_lineno)))
-        tb = tb.tb_next if tb.tb_frame is not within else None
-    entries.reverse()
-    return entries + (stack_at(entries[-1][0].f_back) if entries else [])
 
 
 def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | None = None, outwards: int = 0) -> Step:
@@ -156,6 +140,8 @@ def _step(stack: Stack, agent: Any, include_failing: bool, outwards: int = 0) ->
     """`stack` is innermost first."""
     _refuse_launchers(stack)
     notes = agent.notes
+    # A lambda or comprehension is a part of a statement of the frame around it.
+    stack = [each for each in stack if each[0].f_code.co_name == "<module>" or each[0].f_code.co_name[0] != "<"]
     for frame, line, column in stack:
         noted = notes.forward.get(id(frame))
         if noted is not None and noted[0] is frame.f_code:
@@ -173,11 +159,7 @@ def through_backward(tb: TracebackType | None, agent: Any) -> Step:
     Raises:
         CannotCut: With the reason.
     """
-    entries: Stack = []
-    while tb is not None:
-        entries.append((tb.tb_frame, *_point(tb.tb_frame, tb.tb_lasti, tb.tb_lineno)))
-        tb = tb.tb_next
-    return _through_backward(entries[::-1], agent)
+    return _through_backward(frames_of_traceback(tb), agent)
 
 
 def through_backward_of_library(tb: TracebackType | None, agent: Any) -> Step:
@@ -231,15 +213,7 @@ def earlier(frame: FrameType, lasti: int, forward_line: int | None, agent: Any, 
     Raises:
         CannotCut: With the reason.
     """
-    return _cut(frame, _point(frame, lasti, frame.f_lineno), forward_line, agent, True, kind=kind)
-
-
-def _point(frame: FrameType, lasti: int, line: int) -> tuple[int, int | None]:
-    """Line and column of the expression that a frame is evaluating."""
-    for index, (start, _, column, _) in enumerate(frame.f_code.co_positions()):
-        if index == lasti // 2:
-            return (start or line, column)
-    return (line, None)
+    return _cut(frame, point_of(frame, lasti, frame.f_lineno), forward_line, agent, True, kind=kind)
 
 
 def _cut(

@@ -11,11 +11,10 @@ Cure: `squeeze`, `unsqueeze`, `transpose` or cut one of the tensors so that the 
 
 from __future__ import annotations
 
-import re
-
 from torchmedic.diagnose.describe import argument_text, made_here, shape
 from torchmedic.diagnose.elementwise import ELEMENTWISE, Misfit, misfit_of, misfit_of_loss, misfit_of_mask
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.torchs_words import in_our_words
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
 
@@ -76,22 +75,17 @@ _MESSAGES = (
 
 
 def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
-    if not evidence.is_torchs:
+    why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
+    if why is None:
         return None
-    for pattern, words in _MESSAGES:
-        found = re.search(pattern, evidence.message)
-        if found is None:
-            continue
-        why = words.format(*found.groups())
-        draft = Draft(CODE, NAME, "likely", f"shapes that do not broadcast: {why}", f"torch names these sizes: {why}")
-        draft.at(*evidence.at_user_line("cause", why))
-        call = evidence.calls[-1] if evidence.calls else None
-        for known in call.tensors if call is not None else []:
-            draft.because(f"{argument_text(known)} is one of the operands")
-            draft.at(made_here(evidence, known.value, f"becomes {shape(known.value)}"))
-        draft.help("make the sizes agree: squeeze, unsqueeze, transpose or cut one of the two")
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
-    return None
+    draft = Draft(CODE, NAME, "likely", f"shapes that do not broadcast: {why}", f"torch names these sizes: {why}")
+    draft.at(*evidence.at_user_line("cause", why))
+    call = evidence.calls[-1] if evidence.calls else None
+    for known in call.tensors if call is not None else []:
+        draft.because(f"{argument_text(known)} is one of the operands")
+        draft.at(made_here(evidence, known.value, f"becomes {shape(known.value)}"))
+    draft.help("make the sizes agree: squeeze, unsqueeze, transpose or cut one of the two")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
 RULE = Rule(CODE, NAME, check)

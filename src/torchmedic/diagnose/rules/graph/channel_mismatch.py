@@ -19,6 +19,7 @@ from torch import nn
 
 from torchmedic.diagnose.describe import built_here, count, fed_by, layer_name, layer_of, made_here, shape
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.torchs_words import in_our_words
 from torchmedic.records import Diagnosis
 from torchmedic.replay.calls import Call
 from torchmedic.replay.evidence import RaisedEvidence
@@ -198,18 +199,13 @@ _MESSAGES = (
 
 
 def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
-    if not evidence.is_torchs:
+    why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
+    if why is None:
         return None
-    for pattern, words in _MESSAGES:
-        found = re.search(pattern, evidence.message)
-        if found is None:
-            continue
-        why = words.format(*found.groups())
-        draft = Draft(CODE, NAME, "likely", f"a layer was given {why}", f"torch names these sizes: {why}")
-        draft.at(*evidence.at_user_line("cause", why))
-        draft.help("bring the input to the number of channels that the layer was built for, or rebuild the layer")
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
-    return None
+    draft = Draft(CODE, NAME, "likely", f"a layer was given {why}", f"torch names these sizes: {why}")
+    draft.at(*evidence.at_user_line("cause", why))
+    draft.help("bring the input to the number of channels that the layer was built for, or rebuild the layer")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
 RULE = Rule(CODE, NAME, check)

@@ -11,12 +11,11 @@ Cure: crop or pad the tensor that differs, join along another dimension, or see 
 
 from __future__ import annotations
 
-import re
-
 import torch
 
 from torchmedic.diagnose.describe import argument_text, made_here, shape
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.torchs_words import in_our_words
 from torchmedic.records import Diagnosis
 from torchmedic.replay.calls import UNKNOWN, Argument, Call, raising_call
 from torchmedic.replay.evidence import RaisedEvidence
@@ -136,16 +135,13 @@ _MESSAGES = (
 
 
 def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
-    for pattern, words in _MESSAGES:
-        found = re.search(pattern, evidence.message)
-        if found is None:
-            continue
-        why = words.format(*found.groups())
-        draft = Draft(CODE, NAME, "likely", f"tensors that cannot be joined: {why}", f"torch names the sizes: {why}")
-        draft.at(*evidence.at_user_line("cause", why))
-        draft.help("crop, pad or reshape the tensor that differs before they are joined")
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
-    return None
+    why = in_our_words(evidence, _MESSAGES)
+    if why is None:
+        return None
+    draft = Draft(CODE, NAME, "likely", f"tensors that cannot be joined: {why}", f"torch names the sizes: {why}")
+    draft.at(*evidence.at_user_line("cause", why))
+    draft.help("crop, pad or reshape the tensor that differs before they are joined")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
 RULE = Rule(CODE, NAME, check)

@@ -13,12 +13,12 @@ Cure: take the batch size from the tensor (`x.size(0)`) and let one size be foun
 from __future__ import annotations
 
 import math
-import re
 
 import torch
 
 from torchmedic.diagnose.describe import argument_text, count, incomplete_batch, made_here, shape
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.torchs_words import in_our_words
 from torchmedic.records import Diagnosis
 from torchmedic.replay.calls import Argument, Call
 from torchmedic.replay.evidence import RaisedEvidence
@@ -141,16 +141,13 @@ _MESSAGES = (
 
 
 def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
-    for pattern, words in _MESSAGES:
-        found = re.search(pattern, evidence.message, re.M)
-        if found is None or not evidence.is_torchs:
-            continue
-        why = words.format(*found.groups())
-        draft = Draft(CODE, NAME, "likely", f"a view that is not possible: {why}", f"torch says: {why}")
-        draft.at(*evidence.at_user_line("cause", why))
-        draft.help("compute the sizes from the tensor (`x.size(0)`, `-1`); after a transpose use `reshape`")
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
-    return None
+    why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
+    if why is None:
+        return None
+    draft = Draft(CODE, NAME, "likely", f"a view that is not possible: {why}", f"torch says: {why}")
+    draft.at(*evidence.at_user_line("cause", why))
+    draft.help("compute the sizes from the tensor (`x.size(0)`, `-1`); after a transpose use `reshape`")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
 RULE = Rule(CODE, NAME, check)

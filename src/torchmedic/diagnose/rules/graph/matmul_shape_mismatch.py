@@ -13,7 +13,6 @@ Cure: make the layer as wide as its input, or bring the input to the width that 
 from __future__ import annotations
 
 import math
-import re
 
 import torch
 from torch import nn
@@ -21,6 +20,7 @@ from torch import nn
 from torchmedic.diagnose.describe import argument_text, built_here, fed_by, layer_name, layer_of, made_here, shape
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.shapes import PRODUCTS, Clash, product_clash
+from torchmedic.diagnose.torchs_words import in_our_words
 from torchmedic.records import Diagnosis
 from torchmedic.replay.calls import Call
 from torchmedic.replay.evidence import RaisedEvidence
@@ -125,18 +125,13 @@ _MESSAGES = (
 
 def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     """Where an operand could not be read, torch names the sizes."""
-    if not evidence.is_torchs:
+    why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
+    if why is None:
         return None
-    for pattern, words in _MESSAGES:
-        found = re.search(pattern, evidence.message)
-        if found is None:
-            continue
-        why = words.format(*found.groups())
-        draft = Draft(CODE, NAME, "likely", f"in a matrix product {why}", f"torch names these sizes: {why}")
-        draft.at(*evidence.at_user_line("cause", why))
-        draft.help("make the inner sizes agree: transpose or reshape an operand, or build the layer for its input")
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
-    return None
+    draft = Draft(CODE, NAME, "likely", f"in a matrix product {why}", f"torch names these sizes: {why}")
+    draft.at(*evidence.at_user_line("cause", why))
+    draft.help("make the inner sizes agree: transpose or reshape an operand, or build the layer for its input")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
 RULE = Rule(CODE, NAME, check)

@@ -13,9 +13,10 @@ line calls into.
 
 from __future__ import annotations
 
+from torchmedic.death_records import Death
 from torchmedic.diagnose.last_words import draft_of, line_grade, native_package, shutting_down, step_of, who
 from torchmedic.diagnose.rule import Rule
-from torchmedic.records import Death, Diagnosis
+from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM802", "abort"
 

@@ -13,9 +13,10 @@ kernel's log (`dmesg`, as root).
 
 from __future__ import annotations
 
+from torchmedic.death_records import Death
 from torchmedic.diagnose.last_words import draft_of, last_line, size, step_of, who
 from torchmedic.diagnose.rule import Rule
-from torchmedic.records import Death, Diagnosis
+from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM805", "killed"
 

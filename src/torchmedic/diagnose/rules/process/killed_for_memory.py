@@ -14,10 +14,11 @@ instead of loading it, or use a machine with more memory.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.killed_for_memory import LastMemory
-from torchmedic.diagnose.last_words import draft_of, size, step_of, who
+from torchmedic.death_records import Death
+from torchmedic.diagnose.killed_for_memory import NEAR_LIMIT, LastMemory
+from torchmedic.diagnose.last_words import size, step_of
 from torchmedic.diagnose.rule import Rule
-from torchmedic.records import Death, Diagnosis
+from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM806", "killed-for-memory"
 
@@ -28,26 +29,17 @@ def check(death: Death) -> Diagnosis | None:
     memory = LastMemory(death)
     lines = memory.kernel_lines
     if lines:
-        proof, fact = "the kernel's log names the process", f"kernel: {lines[-1]}"
-    elif death.oom_kills:
-        proof = "the kernel counted a kill for memory in the run's cgroup at that moment"
-        fact = f"memory.events: oom_kill rose by {death.oom_kills} in the last seconds"
+        proof = "the kernel's log names the process", f"kernel: {lines[-1]}"
+    elif memory.counted is not None:
+        proof = memory.counted
     elif memory.near_host_limit:
-        proof, fact = "its memory was close to the limit when it was killed; the kernel's own word is missing", ""
+        proof = NEAR_LIMIT, ""
     elif death.host_oom_kills:
-        proof = "the kernel killed for memory on this host at that moment; whom, it does not say"
-        fact = f"/proc/vmstat: oom_kill rose by {death.host_oom_kills} in the last seconds"
+        words = "the kernel killed for memory on this host at that moment; whom, it does not say"
+        proof = words, f"/proc/vmstat: oom_kill rose by {death.host_oom_kills} in the last seconds"
     else:
         return None
-    draft = draft_of(
-        death,
-        CODE,
-        NAME,
-        "proven" if lines or death.oom_kills else "likely",
-        f"{who(death)} was killed because memory ran out",
-        f"SIGKILL, and {proof}",
-    )
-    draft.because(fact)
+    draft = memory.draft(CODE, NAME, "memory ran out", proof, lines)
     if death.host_memory is not None:
         draft.because(
             f"the memory of this host is {size(death.host_memory)}; the largest process of the run held "

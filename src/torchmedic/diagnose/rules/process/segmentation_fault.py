@@ -13,9 +13,10 @@ bound the recursion. A native debugger shows the function: `gdb -ex run -ex bt -
 
 from __future__ import annotations
 
+from torchmedic.death_records import Death
 from torchmedic.diagnose.last_words import draft_of, line_grade, native_package, overflowed, shutting_down, step_of, who
 from torchmedic.diagnose.rule import Rule
-from torchmedic.records import Death, Diagnosis
+from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM801", "segmentation-fault"
 

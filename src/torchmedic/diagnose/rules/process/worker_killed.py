@@ -1,4 +1,4 @@
-"""A DataLoader worker ended without raising anything.
+"""A DataLoader worker ended and left no exception.
 
 What: a worker process was gone when the main process waited for its batch. There is no Python exception of its own to
 show: it called `exit`, or a signal ended it.
@@ -27,6 +27,7 @@ from torchmedic.replay.loading import Request, function_node, iterator_in, sampl
 
 CODE, NAME = "TM822", "worker-killed"
 
+_PATIENCE = 10.0  # seconds: on a machine that is taken, a process takes long to end
 _NEWS = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is killed by signal)")
 _ENDS = frozenset({"exit", "_exit", "quit", "abort", "kill", "killpg", "raise_signal"})
 
@@ -38,7 +39,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     news = _NEWS.search(str(error)) if isinstance(error, RuntimeError) else None
     if news is not None:
         pids = [int(pid) for pid in news[1].split(",")]
-        iterator = iterator or _iterator_of(pids)
+        iterator = iterator if iterator is not None else _iterator_of(pids)
         workers = [worker for worker in getattr(iterator, "_workers", ()) if worker.pid in pids]
     else:
         workers = _lost_sender(evidence, frames, iterator)
@@ -51,7 +52,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         CODE,
         NAME,
         "likely",
-        f"a DataLoader worker {how} without raising an exception",
+        f"a DataLoader worker {how} and left no exception",
         f"process {listed([str(pid) for pid in pids])} was gone when its batch was waited for",
     )
     request = Request(frames, iterator)
@@ -79,8 +80,8 @@ def _lost_sender(evidence: RaisedEvidence, frames: list[Frame], iterator: Any) -
     if not any(frame.function in ("rebuild_storage_fd", "rebuild_storage_filename") for frame in frames):
         return []
     workers = list(getattr(iterator, "_workers", ()))
-    # The end of a process is seen in its connections a moment before it can be waited for.
-    deadline = time.monotonic() + 2.0
+    # The end of a process is seen in its connections before it can be waited for.
+    deadline = time.monotonic() + _PATIENCE
     while not (gone := [worker for worker in workers if worker.exitcode]) and time.monotonic() < deadline:
         time.sleep(0.02)
     return gone
