@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from processes import awaited
 
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe import blackbox
@@ -75,8 +76,7 @@ def test_a_writer_that_is_killed_leaves_whole_moments(tmp_path: Path, delay: flo
         while True:
             write(box, step, f"/home/me/{step % 20}.py")
             step += 1
-    while not path.exists() or path.stat().st_size == 0:
-        time.sleep(0.001)
+    awaited(lambda: path.exists() and path.read_bytes().startswith(blackbox.MAGIC))
     time.sleep(delay)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -125,3 +125,15 @@ def test_damage_is_named_or_passed_over(tmp_path: Path, data: st.DataObject) -> 
 def test_a_missing_box_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UnreadableRun, match="cannot read"):
         blackbox.read(tmp_path / "nothing")
+
+
+def test_a_follower_finds_the_last_moment_wherever_the_ring_begins(tmp_path: Path) -> None:
+    box, steps = BlackBox(tmp_path / "box"), 0
+    follower = blackbox.Follower(tmp_path / "box")
+    for more in (0, 1, 2, 900, 1023, 1024, 1025, 3000, 1, 0, 7):
+        for _ in range(more):
+            write(box, steps)
+            steps += 1
+        seen = [beat.step for beat in follower.new(12)]
+
+        assert seen == list(range(steps - min(more, 12), steps))

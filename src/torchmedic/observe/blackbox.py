@@ -31,6 +31,7 @@ _TABLE_SIZE = 32 * 1024
 _LENGTH = struct.Struct("<H")
 _RING_AT = _TABLE_AT + _TABLE_SIZE
 _SLOT = struct.Struct("<QdIIHHIQQQQ")  # sequence, time, step, micro, phase, file, line, rss, device, updates, sequence
+_FRONT = struct.Struct("<Q")
 _SIZE = _RING_AT + SLOTS * _SLOT.size
 
 assert _SLOT.size == 64
@@ -178,11 +179,10 @@ class Follower:
     def clean_exit(self) -> bool:
         return bool(_CLEAN_EXIT.unpack_from(self._map, _CLEAN_EXIT_AT)[0])
 
-    def new(self, most: int = 256) -> list[Beat]:
+    def new(self, most: int) -> list[Beat]:
         """The latest moments since the last look, the oldest first."""
         found: list[Beat] = []
-        fronts = memoryview(self._map)[_RING_AT:].cast("Q")[:: _SLOT.size // 8]
-        last = max(fronts)
+        last = self._last()
         for sequence in range(max(self._sequence, last - most, last - SLOTS + 1) + 1, last + 1):
             front, when, step, micro, phase, _, _, _, _, updates, back = _SLOT.unpack_from(
                 self._map, _RING_AT + (sequence % SLOTS) * _SLOT.size
@@ -191,6 +191,21 @@ class Follower:
                 found.append(Beat(when, step, micro, updates, PHASES[phase]))
         self._sequence = max(self._sequence, last)
         return found
+
+    def _last(self) -> int:
+        """The highest number in the ring: from slot 0 on they rise as far as it, and those after it are lower."""
+        start = self._number(0)
+        low, high = 0, SLOTS
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._number(middle) > start:
+                low = middle
+            else:
+                high = middle
+        return self._number(low)
+
+    def _number(self, slot: int) -> int:
+        return int(_FRONT.unpack_from(self._map, _RING_AT + slot * _SLOT.size)[0])
 
 
 def _read_table(data: bytes) -> list[str]:

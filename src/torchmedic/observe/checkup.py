@@ -16,12 +16,12 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
-from torch._C._functorch import peek_interpreter_stack
 
 from torchmedic.observe.device_waits import DeviceWaits
 from torchmedic.observe.evaluation import Evaluation
 from torchmedic.observe.loss_graph import LossGraph
 from torchmedic.observe.node_births import NodeBirths
+from torchmedic.observe.plain_values import are_plain
 from torchmedic.observe.unreached import Unreached
 
 _ARMED = 24  # times that births are noted, at most
@@ -60,6 +60,7 @@ class Checkup:
         self._due: dict[tuple[str, int], int] = {}  # lines that are to be looked at again from that step on
         self._armed = 0
         self._steps = 0
+        self.rests = False  # nothing is under way: a new line or another phase is all that would change that
         self._trained: dict[int, int] = {}  # by optimizer: how many of its parameters are trained
         self._known: set[int] = set()  # identities of all that was ever trained
         self._changes = 0
@@ -102,6 +103,9 @@ class Checkup:
             self._armed += 1
 
     def backward_begins(self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType) -> None:
+        if self.rests and key in self._looks:
+            return
+        self.rests = False
         was_armed = self.births.armed
         self.births.disarm()
         if self._looks[key] and key not in self._wanted:
@@ -125,6 +129,9 @@ class Checkup:
             self._arm()
 
     def step_begins(self, optimizer: Any) -> None:
+        if self.rests and self._steps % _ASKED and id(optimizer) in self._trained and self.unreached.knows(optimizer):
+            return
+        self.rests = False
         self.births.disarm()
         if self._steps % _ASKED == 0 or id(optimizer) not in self._trained:
             self._ask_for_phase(optimizer)
@@ -156,6 +163,8 @@ class Checkup:
 
     def step_ended(self, frame: FrameType) -> None:
         self._steps += 1
+        if self.rests:
+            return
         if self._fresh:
             self._settle(frame)
         for key in [key for key, step in self._due.items() if self._steps >= step]:
@@ -168,6 +177,8 @@ class Checkup:
             self.waits.step_ended()
         if self.unreached.is_due():
             self._judge.left_out(self.unreached, frame)
+        waits = self.waits is not None and not self.waits.over
+        self.rests = not (self._wanted or self._due or self.is_armed or waits or self.unreached.is_open)
 
     def exiting(self) -> None:
         self.births.disarm()
@@ -194,7 +205,7 @@ class Checkup:
 
 def _is_plain_backward() -> bool:
     """Not inside of `torch.func`, of somebody's dispatch mode or of the capture of a CUDA graph."""
-    if peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack():
+    if not are_plain():
         return False
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 

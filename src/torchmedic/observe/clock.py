@@ -128,6 +128,9 @@ class Clock:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         key = id(optimizer)
+        if self.optimizer_count == 1 and not self._stepped and key in self._optimizers:
+            self._next_step()  # as nearly always
+            return
         if key in self._stepped:
             self._close_step()
         self._stepped.add(key)
@@ -144,12 +147,15 @@ class Clock:
     def _close_step(self) -> None:
         if self._stepped:
             self._stepped.clear()
-            self.step += 1
-            self.micro_step = 0
-            now = monotonic()
-            if self._step_closed is not None:
-                took = now - self._step_closed
-                usual = self.usual_step
-                # One long one, with a validation in it say, says little of the others.
-                self.usual_step = usual + 0.1 * (min(took, 4 * usual) - usual) if usual else took
-            self._step_closed = now
+            self._next_step()
+
+    def _next_step(self) -> None:
+        self.step += 1
+        self.micro_step = 0
+        now = monotonic()
+        if self._step_closed is not None:
+            took = now - self._step_closed
+            usual = self.usual_step
+            # One long one, with a validation in it say, says little of the others.
+            self.usual_step = usual + 0.1 * (min(took, 4 * usual) - usual) if usual else took
+        self._step_closed = now

@@ -18,6 +18,7 @@ from torchmedic.observe.finite import FiniteWatch
 from torchmedic.observe.notes import StepNotes
 
 _SHORT = 0.005  # seconds
+_STILL_SHORT = 0.01  # for a run that is known to be of this kind: a busy machine makes no other one of it
 _KNOWN = 300  # steps after which a run is known to be of this kind
 _FULL = 64  # one in so many
 
@@ -30,11 +31,17 @@ class Economy:
         self._batches = batches
         self._notes = notes
         self._finite = finite
+        self._most = _SHORT
 
     def applies(self) -> bool:
         """Whether the coming step is one of those."""
         clock = self._clock
-        return clock.step > _KNOWN and clock.usual_step < _SHORT and clock.step % _FULL != 0
+        if clock.step <= _KNOWN:
+            return False
+        if clock.step % _FULL == 0:
+            self._most = _STILL_SHORT if clock.usual_step < self._most else _SHORT
+            return False
+        return clock.usual_step < self._most
 
     def begin(self) -> None:
         self._notes.forget()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ def is_there(witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]
 def kind_of_device(optimizer: Any) -> str:
     """Where the weights are; told by the first of them."""
     for group in optimizer.param_groups:
-        for tensor in group["params"]:
+        if group["params"]:
+            tensor = group["params"][0]
             return "cpu" if tensor.is_cpu else str(tensor.device.type)
     return ""
 
@@ -55,7 +56,7 @@ def all_bad(tensors: list[torch.Tensor], *, at_once: bool) -> set[int]:
     if at_once and tensors:
         where = tensors[0].device
         sums = torch.stack([tensor.detach().abs().sum().to(where, torch.float64) for tensor in tensors]).tolist()
-        tensors = [tensor for tensor, total in zip(tensors, sums, strict=True) if not math.isfinite(total)]
+        tensors = [tensor for tensor, total in zip(tensors, sums, strict=True) if not isfinite(total)]
     return {id(tensor) for tensor in tensors if is_bad(tensor)}
 
 
@@ -103,7 +104,7 @@ def leaf_gradients(roots: Sequence[weakref.ref[torch.Tensor]]) -> list[torch.Ten
 def finite_rates(optimizer: Any) -> bool:
     for group in optimizer.param_groups:
         rate = group.get("lr")
-        if isinstance(rate, float) and not math.isfinite(rate):
+        if isinstance(rate, float) and not isfinite(rate):
             return False
     return True
 
@@ -111,11 +112,8 @@ def finite_rates(optimizer: Any) -> bool:
 def is_bad(tensor: torch.Tensor) -> bool:
     if tensor.requires_grad:
         tensor = tensor.detach()
-    if tensor.numel() == 1:
-        value = tensor.item()
-        return not (math.isfinite(value) if isinstance(value, int | float) else math.isfinite(abs(value)))
     # One reduction: a sum is finite only if every element is. An overflow of the sum itself is looked at again.
-    total = tensor.sum().item()
-    if math.isfinite(total if isinstance(total, float) else abs(total)):
+    total = tensor.sum().item() if tensor.numel() != 1 else tensor.item()
+    if isfinite(total if type(total) is float else abs(total)):
         return False
     return not bool(torch.isfinite(tensor).all().item())

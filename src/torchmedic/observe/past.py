@@ -24,6 +24,7 @@ from torchmedic.observe.clock import Clock
 from torchmedic.observe.frames import outside_torch, user_frame
 from torchmedic.observe.late import devices
 from torchmedic.observe.notes import StepNotes, device_states, line_of
+from torchmedic.observe.own_locals import looks_at_locals
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _CALLS = 17  # an accumulation over 16 batches, and one more
@@ -33,6 +34,7 @@ _POINTS = 5
 _WITH_VALUES = 3  # of those points, how many keep the variables of their frame
 _BATCHES = 64 << 20  # bytes of all batches that are kept
 _SCARCER = 4  # times as much counts what lies in shared memory
+_TINY = _BATCHES // (_SCARCER * (_CALLS + _THIN_CALLS))  # so many bytes may be kept of each, wherever they lie
 _SMALL = 1 << 18  # bytes of a tensor that is held whatever device it is on
 _NOT_DATA = (ModuleType, FunctionType, type, torch.nn.Module, Optimizer, torch.nn.Parameter)
 
@@ -68,7 +70,9 @@ class Past:
         self.carried_frame = notes.carried_frame
         self.sequence_number = notes.sequence_number
         self.batch = batches.whole if batches.on_host else None
-        self.batch_bytes = batches.nbytes * (_SCARCER if batches.is_shared else 1) if self.batch is not None else 0
+        self.batch_bytes = batches.nbytes if self.batch is not None else 0
+        if self.batch_bytes > _TINY and batches.is_shared:
+            self.batch_bytes *= _SCARCER
         self.origin = batches.origin
 
     @property
@@ -167,7 +171,7 @@ class Pasts:
 def _names_of(frame: FrameType, forward_lasti: int | None) -> tuple[str, ...]:
     """The variables that hold the data of a step; asked once per place in the code."""
     code = frame.f_code
-    if sys.version_info < (3, 13) and not {"locals", "vars", "eval", "exec"}.isdisjoint(code.co_names):
+    if sys.version_info < (3, 13) and looks_at_locals(code):
         return ()  # there is one dict of locals per frame: reading it here would change the user's
     # Named as text because imports point one way.
     step_names = importlib.import_module("torchmedic.replay.step_names")

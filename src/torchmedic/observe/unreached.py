@@ -47,6 +47,14 @@ class Unreached:
         self.over = False  # judged
         self._seen: set[int] = set()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether some parameters have no gradient, and nothing was said of them yet."""
+        return bool(self.missing) and not self.over
+
+    def knows(self, optimizer: Any) -> bool:
+        return self.over or id(optimizer) in self._seen
+
     def step_begins(self, optimizer: Any) -> None:
         self.cuts.disarm()
         if self.over:

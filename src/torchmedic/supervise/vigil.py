@@ -1,7 +1,8 @@
 """What the parent keeps an eye on while the run goes on, because it cannot be seen afterwards.
 
 How a process that is not our child has ended, when the kernel last killed for memory, and how full /dev/shm was: each
-is gone a moment after a death. A look takes some tens of microseconds, four times a second.
+is gone a moment after a death. A look takes some tens of microseconds, four times a second. The counters of kills are
+read less often: they only rise, and one that was read some seconds before the end is as good as any.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic import rundir
+from torchmedic import run_files
 from torchmedic.supervise import outside
 from torchmedic.supervise.gpu_health import GpuWatch
 from torchmedic.supervise.host_guard import HostGuard
+from torchmedic.supervise.news import News
 
 _WINDOW = 10.0  # seconds before the end that belong to it: a DataLoader may take five to notice a dead worker
 _INTERVAL = 0.2
+_COUNTING = 2.0  # seconds between two readings of the counters
 _MOST = 512  # processes followed at the same time
 
 
@@ -41,15 +44,24 @@ class Vigil:
         self._gpus = GpuWatch(run, rank)
         self.guard = HostGuard(run)
         self.started = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+        self._news = News()
+        self._stacks = run / run_files.STACKS
+        self._pids: set[int] = set()
         self._handles: dict[int, int] = {}
         self._ended: dict[int, int | None] = {}
         self._sights: deque[Sight] = deque([_look()])
+        self._counted = self._sights[0].time
 
     def look(self) -> None:
         now = time.monotonic()
         if now - self._sights[-1].time < _INTERVAL:
             return
-        self._sights.append(_look())
+        if now - self._counted < _COUNTING:
+            sight = msgspec.structs.replace(self._sights[-1], time=now, shm_free=outside.shm_free())
+        else:
+            sight = _look()
+            self._counted = now
+        self._sights.append(sight)
         while len(self._sights) > 2 and self._sights[1].time < now - _WINDOW:
             self._sights.popleft()
         self._follow()
@@ -60,6 +72,7 @@ class Vigil:
     def last_look(self) -> None:
         """The child has ended: see what it left."""
         self._sights.append(_look())
+        self._news = News()
         self._gpus.last_look()
         self._follow()
         for pid in list(self._handles):
@@ -87,14 +100,16 @@ class Vigil:
         return min((sight.shm_free for sight in self._sights if sight.shm_free is not None), default=None)
 
     def _follow(self) -> None:
-        known = rundir.stack_files(self._run).keys()
+        if self._news.may_be_in(self._stacks):
+            self._pids = set(run_files.stack_files(self._run))
+        known = self._pids
         self._gpus.look(known)
         self.guard.look(known)
         for pid in known - self._handles.keys() - self._ended.keys():
             if len(self._handles) < _MOST and hasattr(os, "pidfd_open"):
                 with contextlib.suppress(OSError):
                     self._handles[pid] = os.pidfd_open(pid)
-        for pid in [pid for pid in self._handles if not Path(f"/proc/{pid}").exists()]:
+        for pid in [pid for pid in self._handles if not os.path.exists(f"/proc/{pid}")]:
             self._let_go(pid)
 
     def _let_go(self, pid: int) -> None:

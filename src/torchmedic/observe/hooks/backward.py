@@ -8,9 +8,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import torch
 import torch.autograd
-from torch._C._functorch import peek_interpreter_stack
+import torch.compiler
 
 from torchmedic.contained import contained
 from torchmedic.observe import endings
@@ -18,6 +17,9 @@ from torchmedic.observe.clock import BACKWARD
 from torchmedic.observe.hooks.forward import ForwardHooks
 from torchmedic.observe.hooks.patches import wrap
 from torchmedic.observe.hooks.step import Step
+from torchmedic.observe.plain_values import are_plain
+
+_is_compiling = torch.compiler.is_compiling
 
 
 class BackwardHooks:
@@ -32,21 +34,21 @@ class BackwardHooks:
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         step = self._step
-        keep = contained("observe.backward")(self._keep_loss)
+        clock = step.clock
+        glance = contained("observe.backward")(self._glance)
 
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if _is_compiling():
                 return original(*args, **kwargs)  # traced, not run
             if step.leaks is not None and len(args) > 3 and args[3] and kwargs.get("accumulate_grad"):
                 step.leaks.cycles.made(sys._getframe(1))
             roots = args[0] if args else kwargs.get("t_outputs", ())
-            if step.quick and not step.paused and not step.backward_depth:
+            if step.quick and glance(roots):
                 step.backward_depth = 1
-                keep(roots)
                 result = original(*args, **kwargs)
                 step.backward_depth = 0
-                step.clock.backward_done()
+                clock.micro_step += 1
                 return result
             self._begins(roots)
             result = original(*args, **kwargs)
@@ -65,7 +67,9 @@ class BackwardHooks:
             return
         frame = sys._getframe(1)
         if step.thin:
-            if _values_are_there():
+            if step.habits.awake:
+                step.habits.backward_begins(roots, frame)
+            if are_plain():
                 try:
                     step.economy.backward_begins(roots)
                 except Exception as error:
@@ -78,19 +82,27 @@ class BackwardHooks:
             step.check_up("backward_begins", roots, (clock.file, clock.line), frame)
         if step.habits.awake:
             step.habits.backward_begins(roots, frame)
-        if step.finite.on and _values_are_there():
+        if step.finite.on and are_plain():
             try:
                 step.finite.backward_begins(roots, (clock.file, clock.line), frame)
             except Exception as error:
                 step.numbers_failed(error, frame)
 
-    def _keep_loss(self, roots: Any) -> None:
-        """All that is done in most steps of a run of very short ones, where every microsecond is felt."""
-        if _values_are_there():
+    def _glance(self, roots: Any) -> bool:
+        """All that is done in most steps of a run of very short ones, where every microsecond is felt.
+
+        False if there is anything unusual: this step is then not one of those.
+        """
+        step = self._step
+        is_plain = step.backward_depth == 0 and step.stepping is None and not step.paused and not step.habits.awake
+        if is_plain and are_plain():
             try:
-                self._step.finite.keep_loss(roots, self._step.clock.step)
+                if step.finite.glance_at_loss(roots, step.clock.step):
+                    return True
             except Exception as error:
-                self._step.numbers_failed(error, sys._getframe(1))
+                step.numbers_failed(error, sys._getframe(1))
+        step.quick = False
+        return False
 
     @contained("observe.backward")
     def _ends(self) -> None:
@@ -102,7 +114,7 @@ class BackwardHooks:
         if step.backward_depth:
             return
         step.clock.backward_done()
-        if step.thin and step.stepping is None and not step.finite.is_alarmed:
+        if step.thin and step.stepping is None and not step.finite.is_alarmed and not step.habits.awake:
             return
         step.clock.leave()
         if step.habits.awake:
@@ -118,10 +130,5 @@ class BackwardHooks:
                 step.finite.backward_ended(frame, step.clock, step.stepping)
             except Exception as error:
                 step.numbers_failed(error, frame)
-        if step.checkup is not None and step.checkup.on:
+        if step.checkup is not None and step.checkup.on and not step.checkup.rests:
             step.check_up("backward_ended", frame, step.clock.optimizer_count > 0)
-
-
-def _values_are_there() -> bool:
-    """Not inside of `torch.func` and of a dispatch mode."""
-    return peek_interpreter_stack() is None and not torch._C._len_torch_dispatch_stack()

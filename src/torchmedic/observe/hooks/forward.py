@@ -99,7 +99,7 @@ class ForwardHooks:
         self.forget()
         if module is not None:
             step.rewind.see(module)
-            step.batches.given(args or _keywords(sys._getframe(3)), module.training)
+            step.batches.given(args or _keywords(sys._getframe(3)), module)
         if step.backward_depth == 0:  # recomputation of a checkpoint is part of backward
             user = step.clock.enter(FORWARD, sys._getframe(2))
             if step.leaks is not None and module is not None:

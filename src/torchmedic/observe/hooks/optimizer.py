@@ -17,6 +17,8 @@ from torchmedic.observe.hooks.forward import ForwardHooks
 from torchmedic.observe.hooks.patches import wrap
 from torchmedic.observe.hooks.step import Step
 
+_is_compiling = torch.compiler.is_compiling
+
 
 class OptimizerHooks:
     """Around `torch.optim.Optimizer`, of which all others are made."""
@@ -62,7 +64,7 @@ class OptimizerHooks:
 
         @functools.wraps(original)
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or step.quick:
+            if _is_compiling() or (step.quick and not step.habits.awake):
                 return original(optimizer, *args, **kwargs)
             listening = step.habits.awake and not step.paused
             if listening:
@@ -88,12 +90,12 @@ class OptimizerHooks:
         self._forward.expect()
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return
         self._note_begin(optimizer)
 
     def _ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return
         self.note_end(optimizer, stepped=True)
 
@@ -104,21 +106,24 @@ class OptimizerHooks:
             return
         step.backward_depth = 0
         self.has_begun = True
-        if step.quick and step.finite.takes_on_trust():
-            step.stepping = optimizer
-            return
-        if not step.thin:
-            step.clock.enter(OPTIMIZER, sys._getframe(1))
-        if step.checkup is not None and step.checkup.on:
-            step.check_up("step_begins", optimizer)
-        if step.habits.awake:
-            step.habits.step_begins(optimizer, sys._getframe(1))
-        if step.finite.on and not (step.thin and step.finite.takes_on_trust()):
-            try:
-                step.finite.step_begins(optimizer, sys._getframe(1))
-            except Exception as error:
-                step.numbers_failed(error, sys._getframe(1))
         step.stepping = optimizer
+        frame = sys._getframe(1)
+        if not step.thin:
+            step.clock.enter(OPTIMIZER, frame)
+            if step.checkup is not None and step.checkup.on:
+                step.check_up("step_begins", optimizer)
+        if step.habits.awake:
+            step.habits.step_begins(optimizer, frame)
+            step.quick = False
+        finite = step.finite
+        if finite.on:
+            try:
+                if step.thin and (step.quick or finite.is_calm) and finite.glance_at_gradients(optimizer, frame):
+                    return
+                step.quick = False
+                finite.step_begins(optimizer, frame)
+            except Exception as error:
+                step.numbers_failed(error, frame)
 
     @contained("observe.optimizer")
     def note_end(self, optimizer: Any, *, stepped: bool) -> None:
@@ -127,7 +132,7 @@ class OptimizerHooks:
         if step.paused:
             return
         step.stepping = None
-        if stepped and step.finite.on and not (step.thin and step.finite.holds_losses):
+        if stepped and step.finite.wants_weights and step.finite.on:
             try:
                 step.finite.step_ended(optimizer, sys._getframe(1))
             except Exception as error:
@@ -138,12 +143,16 @@ class OptimizerHooks:
             step.leaks.stepped(clock.step, sys._getframe(1))
         if step.habits.awake:
             step.habits.step_ended(optimizer, stepped=stepped)
-        was_thin, step.thin = step.thin, step.economy.applies()
-        step.quick = was_thin and step.thin and step.finite.holds_losses and not step.habits.awake
+        was_thin, step.thin = step.thin, not step.habits.awake and step.economy.applies()
         if step.thin:
-            step.economy.begin()
-            self._forward.forget()
+            if not step.quick:
+                step.economy.begin()
+                self._forward.forget()
+                step.quick = was_thin and step.finite.is_calm
+            else:
+                step.notes.step_is_over()
             return
+        step.quick = False
         clock.leave()
         if step.checkup is not None and step.checkup.on:
             step.check_up("step_ended", sys._getframe(1))

@@ -46,7 +46,7 @@ class Step:
         self.paused = False  # while a replay runs, which is not training
         self.noting = False
         self.thin = False  # this step is not noted in full
-        self.quick = False  # nor was the one before, and nobody waits for anything but its loss
+        self.quick = False  # nor was the one before, all was well in it, and nobody waits for anything
         self.backward_depth = 0
         self.stepping: Any = None  # the optimizer whose step is under way
         self._is_opened = False  # since the last update something was seen to begin the step

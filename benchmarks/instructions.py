@@ -1,0 +1,332 @@
+"""What the healthy path does: instructions of a step without torchmedic and with it, counted and not timed.
+
+Where others use the machine too, the time of a step varies by more than torchmedic takes. The number of instructions
+does not. It is counted in user space, in one process, as the difference between two blocks of steps, so that whatever
+is done once per block cancels. The counter is the processor's own where the machine lets us have it, else callgrind,
+under which the script starts itself again. Instructions are not seconds: those of a matrix product take longer.
+
+Counted is what is done at every step. What is done by the clock (readings of memory, walks for leaks, looks at all
+gradients) takes the same share of a second however short the steps are, and is left out; so are the first steps.
+
+    python benchmarks/instructions.py [--counter hardware|callgrind] [--device cuda] [--output NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import gc
+import json
+import math
+import mmap
+import os
+import platform
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+RESULTS = Path(__file__).parent / "results"
+UNDER = "TORCHMEDIC_COUNTING_UNDER"
+WIDTH, BATCH = 32, 8
+FEW, MANY = 3, 9  # steps of a block
+ROUND = 64  # steps, of which one is noted in full where steps are short
+
+
+class Counter(Protocol):
+    """Counts the instructions of this process, in user space."""
+
+    name: str
+
+    def of(self, work: Callable[[], None]) -> int:
+        """The instructions that some work takes."""
+
+
+class Hardware:
+    """The processor's own counter, by `perf_event_open`.
+
+    Raises:
+        OSError: This machine has none, or does not let us have it.
+    """
+
+    name = "hardware (perf_event_open, instructions:u)"
+    _CALL: ClassVar = {"x86_64": 298, "aarch64": 241}
+    _SIZE = 128
+    _FLAGS = 1 << 1 | 1 << 5 | 1 << 6  # inherit, for threads to come; exclude_kernel; exclude_hv
+
+    def __init__(self) -> None:
+        number = self._CALL.get(platform.machine())
+        if sys.platform != "linux" or number is None:
+            raise OSError("no perf_event_open here")
+        wanted = struct.pack("<IIQQQQQ", 0, self._SIZE, 1, 0, 0, 0, self._FLAGS).ljust(self._SIZE, b"\0")
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = libc.syscall(number, ctypes.c_char_p(wanted), 0, -1, -1, 0)
+        if self._descriptor < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def of(self, work: Callable[[], None]) -> int:
+        before = self._read()
+        work()
+        return self._read() - before
+
+    def _read(self) -> int:
+        return int.from_bytes(os.read(self._descriptor, 8), "little")
+
+
+class Callgrind:
+    """Valgrind's simulated processor, told by requests in machine code when to count."""
+
+    name = "callgrind"
+    _REQUEST = bytes.fromhex("4889f8 31d2 48c1c703 48c1c70d 48c1c73d 48c1c733 4887db 4889d0 c3")
+    _DUMP, _ZERO, _START = 0x43540000, 0x43540001, 0x43540004
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self._dumps = 0
+        self._memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        self._memory.write(self._REQUEST)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._call = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(address)
+
+    def of(self, work: Callable[[], None]) -> int:
+        if not self._dumps:
+            self._ask(self._START)  # for good: to stop and start again takes longer than to go on
+        self._ask(self._ZERO)
+        work()
+        self._ask(self._DUMP)
+        self._dumps += 1
+        dumped = Path(f"{self._output}.{self._dumps}").read_text()
+        found = re.search(r"^totals: (\d+)", dumped, re.MULTILINE)
+        assert found is not None
+        return int(found[1])
+
+    def _ask(self, request: int) -> None:
+        words = (ctypes.c_uint64 * 6)(request)
+        self._call(ctypes.addressof(words))
+
+    @staticmethod
+    def start(arguments: list[str]) -> int:
+        """Run this script again under valgrind."""
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "counts"
+            command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={output}", "-q"]
+            environment = {**os.environ, UNDER: str(output), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+            command += [sys.executable, __file__, *arguments]
+            return subprocess.run(command, env=environment, check=False).returncode
+
+
+def counter(wanted: str | None, device: str) -> Counter | str:
+    """How to count here; in words if it cannot be done."""
+    if os.environ.get(UNDER):
+        return Callgrind(Path(os.environ[UNDER]))
+    refused = ""
+    if wanted != "callgrind":
+        try:
+            return Hardware()
+        except OSError as error:
+            refused = f"the processor's counter is not to be had ({error.strerror or error})"
+    if wanted == "hardware" or device == "cuda":
+        return (
+            f"cannot count instructions here: {refused or 'callgrind knows no GPU'}; benchmarks/overhead.py takes time"
+        )
+    if platform.machine() == "x86_64" and shutil.which("valgrind"):
+        return "callgrind"
+    return f"cannot count instructions here: {refused}, and there is no valgrind; benchmarks/overhead.py takes time"
+
+
+class Loop:
+    """The loop that everybody writes, with or without a loader."""
+
+    def __init__(self, device: str, *, loader: bool) -> None:
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+
+        torch.manual_seed(0)
+        layers = [nn.Linear(WIDTH, WIDTH) if index % 2 == 0 else nn.ReLU() for index in range(7)]
+        self.model = nn.Sequential(*layers).to(device)
+        self.batch = torch.randn(BATCH, WIDTH, device=device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        data = TensorDataset(torch.randn(4 * ROUND * BATCH, WIDTH))
+        self.loader = DataLoader(data, batch_size=BATCH) if loader else None
+
+    def run(self, steps: int) -> None:
+        if self.loader is None:
+            for _ in range(steps):
+                self._step(self.batch)
+            return
+        batches = iter(self.loader)
+        for _ in range(steps):
+            self._step(next(batches)[0].to(self.batch.device))
+
+    def _step(self, batch: Any) -> None:
+        self.optimizer.zero_grad()
+        loss = self.model(batch).square().mean()
+        loss.backward()
+        self.optimizer.step()
+
+
+def per_step(count: Counter, loop: Loop, prepare: Callable[[], None] = lambda: None) -> float:
+    """Instructions of a step, by blocks of few and of many; the least of each, for what is done only once."""
+    counted: dict[int, list[int]] = {FEW: [], MANY: []}
+    gc.disable()  # a collection of everything that torch has made falls into one block or the other
+    for _ in range(3):
+        for steps, found in counted.items():
+            prepare()
+            found.append(count.of(functools.partial(loop.run, steps)))
+    gc.enable()
+    return (min(counted[MANY]) - min(counted[FEW])) / (MANY - FEW)
+
+
+def settle(agent: Any, *, short: bool) -> None:
+    """As after many steps, and with nothing left to do by the clock."""
+    from torchmedic.observe import economy
+
+    economy._SHORT = economy._STILL_SHORT = agent.step.economy._most = math.inf if short else 0.0
+    agent.step.thin = agent.step.quick = False
+    agent.clock.step = 10_000 * ROUND + 1
+    agent.clock.gauge.due = math.inf
+    agent.finite._time._spent = math.inf
+    agent.leaks.stop()
+    agent.rewind.give_up()
+
+
+class Late:
+    """The CPU, treated as a device that is read late."""
+
+    def place(self, dtype: Any) -> tuple[Any, Any]:
+        import torch
+
+        return torch.empty((), dtype=dtype), self
+
+    def query(self) -> bool:
+        return True
+
+    def arrange(self, host: Any, event: Any, value: Any) -> None:
+        host.copy_(value)
+
+    def places(self, count: int, dtype: Any) -> tuple[Any, Any]:
+        import torch
+
+        return torch.empty(count, dtype=dtype), None
+
+    def arrange_many(self, host: Any, event: Any, values: Any) -> None:
+        host[: values.numel()].copy_(values)
+
+    def may_work(self) -> bool:
+        return True
+
+    def free_bytes(self, device: Any) -> int:
+        return 1 << 40
+
+    def timer(self) -> None:
+        return None
+
+    def when_out_of_memory(self, react: Any) -> None:
+        pass
+
+
+def measure(count: Counter, device: str) -> list[dict[str, Any]]:
+    import torch
+
+    from torchmedic.observe import agent as agents
+    from torchmedic.observe import late
+
+    torch.set_num_threads(1)
+    # With a second thread, as every run has one, `malloc` takes more instructions: that is not ours.
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    loops = {name: Loop(device, loader=loader) for name, loader in (("mlp", False), ("mlp, DataLoader", True))}
+    plain = {}
+    for name, loop in loops.items():
+        loop.run(16)
+        plain[name] = per_step(count, loop)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        agents.install(folder)
+        agent = agents.current()
+        assert agent is not None
+        agent.leaks.stop()
+        while agent.habits.awake:  # the check-up of the first steps
+            loops["mlp"].run(8)
+        for read in ("at once", "late") if device == "cpu" else ("late",):
+            if read == "late" and device == "cpu":
+                late.devices["cpu"] = Late()
+            for name, loop in loops.items():
+                own: dict[bool, float] = {}
+                for short in (False, True):
+                    again = functools.partial(settle, agent, short=short)
+                    again()
+                    loop.run(8)
+                    own[short] = per_step(count, loop, again) - plain[name]
+                # Where steps are short, one in a round is watched as the long ones are.
+                own[True] += (own[False] - own[True]) / ROUND
+                for short, taken in own.items():
+                    rows.append(
+                        {
+                            "loop": name,
+                            "values_are_read": read,
+                            "steps": "short" if short else "long",
+                            "plain": round(plain[name]),
+                            "own": round(taken),
+                            "ratio": round(1 + taken / plain[name], 4),
+                        }
+                    )
+                    print(rows[-1], file=sys.stderr, flush=True)
+        agent.hooks.remove()
+    return rows
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [
+        "| loop | values are read | steps | plain, instructions | torchmedic's own | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        lines.append(
+            f"| {row['loop']} | {row['values_are_read']} | {row['steps']} | {row['plain']:,} | {row['own']:,} "
+            f"| {row['ratio']:.4f}x |"
+        )
+    lines += ["", f"counted by {result['counter']}, one thread, torch {result['torch']}, Python {result['python']}:"]
+    return "\n".join([*lines, f"`{result['command']}`"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--counter", choices=("hardware", "callgrind"), help="by default the first that there is")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--output", metavar="NAME", help="write benchmarks/results/NAME.json and NAME.md")
+    args = parser.parse_args()
+    count = counter(args.counter, args.device)
+    if count == "callgrind":
+        return Callgrind.start(sys.argv[1:])
+    if isinstance(count, str):
+        print(count, file=sys.stderr)
+        return 1
+    import torch
+
+    result = {
+        "command": " ".join(["python", "benchmarks/instructions.py", *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
+        "counter": count.name,
+        "rows": measure(count, args.device),
+    }
+    text = table(result)
+    print(text)
+    if args.output:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{args.output}.json").write_text(json.dumps(result, indent=2) + "\n")
+        (RESULTS / f"{args.output}.md").write_text(f"# Instructions of the healthy path\n\n{text}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
