@@ -117,6 +117,21 @@ def test_what_grows_in_a_worker_is_named_and_a_cache_there_is_not(tmp_path: Path
     assert any("DataLoader worker 0, one of 2" in each for each in diagnosis.evidence)
 
 
+def test_a_cache_in_a_worker_whose_keys_never_come_again_is_named(tmp_path: Path) -> None:
+    # The other way round: the list is emptied, and the cache is asked for another key each time.
+    source = WORKER.replace("self.kept.append(image)  # <- cause", "self.kept = [image]")
+    source = source.replace(
+        "if index not in self.cache", "key = (index, torch.rand(()).item())\n        if key not in self.cache"
+    )
+    source = source.replace("self.cache[index] = image.clone()", "self.cache[key] = image.clone()  # <- cause")
+
+    diagnosis = run_script(tmp_path, source).only
+
+    assert (diagnosis.code, "`Images.cache`" in diagnosis.message) == ("TM452", True)
+    assert diagnosis.cause_location is not None
+    assert diagnosis.cause_location.line == marked_line(source)
+
+
 RUNS_OUT = """
 import resource
 

@@ -6,16 +6,24 @@ import ast
 import linecache
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from torchmedic.detect.growth import Growth, growths
 from torchmedic.observe.holders import Held, Walk
+from torchmedic.observe.key_kinds import keys_of
 from torchmedic.observe.leaks import LeakWatch, Look, Point
+from torchmedic.observe.own_locals import looks_at_locals
 from torchmedic.observe.weighing import Weight, weigh
-from torchmedic.replay.keys import counts
+from torchmedic.replay.graph_bytes import own_bytes
+from torchmedic.replay.keys import counts, never_returns
+from torchmedic.replay.length_limits import NO_LIMIT, LengthLimit
 from torchmedic.replay.putters import traffic
+from torchmedic.replay.readers import is_read
 from torchmedic.replay.sites import Traffic
+from torchmedic.replay.training_loops import training_loops
 
 WITH_GRAPH = Weight(1, 1, 4, 0, None, frozenset({"Tensor"}))
 BIG = Weight(1, 0, 1 << 20, 0, None, frozenset({"Tensor"}))
@@ -42,6 +50,36 @@ def test_steady_growth_is_found_with_its_rate() -> None:
 def test_growth_with_a_longer_period_is_told_as_such() -> None:
     (growth,) = found([1, 1, 2, 2, 3, 3, 4, 4, 5, 5])
     assert (growth.period, growth.rate, growth.periods) == ("pass", 1.0, 4)
+
+
+def test_a_longer_period_may_pass_more_than_once_between_looks() -> None:
+    watch = LeakWatch(lambda watch, frame: None, lambda held: None, lambda: 0)
+    for passes in (1, 2, 3, 5, 8, 12):
+        look = Look(10 * passes, 0, 0, 0.0, 0, 0, {"pass 1": passes})
+        held = Held("kept", "kept", "items", 4 * passes, "train.py", 0)
+        watch.looks.append(look)
+        watch.tracks.setdefault((1, "kept"), []).append(Point(look, held, BIG))
+    (growth,) = growths(watch)
+    assert (growth.period, growth.rate, growth.periods) == ("pass", 4.0, 11)
+
+
+def test_hooks_come_first_and_what_each_of_them_has_is_not_told() -> None:
+    watch = LeakWatch(lambda watch, frame: None, lambda held: None, lambda: 0)
+    for number in range(1, 6):
+        look = Look(8 * number, 0, 0, 0.0, 0, 0, {})
+        watch.looks.append(look)
+        hooks = Held("model.1", "_forward_hooks", "hooks", 8 * number, "", 0, via="_forward_hooks")
+        watch.tracks.setdefault((1, "hooks"), []).append(Point(look, hooks, None))
+        for key in (2, 3):
+            store = Held("store", "store", "items", 8 * number, "train.py", 0)
+            watch.tracks.setdefault((key, "store"), []).append(Point(look, store, WITH_GRAPH))
+        seen = Held("seen", "seen", "items", 8 * number, "train.py", 0)
+        watch.tracks.setdefault((4, "seen"), []).append(Point(look, seen, BIG))
+        mass = seen._replace(kind="mass", size=number << 23, old=8 * number)
+        watch.tracks.setdefault((0, "mass seen"), []).append(Point(look, mass, None))
+    assert [(growth.what, growth.held.kind) for growth in growths(watch)] == [
+        *(("hooks", "hooks"), ("data", "items"), ("data", "mass")),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +111,7 @@ def test_items_are_weighed_with_what_hangs_on_them() -> None:
     assert not again.has_witness(weight)
 
 
-def of_source(source: str, name: str = "kept", *, local: int = 0, **more: str) -> Traffic:
+def of_source(source: str, name: str = "kept", *, local: int = 0, **more: Any) -> Traffic:
     file = f"<ipython-input-{abs(hash(source))}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     last = name.partition("[")[0].rpartition(".")[2]
@@ -108,13 +146,29 @@ def test_what_belongs_to_a_library_is_filled_by_its_owner_or_from_outside() -> N
         assert [site.node.lineno for site in traffic(held, [file]).puts] == [1]
 
 
+def test_self_in_another_class_means_another_attribute() -> None:
+    meter = "class Meter:\n    def add(self, x):\n        self.kept.append(x)\n    def reset(self): self.kept.clear()\n"
+    source = f"{meter}class Recorder(Base):\n    def note(self, x):\n        self.kept.append(x)\n"
+    found = of_source(source, "log.kept", owners=("Recorder", "Base", "object"))
+    assert ([site.node.lineno for site in found.puts], found.takes) == ([7], [])
+    found = of_source(f"{source}log.kept.clear()\n", "log.kept", owners=("Recorder", "Base", "object"))
+    assert [site.node.lineno for site in found.takes] == [8]
+    assert len(of_source(source, "log.kept").puts) == 2  # where nobody knows whose it is
+    variable = "def train():\n    kept = []\n    for x in data:\n        kept.append(x)\n        net.kept = []\n"
+    assert of_source(variable, local=1).takes == []
+
+
 def test_a_number_comes_after_what_may_be_a_tensor() -> None:
     found = of_source("kept.append(loss.item())\nkept.append(loss)\n")
     assert [site.node.lineno for site in found.puts] == [2, 1]
 
 
 @pytest.mark.parametrize(
-    "line", ["kept.clear()", "kept.pop(0)", "del kept[:5]", "kept[:] = []", "kept = kept[-5:]", "kept = []"]
+    "line",
+    [
+        *("kept.clear()", "kept.pop(0)", "del kept[:5]", "kept[:] = []", "kept = kept[-5:]", "kept = []"),
+        *("if kept: kept = []", "if len(kept) > 9: kept = []"),
+    ],
 )
 def test_the_line_that_takes_out_is_found(line: str) -> None:
     found = of_source(f"kept = []\nfor step in steps:\n    kept.append(loss)\n    {line}\n")
@@ -127,6 +181,14 @@ def test_to_begin_is_not_to_take_out() -> None:
     found = of_source(source, local=1)
     assert found.takes == []
     assert [site.node.lineno for site in found.puts] == [6]
+
+
+@pytest.mark.parametrize("line", ["if not kept: kept = []", "if kept is None: kept = []"])
+def test_to_begin_where_there_is_nothing_is_not_to_take_out(line: str) -> None:
+    assert of_source(f"kept = []\nfor step in steps:\n    kept.append(loss)\n    {line}\n").takes == []
+    # Nor is a loop that makes ready, before the one that trains.
+    ready = "for p in model:\n    p.kept = []\nfor x in data:\n    loss(x).backward()\n    p.kept.append(x)\n"
+    assert of_source(ready, "model.weight.kept").takes == []
 
 
 def test_a_length_that_is_looked_at_is_a_limit() -> None:
@@ -216,6 +278,14 @@ def test_a_chain_grows_where_a_link_is_added_and_ends_where_it_is_cut(line: str)
         ("def log(at, x):\n    kept[at] = x\nfor i, x in enumerate(data):\n    log(i, x)\n", True),
         ("def log(at, x):\n    kept[at] = x\nfor x in data:\n    log(x.name, x)\n", False),
         ("for task in tasks:\n    kept.append(x)\n", True),
+        ("for epoch in range(9):\n    for at in range(5):\n        kept[at] = x\n", False),
+        (
+            "for epoch in range(9):\n    for at in range(5):\n        key = epoch * 5 + at\n        kept[key] = x\n",
+            True,
+        ),
+        ("for epoch in epochs:\n    n = 0\n    for x in data:\n        kept[n] = x\n        n += 1\n", False),
+        ("def run():\n    for at in range(5):\n        kept[at] = x\nfor _ in epochs:\n    run()\n", False),
+        ("for x in data:\n    kept['%d' % x.at, time.time()] = x\n", True),
     ],
 )
 def test_keys_that_count_never_end_and_names_do(source: str, endless: bool) -> None:
@@ -244,3 +314,106 @@ def test_a_walk_adds_up_what_stands_behind_one_name_in_many_pieces() -> None:
     assert found[0, "reached tens"].size == 60
     assert (0, "reached places") not in found
     assert not any(key[1].startswith("reached") for key in walked(1)[0])
+
+
+@pytest.mark.parametrize(
+    ("source", "never"),
+    [
+        ("for step in range(9):\n    if step not in kept:\n        kept[step] = x\n", True),
+        ("for at in range(len(data)):\n    if at not in kept:\n        kept[at] = x\n", False),
+        ("for at in range(9):\n    if names[at] not in kept:\n        kept[names[at]] = x\n", False),
+        ("def get(index):\n    key = (index, random.random())\n    if key not in kept:\n        kept[key] = x\n", True),
+        ("def get(index):\n    if index not in kept:\n        kept[index] = x\n", False),
+    ],
+)
+def test_a_cache_is_of_no_use_where_no_key_comes_again(source: str, never: bool) -> None:
+    (site,) = of_source(source).puts
+    assert site.is_guarded
+    assert never_returns(Held("kept", "kept", "items", 9, site.file, 0), site, [site.file]) is never
+
+
+def test_keys_that_nobody_else_has_are_told_from_those_that_live() -> None:
+    import torch
+
+    alive = torch.ones(1)
+    assert keys_of({torch.ones(1): 1, torch.ones(1): 2}) == "lost"
+    assert keys_of({alive: 1, torch.ones(1): 2}) == "objects"
+    assert keys_of({(torch.ones(1), 3): 1}) == "lost"
+    assert keys_of({"loss": 1, 5: 2}) == keys_of({}) == ""
+
+
+def test_what_nobody_reads_is_kept_for_nothing() -> None:
+    filling = "class Data:\n    def get(self, x):\n        self.kept.append(x)\n        return len(self.kept)\n"
+    again = "class More(Data):\n    def put(self):\n        self.kept[at] = x\n        yield self.kept[at]\n"
+    for more, is_used in (("", False), ("data.kept[0].show()\n", True), ("other.keep = 1\n", False), (again, False)):
+        found = of_source(filling + more, "data.kept")
+        file = found.puts[0].file
+        assert is_read(Held("data.kept", "kept", "items", 9, file, 0), found, [file]) is is_used
+
+
+TRAINED = {
+    "for r in range(9):\n    kept.append(ask())\n    for _ in range(5):\n        loss(kept).backward()\n": True,
+    "for r in range(9):\n    kept.append(1)\n    x = cat(kept)\n    for _ in s:\n        loss(x).backward()\n": True,
+    "def fit(a):\n    for x in a:\n        f(x).backward()\nfor r in s:\n    kept.append(1)\n    fit(kept)\n": True,
+    "for r in range(9):\n    kept.append(ask())\n    for x in data:\n        loss(x).backward()\n": False,
+    "for r in range(9):\n    kept.append(ask())\n    loss(kept[-1]).backward()\n": False,
+}
+
+
+@pytest.mark.parametrize("source", TRAINED)
+def test_what_is_filled_between_trainings_and_used_by_them_is_meant(source: str) -> None:
+    (site,) = of_source(source).puts
+    loops = training_loops([site.file])
+    assert loops.read_what_others_fill(Held("kept", "kept", "items", 9, site.file, 0), site) is TRAINED[source]
+
+
+def test_what_a_loss_is_made_from_needs_its_graph() -> None:
+    made = "def step():\n    kept.append(prob)\n    loss = -stack(kept[5:]).sum()\n    loss.backward()\n"
+    for source, needed in ((made, True), (made.replace("sum()", "sum().detach()"), False)):
+        (site,) = of_source(source).puts
+        assert training_loops([site.file]).goes_backward("kept") is needed
+
+
+def test_a_limit_is_read_from_the_constant_the_default_or_the_object() -> None:
+    class Box:
+        most = None
+
+        def __init__(self) -> None:
+            self.most = 70
+
+    def limit(condition: str, more: str = "", *, most: int | None = 70) -> int | None:
+        box = Box()  # as the walk would find it
+        box.most = most
+        source = f"class Box:\n    def put(self, x{more}):\n        if {condition}:\n            self.kept.append(x)\n"
+        found = of_source(source, "box.kept")
+        held = Held("box.kept", "kept", "items", 9, __file__, 0)
+        return LengthLimit(held, found, [sys._getframe()] if box else []).most()
+
+    assert limit("len(self.kept) < 50") == 50
+    assert limit("len(self.kept) < self.most") == 70
+    assert limit("len(self.kept) < self.most", most=None) == NO_LIMIT
+    assert limit("len(self.kept) < most", ", most=60") == 60
+    assert limit("len(self.kept) < room()") is None
+    assert limit("x is not None") is None
+
+
+def test_a_graph_is_weighed_without_what_others_keep_too() -> None:
+    import torch
+
+    weight, data = torch.ones(64, 64, requires_grad=True), torch.ones(256, 64)
+    first, second = ((data @ weight).exp() for _ in range(2))
+    assert own_bytes([first], [second]) == 256 * 64 * 4
+    assert own_bytes([first], [first]) == 0
+
+
+def test_a_method_that_is_called_eval_is_not_the_function() -> None:
+    def validates(model: torch.nn.Module) -> torch.nn.Module:
+        return model.eval()
+
+    def evaluates(text: str) -> object:
+        return eval(text)
+
+    def looks() -> dict[str, object]:
+        return locals()
+
+    assert [looks_at_locals(each.__code__) for each in (validates, evaluates, looks)] == [False, True, True]

@@ -7,6 +7,8 @@ emptied now and then, and what is bounded by itself is not.
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
@@ -20,15 +22,19 @@ _STEPS = 24  # that an old graph must reach back
 _GRAPHS = 16  # items with a graph that are no accident, where they come with the steps
 _BYTES = ("bytes", "mass")
 _PIECES = ("reached", "mass")
+_ONE = 1.5  # tensors
+_ENOUGH = 64 << 20  # bytes that are told of by themselves
+_KEY = re.compile(r"\[[^\]]*\]|\.\d+")
 _PLAIN = 1 << 10  # bytes of one item below which it is just a number
 
-What = Literal["graphs", "chain", "data", "cycles"]
+What = Literal["graphs", "chain", "data", "cycles", "hooks"]
 
 
 class Growth(NamedTuple):
     """One holder that grows.
 
-    `what` it keeps: items with their graphs, one tensor whose graph grows, data, or circles of leaves and gradients.
+    `what` it keeps: items with their graphs, one tensor whose graph grows, data, circles of leaves and gradients, or
+    hooks.
     `period` is how it grows: `step`, `batch`, or one of the longer periods that `observe/leaks.py` marks. `rate` is in
     items or bytes per period.
     """
@@ -63,12 +69,53 @@ class Growth(NamedTuple):
 
 def growths(watch: LeakWatch) -> Iterator[Growth]:
     """Everything that grows by now, whether or not that is bad: what grows by itself before what does in pieces."""
+    all_found = list(_growths(watch))
+    hooks = any(each.what == "hooks" for each in all_found)
+    alike = Counter(_who(each.held) for each in all_found)
+    for found in all_found:
+        held = found.held
+        if hooks and found.what != "hooks" and alike[_who(held)] > 1:
+            continue  # each of the hooks has one of its own
+        pieces = watch.tracks.get((0, f"reached {held.name}"))
+        several = found.weight is None or found.weight.graphs > _ONE  # in each piece, so that these are filled
+        inner = held.inner or (pieces[-1].held.inner if pieces and several else "")
+        yield found._replace(held=held._replace(inner=inner))
+    yield from _together(all_found)
+
+
+def _who(held: Held) -> tuple[str, str, str, int]:
+    return held.name, held.kind, held.file, held.local
+
+
+def _together(found: list[Growth]) -> Iterator[Growth]:
+    """What holds data under several keys, none of which has much: as one."""
+    families: dict[tuple[str, str, int, str], list[Growth]] = {}
+    for each in found:
+        held = each.held
+        if each.what == "data" and held.kind == "items" and held.name != (whole := _KEY.sub("[...]", held.name)):
+            families.setdefault((whole, held.file, held.local, each.period), []).append(each)
+    for (name, *_), members in families.items():
+        if len(members) > 1 and all(each.bytes_held < _ENOUGH for each in members):
+            first = max(members, key=lambda each: each.bytes_held)
+            items = sum(each.held.size for each in members)
+            weights = [(each.held.size / items, each.weight) for each in members if each.weight is not None]
+            mean = first.weight and first.weight._replace(
+                host=sum(share * weight.host for share, weight in weights),
+                device=sum(share * weight.device for share, weight in weights),
+            )
+            yield first._replace(
+                key=(0, name),
+                held=first.held._replace(name=name, size=items),
+                rate=sum(each.rate for each in members),
+                weight=mean,
+            )
+
+
+def _growths(watch: LeakWatch) -> Iterator[Growth]:
     for key, points in sorted(watch.tracks.items(), key=lambda track: track[1][-1].held.kind in _PIECES):
         found = _chain(key, points, watch.looks) if points[-1].held.kind == "age" else _container(key, points)
         if found is not None:
-            pieces = watch.tracks.get((0, f"reached {found.held.name}"))
-            inner = found.held.inner or (pieces[-1].held.inner if pieces else "")
-            yield found._replace(held=found.held._replace(inner=inner))
+            yield found
 
 
 def _chain(key: Key, points: list[Point], looks: list[Look]) -> Growth | None:
@@ -106,6 +153,7 @@ def _container(key: Key, points: list[Point]) -> Growth | None:
     if held.kind == "items" and (weight is None or (not weight.graphs and weight.host + weight.device < _PLAIN)):
         return None
     what: What = "graphs" if held.kind == "reached" or (weight is not None and weight.graphs) else "data"
+    what = "hooks" if held.kind == "hooks" else what
     by_step = _steady(points, lambda look: look.step)
     by_batch = _steady(points, lambda look: look.batch) if points[0].look.step == points[-1].look.step else None
     marked = _by_mark(points) if by_step is None or by_step < 0.9 else None
@@ -114,7 +162,7 @@ def _container(key: Key, points: list[Point]) -> Growth | None:
         period, rate, periods = marked
         return Growth(what, key, held, period, rate, periods, first, last, weight)
     if by_step is not None:
-        if what == "graphs" and held.size < _GRAPHS:
+        if what != "data" and held.size < _GRAPHS:
             return None
         return Growth(what, key, held, "step", by_step, last.step - first.step, first, last, weight)
     if by_batch is not None:
@@ -149,9 +197,10 @@ def _by_mark(points: list[Point]) -> tuple[str, float, int] | None:
         firsts: dict[int, int] = {}
         for point in points:
             firsts.setdefault(point.look.marks.get(mark, 0), point.held.size)
-        sizes = list(firsts.values())
-        rises = [after - before for before, after in itertools.pairwise(sizes)]
+        ends = list(firsts.items())
+        rises = [(size - before) / (end - begin) for (begin, before), (end, size) in itertools.pairwise(ends)]
         if len(rises) >= _SPANS and min(rises) > 0 and max(rises) <= 1.5 * min(rises):
-            found = (mark.partition(" ")[0], sum(rises) / len(rises), len(rises))
+            (begin, before), (end, size) = ends[0], ends[-1]
+            found = (mark.partition(" ")[0], (size - before) / (end - begin), end - begin)
             best = found if best is None or found[2] < best[2] else best
     return best

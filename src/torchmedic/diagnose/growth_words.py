@@ -7,6 +7,7 @@ import ast
 from torchmedic.diagnose.edits import rewritten
 from torchmedic.diagnose.last_words import size
 from torchmedic.replay.leaks import LeakEvidence
+from torchmedic.replay.length_limits import NO_LIMIT
 from torchmedic.replay.sites import Site
 from torchmedic.replay.source import relative, source_line
 
@@ -52,13 +53,13 @@ def measured(evidence: LeakEvidence) -> str:
 
 def graph(evidence: LeakEvidence, whose: str) -> str:
     """What the graph of one item keeps: everything that was saved for a backward, or only its nodes."""
-    nodes, freed = evidence.graph
+    nodes, freed, nbytes = evidence.graph
     if not nodes:
         return ""
     kept = (
         "a backward has freed what they had saved, so that only the nodes are left"
         if freed
-        else "what its nodes have saved was not freed, and is kept too"
+        else f"what its nodes have saved was not freed, and is kept too{f': {size(nbytes)}' if nbytes else ''}"
     )
     return f"the graph of {whose} has {nodes:,} {_plural('node', nodes)}; {kept}"
 
@@ -70,11 +71,26 @@ def end(evidence: LeakEvidence) -> str:
         return ""
     growth = evidence.growth
     where = "on the GPU" if evidence.on_device else "for this process"
-    if growth.period == "step" and evidence.worker is None:
-        when = f"at about step {rounded(growth.last.step + left)}"
+    each = (growth.last.step - growth.first.step) / max(1, growth.periods)  # steps of one period
+    at = f"at about step {rounded(int(growth.last.step + left * each))}" if each else ""
+    more = f"after about {rounded(left)} more {_plural(period(evidence), left)}"
+    if evidence.worker is not None:
+        when = more
+    elif growth.period == "step":
+        when = at
     else:
-        when = f"after about {rounded(left)} more {_plural(period(evidence), left)}"
+        when = f"{more}, {at}" if at else more
     return f"{size(evidence.left)} are left {where}: at this rate they are used up {when}"
+
+
+def limit(evidence: LeakEvidence) -> str:
+    """That it has a limit, but one that memory does not reach."""
+    if evidence.far_limit is None:
+        return ""
+    items, nbytes = evidence.far_limit
+    if items == NO_LIMIT:
+        return "the limit that its length is compared with is not set"
+    return f"it may have {items:,} items, but so many would take {size(nbytes)}"
 
 
 def rounded(count: int) -> str:

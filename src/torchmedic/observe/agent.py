@@ -42,7 +42,8 @@ from torchmedic.observe.past import Pasts
 from torchmedic.observe.rewind import Rewind
 from torchmedic.observe.suspicions import Suspicions
 from torchmedic.records import Fault
-from torchmedic.rundir import BLACK_BOX, claim_process_folder, reserve, wants_checkup
+from torchmedic.run_files import BLACK_BOX, reserve
+from torchmedic.rundir import claim_process_folder, wants_checkup
 from torchmedic.settings import rank
 
 _agent: Agent | None = None
@@ -80,6 +81,7 @@ class Agent:
         self.ear = Ear(self)
         self.device_lost = False  # and that has been explained
         self.signals = FatalSignals(self)
+        self.hides_forks = False  # of a process that only tries something
 
     def open(self) -> None:
         """Claim a folder in the run and start to write there. A second call does nothing."""
@@ -193,7 +195,20 @@ class Agent:
         self.habits.reset()
         self.checkup.stop()
         self.leaks.stop()
-        self.signals.forked()
+        if self.hides_forks:
+            containment.on_fault(None)
+            self.signals.let_go()
+        else:
+            self.signals.forked()
+
+    @contextlib.contextmanager
+    def hidden_forks(self) -> Iterator[None]:
+        """What is forked inside only tries something: it leaves no word, whatever becomes of it."""
+        self.hides_forks = True
+        try:
+            yield
+        finally:
+            self.hides_forks = False
 
     @contained("observe.child_exit")
     def child_ends(self) -> None:
@@ -265,7 +280,8 @@ def _on_fork() -> None:
     if _agent is not None:
         _agent.clock.box = None  # before anything else can go wrong: two writers would spoil it
         _agent.forked()
-        contained("observe.ear")(_agent.ear.after_fork_in_child)()
+        if not _agent.hides_forks:
+            contained("observe.ear")(_agent.ear.after_fork_in_child)()
 
 
 def _on_exit() -> None:

@@ -19,7 +19,8 @@ _STRONG_LIMIT = 64 * 1024 * 1024
 class _Pass:
     """One pass of an iterator over its sampler: what was drawn and has not come back, in order."""
 
-    def __init__(self, sampling: Any) -> None:
+    def __init__(self, iterator: Any, sampling: Any) -> None:
+        self.iterator = weakref.ref(iterator)
         self.sampling = sampling
         self.pending: deque[Any] = deque()
         self.taken = 0
@@ -36,10 +37,12 @@ class _Earlier(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The shape of what a module was called with, and whether it was in training mode."""
+    """The shape of what a module was called with, which one it was, and how: only calls of one kind are comparable."""
 
     shape: torch.Size
     training: bool
+    grad: bool = True
+    module: int = 0  # its identity
 
 
 class HostBatch(NamedTuple):
@@ -60,6 +63,7 @@ class Batches:
         self._earlier: deque[_Earlier] = deque(maxlen=2)
         self._direct = True  # the user's own loop asked for it
         self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
+        self._last_pass: _Pass | None = None  # that was asked for: nearly always the one that is asked for again
         self._strong: Any = None
         self._weak: list[weakref.ref[torch.Tensor]] = []
         self._indices: Any = None
@@ -70,18 +74,23 @@ class Batches:
         self.nbytes = 0  # of the last batch
         self.shapes: deque[Given] = deque(maxlen=64)  # of what root modules were called with, the last one last
         self.on_host = True  # all of it
-        self.is_shared = False  # it lies in memory that workers and this process share, of which there may be little
 
     def index_drawn(self, iterator: Any, index: Any) -> None:
         """The sampler gave the indices of a coming batch; with workers, several are under way."""
         if not getattr(iterator, "_in_order", True):
             return  # batches may overtake each other, so the order of drawing says nothing
         sampling = getattr(iterator, "_sampler_iter", None)
-        current = self._passes.get(iterator)
+        current = self._pass_of(iterator)
         if current is None or current.sampling is not sampling:
             # Persistent workers keep their iterator for the next epoch, also when the last one was left early.
-            current = self._passes[iterator] = _Pass(sampling)
+            current = self._passes[iterator] = self._last_pass = _Pass(iterator, sampling)
         current.pending.append(index)
+
+    def _pass_of(self, iterator: Any) -> _Pass | None:
+        last = self._last_pass
+        if last is None or last.iterator() is not iterator:
+            last = self._last_pass = self._passes.get(iterator)
+        return last
 
     def requested(self, iterator: Any) -> None:
         """The user asked for the next batch: the last one is no longer ours to hold."""
@@ -96,12 +105,12 @@ class Batches:
 
     def taken(self, iterator: Any) -> None:
         """A batch has come back, or failed to: name its indices."""
-        current = self._passes.get(iterator)
+        current = self._pass_of(iterator)
         self._indices = None
         if current is not None and current.pending:
             self._indices = current.last = current.pending.popleft()
             current.taken += 1
-        self._source = weakref.ref(iterator)
+        self._source = current.iterator if current is not None else weakref.ref(iterator)
 
     @property
     def indices(self) -> Any:
@@ -124,20 +133,24 @@ class Batches:
     def arrived(self, batch: Any, *, direct: bool = True) -> None:
         self.number += 1
         self._direct = direct
-        tensors = list(tensors_in(batch))
-        self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
-        self.on_host = all(tensor.is_cpu for tensor in tensors)
-        self.is_shared = self.on_host and bool(tensors) and tensors[0].is_shared()
+        tensors = tensors_in(batch)
+        self.nbytes = 0
+        self.on_host = True
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                self.nbytes += tensor.nbytes
+            if not tensor.is_cpu:
+                self.on_host = False
         if self.nbytes <= _STRONG_LIMIT:
             self._strong = batch
         else:
             self._weak = [weakref.ref(tensor) for tensor in tensors]
 
-    def given(self, args: Any, training: bool) -> None:
+    def given(self, args: Any, module: torch.nn.Module) -> None:
         """A root module is called: note how large its first argument is, should one turn out too large."""
         first = args[0] if args else None
         if type(first) is torch.Tensor:
-            self.shapes.append(Given(first.shape, training))
+            self.shapes.append(Given(first.shape, module.training, torch.is_grad_enabled(), id(module)))
 
     def settle(self, in_use: Iterable[torch.Tensor]) -> None:
         """Make the batch that these tensors belong to the current one; forget it if that cannot be told."""
@@ -183,10 +196,16 @@ class Batches:
         """The last batch as it was yielded; None where it was too big to hold."""
         return self._strong
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether it lies in memory that workers and this process share, of which there may be little."""
+        tensors = self.tensors() if self.on_host else []
+        return bool(tensors) and tensors[0].is_shared()
+
     def tensors(self) -> list[torch.Tensor]:
         """The tensors of the last batch that are still alive, in order."""
         if self._strong is not None:
-            return list(tensors_in(self._strong))
+            return tensors_in(self._strong)
         return [tensor for reference in self._weak if (tensor := reference()) is not None]
 
 
@@ -247,11 +266,18 @@ def tensors_in(value: Any, depth: int = 4) -> list[torch.Tensor]:
         return [value]
     if depth == 0:
         return []
-    if _is_mapping(value):
+    kind = type(value)
+    if kind is not list and kind is not tuple and _is_mapping(value):
         try:
             value = list(value.values())
         except Exception:
             return []
     if isinstance(value, list | tuple):
-        return [tensor for item in value[:256] for tensor in tensors_in(item, depth - 1)]
+        found: list[torch.Tensor] = []
+        for item in value[:256]:
+            if isinstance(item, torch.Tensor):
+                found.append(item)
+            else:
+                found += tensors_in(item, depth - 1)
+        return found
     return []

@@ -168,9 +168,10 @@ def _watching(show: Callable[..., Any], caller: CodeType, handler: Handler) -> C
         if error is None or sys._getframe(1).f_code is not caller:
             return show(*args, **kwargs)
         _without_our_frames(error)
-        shown = show(*args, **kwargs)
-        _handle(error, handler)
-        return shown
+        try:
+            return show(*args, **kwargs)
+        finally:  # where there is no memory, that may fail too
+            _handle(error, handler)
 
     return watched
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from torchmedic.records import Fault
-from torchmedic.rundir import EVENTS
+from torchmedic.run_files import EVENTS
 
 
 class Events:

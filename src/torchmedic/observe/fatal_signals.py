@@ -9,8 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchmedic.contained import contained
-from torchmedic.observe import later_stages, worker_leaks, workers
-from torchmedic.rundir import STACKS
+from torchmedic.observe import headroom, later_stages, worker_leaks, workers
+from torchmedic.run_files import STACKS
 
 if TYPE_CHECKING:
     from torchmedic.observe.agent import Agent
@@ -54,6 +54,7 @@ class FatalSignals:
                 faulthandler.enable(self._stacks, all_threads=True)
             if self._agent.ear.forked:
                 contained("observe.worker")(workers.end_with_parent)()
+            contained("observe.worker")(headroom.reserve)(for_thread=True)
             worker_leaks.start(
                 sys._getframe(1), self._run, self._agent.rank, later_stages.judge_of_growth, later_stages.in_process
             )
@@ -78,10 +79,14 @@ class FatalSignals:
 
     def forked(self) -> None:
         """In a forked child: the file is the parent's."""
+        self.let_go()
+        self.catch()
+
+    def let_go(self) -> None:
+        """Write no more stacks."""
         if self._catches:
             faulthandler.disable()
             self._catches = False
-        self.catch()
 
     def child_ended_well(self) -> None:
         """The file, still empty, has served its purpose."""

@@ -37,8 +37,8 @@ def _judge(filename: str) -> bool:
         # IPython cells are registered in linecache as <ipython-input-...>; the rest is generated code.
         return filename.startswith("<ipython-input")
     path = os.path.realpath(filename)
-    if _is_generated(path):
-        return False
+    if _is_generated(path) or (filename.endswith((".pyx", ".pxd")) and not os.path.exists(path)):
+        return False  # a library in Cython names its files from where it was built
     if path.startswith(PACKAGE) or any(part in path for part in _INSTALLED):
         return path.startswith(os.path.join(PACKAGE, "demos"))
     # A project may sit below the prefix of a Python (a container's /usr); only its library folders are not user code.

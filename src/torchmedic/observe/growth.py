@@ -17,6 +17,7 @@ from torch._C._autograd import _get_sequence_nr
 
 from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.loop_events import NOWHERE, Place
+from torchmedic.observe.own_locals import looks_at_locals
 
 _FIRST = (2, 3)
 _LATER = frozenset({4, 5, 6, 8, 11, 16, 22})
@@ -102,7 +103,7 @@ def _holders(frame: FrameType | None) -> Iterator[tuple[int, Carried]]:
             return
         code = frame.f_code
         optimised = bool(code.co_flags & 1)
-        if not (optimised and not {"locals", "vars", "eval", "exec"}.isdisjoint(code.co_names)):
+        if not (optimised and looks_at_locals(code)):
             values = frame.f_locals
             place = Place(code.co_filename, frame.f_lineno)
             for name, value in list(values.items()):

@@ -10,34 +10,50 @@ from collections.abc import Iterator
 _LIMITS = {"RLIMIT_AS": resource.RLIMIT_AS, "RLIMIT_DATA": resource.RLIMIT_DATA}
 _TOLD = ("VmSize", "VmPeak", "VmData", "VmRSS")
 _SPARE = 2 << 20  # bytes of address space, never touched
+_STACK = 64 << 20  # of a thread, at most
+_WORDS = 8 << 20  # for a traceback as text, and for Python to put it in a queue
 
 _lifted: dict[str, int] = {}  # the soft limits, while they are lifted
+_widened: dict[str, int] = {}  # the soft limits that the user's code had run under, where they are higher now
 _spare: list[mmap.mmap] = []
 _sizes: dict[str, int] = {}  # of the process when it failed, before anything of ours took its part
 
 
-def reserve() -> None:
-    """Set a little room aside, so that a process that has none left can still say so."""
+def reserve(*, for_thread: bool = False) -> None:
+    """Set a little room aside, so that a process that has none left can still say so.
+
+    Args:
+        for_thread: Whether it takes a thread to say so, as in a DataLoader worker: what we allocate may keep memory
+            that the process frees afterwards from going back, and a stack needs a piece of its own.
+    """
+    stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    more = _WORDS + (stack if 0 < stack <= _STACK else 0) if for_thread else 0
     with contextlib.suppress(OSError, ValueError):
-        _spare[:] = [mmap.mmap(-1, _SPARE)]
+        _spare[:] = [mmap.mmap(-1, _SPARE + more, prot=mmap.PROT_READ)]
 
 
 def release() -> None:
     """Give up the room that was set aside."""
-    for room in _spare:
-        with contextlib.suppress(BufferError):
+    try:  # with nothing that would take memory itself
+        for room in _spare:
             room.close()
+    except BufferError:
+        pass
     _spare.clear()
 
 
 @contextlib.contextmanager
-def headroom() -> Iterator[None]:
-    """Lift the soft limits of memory as far as the hard ones while we look, then put them back."""
+def headroom(known: dict[str, int] | None = None) -> Iterator[None]:
+    """Lift the soft limits of memory as far as the hard ones while we look, then put them back.
+
+    Args:
+        known: The sizes of the process that failed, where this is a copy of it.
+    """
     if _lifted:
         yield
         return
     with contextlib.suppress(MemoryError):
-        _sizes.update(_sizes_now())
+        _sizes.update(known or _sizes_now())
     for name, number in _LIMITS.items():
         soft, hard = resource.getrlimit(number)
         if soft != hard:
@@ -52,6 +68,31 @@ def headroom() -> Iterator[None]:
                 resource.setrlimit(_LIMITS[name], (soft, resource.getrlimit(_LIMITS[name])[1]))
         _lifted.clear()
         _sizes.clear()
+
+
+def impose() -> None:
+    """Put the limits back for good, in a copy of the process: less what we have taken since."""
+    before, now = _sizes.get("VmSize", 0), _sizes_now().get("VmSize", 0)
+    ours = max(0, now - before) if before else 0
+    for name, soft in _lifted.items():
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(_LIMITS[name], (soft + ours, resource.getrlimit(_LIMITS[name])[1]))
+    _lifted.clear()
+
+
+def widen(nbytes: int) -> None:
+    """Leave a process that has failed so much room below its soft limit, if the hard one allows it.
+
+    A worker that can start the thread which sends its exception, but has no memory to send it, would be waited for for
+    ever: without us it could not have started it.
+    """
+    taken = _sizes_now().get("VmSize", 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if taken and soft != resource.RLIM_INFINITY and soft - taken < nbytes:
+        wanted = taken + nbytes
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_AS, (wanted if hard < 0 else min(wanted, hard), hard))
+            _widened.setdefault("RLIMIT_AS", soft)
 
 
 def address_limit() -> int | None:
@@ -98,5 +139,6 @@ def _sizes_now() -> dict[str, int]:
 
 
 def _limit(name: str) -> int | None:
-    limit = _lifted[name] if name in _lifted else resource.getrlimit(_LIMITS[name])[0]
+    known = _widened.get(name, _lifted.get(name))
+    limit = known if known is not None else resource.getrlimit(_LIMITS[name])[0]
     return None if limit in (resource.RLIM_INFINITY, -1) else limit

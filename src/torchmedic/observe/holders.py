@@ -7,7 +7,6 @@ notes numbers and names and keeps no object alive; only what `observe/leaks.py` 
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import CellType, FrameType
@@ -18,7 +17,8 @@ import torch
 from torchmedic.observe.containers import CONTAINERS, length, pairs
 from torchmedic.observe.crowds import ROOT, Branch, Crowds
 from torchmedic.observe.graph_age import node_of, oldest
-from torchmedic.observe.insides import Part, attributes_of, cache_of, is_users, module_of, parts
+from torchmedic.observe.insides import Part, cache_of, classes_of, is_users, module_of, parts, parts_of
+from torchmedic.observe.key_kinds import keys_of
 from torchmedic.observe.user_variables import PLAIN, roots
 
 _MOST = 6000  # objects of one walk
@@ -27,6 +27,7 @@ _DEEP = 9  # names on the way to an object; one that leads to others of its kind
 _CELL = 3  # items of a container that may be a link of a chain
 _BIG = 1 << 20  # bytes of one tensor, array or text that are worth a note
 _MANY = 32  # attributes of an object, which are then something like the items of a container
+_FAR = 1000  # items that a container may have, below which nobody asks how big they are
 _PLAIN = PLAIN | {torch.dtype, torch.device, torch.Size, CellType}
 
 
@@ -36,7 +37,8 @@ class Held(NamedTuple):
     `kind` says what `size` counts: `items` of a container, `bytes` of a tensor, array or text, or, for a tensor with a
     graph that was made since the last look, `age`: the smallest sequence number that the graph reaches back to. Of
     what stands behind a name in many pieces (the nodes of a linked list or of a tree, lists in a dict) it is `reached`,
-    tensors whose graph was there at the last look, or `mass`, bytes of tensors and arrays.
+    tensors whose graph was there at the last look, or `mass`, bytes of tensors and arrays. `hooks` are those in one
+    table of a module, tensor or optimizer.
     """
 
     name: str  # as the user writes it, seen from where the walk found it
@@ -45,12 +47,16 @@ class Held(NamedTuple):
     size: int
     file: str  # in which it was found, empty for what several files share
     local: int  # first line of the function whose variable it is, 0 for others
-    bounded: bool = False  # by itself, as a deque with a greatest length is
+    bounded: bool = False  # by itself, as a deque with a greatest length is, if that is not far away
     old: int = 0  # nodes of its graph that are older than the last look, as far as counted; of `reached`, the oldest
     via: str = ""  # the attribute that leads from one piece to the next, or what fills it: `cache`, `attributes`
     inner: str = ""  # the attribute of one piece under which the tensors were found
     own: str = ""  # the class of a container, where that is the user's
-    keys: str = ""  # `objects`, where it is a dict and its keys are told apart by what they are, not by their value
+    # `objects`, where it is a dict and its keys are told apart by what they are, not by their value; `lost`, where
+    # nobody else has such a key any more, so that it cannot be asked for again.
+    keys: str = ""
+    most: int = 0  # items that it may have by itself, where that is many
+    owners: tuple[str, ...] = ()  # the class of the object that it is an attribute of, and those that it is made from
 
 
 class Found(NamedTuple):
@@ -69,6 +75,7 @@ class _Todo(NamedTuple):
     file: str
     local: int
     branch: Branch = ROOT
+    owner: type | None = None  # of which `last` is an attribute
 
 
 class Walk:
@@ -122,7 +129,10 @@ class Walk:
         while pending and len(seen) < most:
             todo = pending.popleft()
             kind = type(todo.value)
-            if kind in _PLAIN or id(todo.value) in seen:
+            if kind in _PLAIN:
+                continue
+            if id(todo.value) in seen:
+                self._share(todo)
                 continue
             seen.add(id(todo.value))
             with contextlib.suppress(Exception):  # an object of the user's that does not like to be looked at
@@ -142,6 +152,13 @@ class Walk:
                 own=owns.get(place.name, ""),
             )
         return Found(self._holders, self._weights, whole)
+
+    def _share(self, todo: _Todo) -> None:
+        """Another object has it under the same name."""
+        key, owner = (id(todo.value), todo.last), todo.owner
+        held = self._holders.get(key) if owner is not None else None
+        if owner is not None and held is not None and held.owners and owner.__name__ not in held.owners:
+            self._holders[key] = held._replace(owners=(*held.owners, *classes_of(owner)))
 
     def _visit(self, todo: _Todo, kind: type) -> None:
         value = todo.value
@@ -180,13 +197,17 @@ class Walk:
         via: str = "",
         own: str = "",
         keys: str = "",
+        most: int = 0,
     ) -> None:
         if size < least:
             return
         key = (id(todo.value), todo.last) if kind == "items" else (0, f"{kind} {todo.name}")
         if key == self._wanted:
             self.value = todo.value if inside is None else inside
-        held = Held(todo.name, todo.last, kind, size, todo.file, todo.local, bounded, old, via, "", own, keys)
+        held = Held(
+            *(todo.name, todo.last, kind, size, todo.file, todo.local, bounded, old, via, "", own, keys, most),
+            classes_of(todo.owner),
+        )
         self._holders.setdefault(key, held)
         if kind != "items":
             return
@@ -197,6 +218,8 @@ class Walk:
 
     def _tensor(self, todo: _Todo, kind: type) -> None:
         tensor = todo.value
+        for part in parts_of(tensor, kind):
+            self._follow(todo, part, kind)
         if isinstance(tensor, torch.nn.Parameter):
             return
         node = node_of(tensor)
@@ -211,24 +234,26 @@ class Walk:
         if tensor.layout is torch.strided and kind is torch.Tensor:
             self._crowds.data(todo.branch, tensor.nbytes)
             self._note(todo, "bytes", tensor.untyped_storage().nbytes(), least=_BIG)  # a view grows by no byte
-        for name, item in attributes_of(tensor):
-            self._follow(todo, Part(name, item), kind)
 
     def _cache(self, todo: _Todo) -> None:
         inside = cache_of(todo.value)
         info = todo.value.cache_info()
-        self._note(todo, "items", info.currsize, bounded=info.maxsize is not None, inside=inside, via="cache")
+        keys = keys_of(inside) if inside is not None else ""
+        self._note(
+            todo, "items", info.currsize, bounded=info.maxsize is not None, inside=inside, via="cache", keys=keys
+        )
 
     def _container(self, todo: _Todo) -> None:
         value = todo.value
-        bounded = getattr(value, "maxlen", None) is not None
+        most = getattr(value, "maxlen", None)
+        keys = keys_of(value) if isinstance(value, dict) else ""
         items = pairs(value, _WIDE)
         kind = type(value)
         own = kind.__name__ if kind not in CONTAINERS and is_users(kind) else ""
-        keys = "objects" if items and isinstance(value, dict) and _is_object(items[-1][0]) else ""
-        self._note(todo, "items", length(value), bounded=bounded, own=own, keys=keys)
+        bounded = most is not None and most <= _FAR
+        self._note(todo, "items", length(value), bounded=bounded, own=own, keys=keys, most=0 if bounded else most or 0)
         if todo.depth < _DEEP:
-            self._items(todo, items, length(value), bounded=bounded)
+            self._items(todo, items, length(value), bounded=most is not None)
 
     def _items(self, todo: _Todo, items: list[tuple[Any, Any]], count: int, *, bounded: bool = False) -> None:
         bounded = bounded or any(item is None for _, item in items)  # of places that are waiting to be filled
@@ -243,13 +268,18 @@ class Walk:
             elif share != 1.0 or type(key) is not str:
                 branch = branch.among_many(todo, share)
             name = f"{todo.name}[{_shown(key)}]" if is_new else todo.name
-            self._pending.append(_Todo(item, name, todo.last, todo.depth + is_new, todo.file, todo.local, branch))
+            depth = todo.depth + is_new
+            self._pending.append(_Todo(item, name, todo.last, depth, todo.file, todo.local, branch, todo.owner))
 
     def _follow(self, todo: _Todo, part: Part, kind: type) -> None:
-        name, item, file, line, hidden = part
+        name, item, file, line, hidden, hooks = part
         if item is None or type(item) in _PLAIN:
             return
-        if file:
+        if hooks:
+            whose, _, table = f"{todo.name}.{name}".rpartition(".")
+            held = Held(whose, table, "hooks", len(item), todo.file, todo.local, via=table)
+            self._holders.setdefault((id(item), "hooks"), held)
+        elif file:
             self._pending.append(_Todo(item, name, name, todo.depth + 1, file, line))
         elif not name:
             self._pending.append(todo._replace(value=item, depth=todo.depth + 1))
@@ -259,13 +289,8 @@ class Walk:
                 branch = branch._replace(share=0.0)  # its state has as many pieces as the model
             depth = todo.depth + is_new
             shown = f"{todo.name}.{name}" if is_new else todo.name
-            last, local = (todo.last, todo.local) if hidden else (name, 0)
-            self._pending.append(_Todo(item, shown, last, depth, todo.file, local, branch))
-
-
-def _is_object(key: Any) -> bool:
-    own = getattr(type(key), "__hash__", None)
-    return own is object.__dict__["__hash__"] or isinstance(key, torch.Tensor | weakref.ref)
+            last, local, owner = (todo.last, todo.local, todo.owner) if hidden else (name, 0, kind)
+            self._pending.append(_Todo(item, shown, last, depth, todo.file, local, branch, owner))
 
 
 def _shown(key: Any) -> str:

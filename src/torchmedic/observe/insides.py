@@ -26,9 +26,12 @@ _CLOSED = frozenset(
     "torch numpy builtins threading multiprocessing concurrent asyncio _io io socket subprocess importlib logging "
     "typing abc enum re pathlib argparse datetime random torchmedic rich tqdm".split()
 )
+_OPEN = ("torch.utils.data", "asyncio.queues")
 _OWN_OF_MODULES = frozenset({"_parameters", "training", "_non_persistent_buffers_set"})
 _DICTS = frozenset({dict, OrderedDict})
 _DESCRIPTORS = (FunctionType, property, staticmethod, classmethod, functools.cached_property)
+_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_TWO = 2  # things that a tensor refers to: its class, and something else
 _LINKS = ("__context__", "__cause__")  # from one exception to the next
 
 
@@ -36,7 +39,8 @@ class Part(NamedTuple):
     """One thing that an object leads to.
 
     `name` is empty where it goes by the name of its owner. `file` and `line` are those of a function whose variable it
-    is. `hidden` is what a library's class keeps to itself: the user's code knows it by the name of the owner.
+    is. `hidden` is what a library's class keeps to itself: the user's code knows it by the name of the owner. `hooks`
+    is the table that hooks are registered in.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Part(NamedTuple):
     file: str = ""
     line: int = 0
     hidden: bool = False
+    hooks: bool = False
 
 
 def parts(value: Any, kind: type) -> Iterator[Part]:
@@ -73,6 +78,7 @@ def parts(value: Any, kind: type) -> Iterator[Part]:
     elif isinstance(value, torch.optim.Optimizer):
         for name in ("param_groups", "state"):
             yield Part(name, value.__dict__.get(name), hidden=True)
+        yield from _of_hook_tables(value.__dict__)
     elif kind is threading.local:  # one of the user's own may be made anew by the question
         yield from (Part(name, item) for name, item in list(vars(value).items()))
     elif isinstance(value, logging.Logger):
@@ -93,12 +99,29 @@ def cache_of(function: Any) -> Any:
 
 def attributes_of(tensor: torch.Tensor) -> list[tuple[str, Any]]:
     """What the user has hung on a tensor; one that has nothing is not given a dict by the question."""
-    return list(tensor.__dict__.items()) if len(gc.get_referents(tensor)) > 1 else []
+    has_any = any(type(each) is dict for each in gc.get_referents(tensor))
+    return list(tensor.__dict__.items()) if has_any else []
+
+
+def parts_of(tensor: torch.Tensor, kind: type) -> Iterator[Part]:
+    """What the user has hung on a tensor, and its hooks."""
+    if len(gc.get_referents(tensor)) < _TWO:
+        return  # there is only its class
+    yield from (Part(name, item) for name, item in attributes_of(tensor))
+    for name in _OF_TENSORS if kind in (torch.Tensor, torch.nn.Parameter) else ():
+        table = getattr(tensor, name, None)
+        if table:
+            yield Part(name, table, hooks=True)
 
 
 def is_users(kind: type) -> bool:
     """Whether a class is the user's own."""
     return is_user_file(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<>")
+
+
+def classes_of(owner: type | None) -> tuple[str, ...]:
+    """The names of a class and those it is made from; none of a metaclass: what a class has, its children have too."""
+    return tuple(each.__name__ for each in owner.__mro__) if owner is not None and not issubclass(owner, type) else ()
 
 
 def module_of(kind: type) -> str:
@@ -113,7 +136,7 @@ def slots_of(kind: type) -> list[str]:
 
 def _is_open(kind: type) -> bool:
     name = module_of(kind)
-    return name.partition(".")[0] not in _CLOSED or name.startswith("torch.utils.data")
+    return name.partition(".")[0] not in _CLOSED or name.startswith(_OPEN)
 
 
 def _attributes(value: Any, kind: type) -> Iterator[Part]:
@@ -139,11 +162,21 @@ def _of_module(module: torch.nn.Module, kind: type) -> Iterator[Part]:
         if name in ("_modules", "_buffers"):
             yield from (Part(inner, each) for inner, each in list(item.items()))
         elif "_hooks" in name and isinstance(item, dict):
+            yield Part(name, item, hooks=True)
             yield from (Part("", hook) for hook in list(item.values()))
         elif not name.startswith("_") or not module_of(kind).startswith("torch."):
             yield Part(name, item)
+    for name, parameter in module._parameters.items():
+        if parameter is not None and len(gc.get_referents(parameter)) >= _TWO:
+            yield Part(name, parameter)
     if is_users(kind):
         yield Part("", kind)
+
+
+def _of_hook_tables(attributes: dict[str, Any]) -> Iterator[Part]:
+    for name, item in list(attributes.items()):
+        if name.endswith("_hooks") and item and isinstance(item, dict):
+            yield Part(name, item, hooks=True)
 
 
 def _of_class(owner: type) -> Iterator[Part]:

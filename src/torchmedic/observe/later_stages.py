@@ -19,6 +19,23 @@ def judge_of_growth() -> Any:
     return importlib.import_module("torchmedic.detect.growth")
 
 
+def exhausted_worker() -> Any:
+    """What explains a DataLoader worker that has run out of memory."""
+    return importlib.import_module("torchmedic.diagnose.exhausted_worker")
+
+
+def lines_of_holders() -> Any:
+    """What finds the lines that fill something; a small part of the next one."""
+    return importlib.import_module("torchmedic.replay.held_lines")
+
+
+def ends_well() -> None:
+    """The agent of a forked process that was ours alone: it leaves no word behind."""
+    agent = importlib.import_module("torchmedic.observe.agent").current()
+    if agent is not None:
+        agent.child_ends()
+
+
 def in_process() -> Any:
     """All of replay and diagnosis."""
     return importlib.import_module("torchmedic.diagnose.in_process")

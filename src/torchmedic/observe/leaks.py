@@ -21,6 +21,7 @@ from torchmedic.contained import contained
 from torchmedic.observe.gradient_cycles import GradientCycles
 from torchmedic.observe.holders import Found, Held, Walk
 from torchmedic.observe.memory import device_bytes, resident_bytes
+from torchmedic.observe.running_iterators import running_iterators
 from torchmedic.observe.weighing import Weight, weigh
 
 _NEVER = 1 << 62
@@ -32,6 +33,8 @@ _LOOKS = 64  # that are kept
 _TOLD = 5  # holders
 _DATA_SETS = 32
 _RECENT, _RISES = 10, 2  # looks, and how many of them must have seen more than the one before
+_UNEXPLAINED, _SEARCHES = 32 << 20, 4  # bytes of growth that nobody seems to hold, and how often that is looked into
+_SOON = 4  # looks, after which it is known whether something grows
 _MARKS = 24  # looks at the begin of a pass over data, a validation, a trial
 
 Key = tuple[int, str]
@@ -85,6 +88,10 @@ class LeakWatch:
         self._training: bool | None = None
         self._seen_marks = 0
         self._asked: dict[Key, int] = {}  # how big what was when the rules were asked
+        self._unexplained = 0  # bytes of the process at which to look for holders that have no name
+        self._searches = 0
+        self._iterators: list[weakref.ref[Any]] = []
+        self._soon = 0  # looks that are to follow each other soon
 
     def start(self) -> None:
         self.on = True
@@ -110,7 +117,8 @@ class LeakWatch:
         """A step has ended at which a look is due."""
         if self._may_look():
             self.look(frame)
-        self.due = step + (_FIRST if self.suspicious else max(_FIRST, step // 2))
+        self._soon = max(0, self._soon - 1)
+        self.due = step + (_FIRST if self.suspicious or self._soon else max(_FIRST, step // 2))
 
     def called(self, *, training: bool) -> None:
         """A root module is called."""
@@ -132,15 +140,17 @@ class LeakWatch:
         if len(self._data_sets) >= _DATA_SETS and id(data) not in self._data_sets:
             return  # each is a new one: no period to speak of
         self.watch_data(data)
-        self.mark(f"pass {id(data)}", frame)
+        ends = hasattr(data, "__len__") or f"stream {id(data)}" in self._marks
+        self.mark(f"{'pass' if ends else 'stream'} {id(data)}", frame)  # whether a stream ends is seen when it has
 
     def watch_data(self, data: Any) -> None:
         with contextlib.suppress(TypeError):
             self._data_sets[id(data)] = weakref.ref(data)
 
     def data_sets(self) -> list[Any]:
-        """Those that are being read. Often nobody but their loader holds them."""
-        return [data for reference in self._data_sets.values() if (data := reference()) is not None]
+        """Those that are being read, and iterators. Often nobody but their loader, or a loop, holds them."""
+        references = (*self._data_sets.values(), *self._iterators)
+        return [data for reference in references if (data := reference()) is not None]
 
     def mark(self, period: str, frame: FrameType) -> None:
         """Something begins that comes back many times."""
@@ -174,6 +184,7 @@ class LeakWatch:
         sizes = {key: points[-1].held.size for key, points in self.tracks.items()}
         sizes |= {(0, points[-1].held.name): points[-1].held.size for points in self.tracks.values()}
         pressed, self._pressed = self._pressed, False
+        self._find_iterators()
         walk = Walk(before.sequence if before is not None else 0, sizes, weigh, weigh_all=pressed)
         found = walk.run(frame if self._most is None else None, self.data_sets(), self._most)
         look = Look(
@@ -189,6 +200,19 @@ class LeakWatch:
             self._ask(self, frame)
         if pressed:
             self._tell(_biggest(found))
+
+    def _find_iterators(self) -> None:
+        """Where memory grows and no name is seen to hold it, something that is only run by a loop may."""
+        held = max(resident_bytes(), device_bytes())
+        if not self._unexplained:
+            self._unexplained = held + _UNEXPLAINED
+        elif (  # a worker would get a copy of every page
+            held > self._unexplained and not self.suspicious and self._searches < _SEARCHES and self._most is None
+        ):
+            self._searches += 1
+            self._unexplained = held + (_UNEXPLAINED << self._searches)
+            self._iterators = [weakref.ref(each) for each in running_iterators()]
+            self._soon = _SOON if self._iterators else 0
 
     def _keep(self, look: Look, found: Found) -> None:
         self.looks = [*self.looks[-_LOOKS + 1 :], look]

@@ -216,7 +216,7 @@ class LossGraph:
         node = Node(len(self.nodes), raw)
         self._numbers[raw] = node.number
         self.nodes.append(node)
-        if node.kind in ("SoftmaxBackward", "LogSoftmaxBackward"):
+        if node.kind in ("SoftmaxBackward", "LogSoftmaxBackward") and hasattr(raw, "_saved_dim"):  # not a user's own
             dim = int(raw._saved_dim)
             node.dim = dim - (1 << 64) if dim >= 1 << 63 else dim
         if self._may_read and self._measured < _GATES:

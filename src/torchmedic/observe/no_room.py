@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
+from torchmedic.memory_records import HeldMemory
 from torchmedic.observe import headroom
 from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.host import HostMemory
 from torchmedic.observe.limits import Setter
-from torchmedic.records import HeldMemory, StackFrame
+from torchmedic.records import StackFrame
 
 KIND = "no-room"
 _TEXT = 500
@@ -24,11 +25,12 @@ _TEXT = 500
 class NoRoom(msgspec.Struct, frozen=True, kw_only=True):
     """An exception for want of memory, in a process that could not look closer. `holders` and `setter` the parent adds.
 
-    `text` is what the exception says, cut off.
+    `text` is what the exception says, cut off. `lifted`: the soft limit was out of the way, and yet there was no room.
     """
 
     exception: str
     text: str = ""
+    lifted: bool = False
     step: int | None = None
     rank: int = 0
     at: StackFrame | None = None
@@ -50,6 +52,7 @@ def leave_word(error: BaseException, agent: Any) -> None:
         KIND,
         exception=type(error).__name__,
         text=str(error)[:_TEXT],
+        lifted=headroom.is_lifted("RLIMIT_AS") or headroom.is_lifted("RLIMIT_DATA"),
         step=agent.clock.step,
         rank=agent.rank,
         at=_user_line(error.__traceback__),

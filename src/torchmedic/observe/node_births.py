@@ -21,6 +21,7 @@ import torch
 
 from torchmedic.contained import contained, report_fault
 from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.own_locals import looks_at_locals
 
 LOSSES = frozenset(
     "cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss "
@@ -221,7 +222,7 @@ class NodeBirths:
         if names is None or sys.gettrace() is not None:
             return None
         optimised = bool(frame.f_code.co_flags & 1)
-        if optimised and not {"locals", "vars", "eval", "exec"}.isdisjoint(frame.f_code.co_names):
+        if optimised and looks_at_locals(frame.f_code):
             return None  # there is one dict of locals per frame: reading it here would change the user's
         values = frame.f_locals
         left, right = (_operand(values.get(name, frame.f_globals.get(name))) for name in names)

@@ -20,6 +20,7 @@ from torch._C._autograd import _get_sequence_nr
 
 from torchmedic.observe import late
 from torchmedic.observe.frames import outside_torch
+from torchmedic.observe.own_locals import looks_at_locals
 
 _DEPTH = 80
 _TELLING = 9  # numbers that tell where a call comes from: those of its frame and of three around it
@@ -138,7 +139,7 @@ class StepNotes:
             # Named as text because imports point one way; asked once per place in the code.
             segment = importlib.import_module("torchmedic.replay.segment")
             names = segment.carried_names(frame, frame.f_lineno)
-            if sys.version_info < (3, 13) and not {"locals", "vars", "eval", "exec"}.isdisjoint(frame.f_code.co_names):
+            if sys.version_info < (3, 13) and looks_at_locals(frame.f_code):
                 names = frozenset()  # there is one dict of locals per frame: reading it here would change the user's
             self._carried_names[key] = (code, names)
         if not names:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import monotonic, perf_counter
 
 import torch
 
@@ -17,25 +17,27 @@ class TimeForLooks:
     """Looks at tensors, all of them or some, as its time allows."""
 
     def __init__(self) -> None:
-        self._started = time.monotonic()
+        self._started = monotonic()
         self._spent = 0.0
         self._turn = 0
+        self.was_left = True  # time, when it was last asked whether a look is due
 
     @property
     def is_left(self) -> bool:
-        return self._spent < _ALLOWANCE + _SHARE * (time.monotonic() - self._started)
+        return self._spent < _ALLOWANCE + _SHARE * (monotonic() - self._started)
 
     def is_due(self) -> bool:
         """Whether there is time for more than a look at the first tensor."""
         self._turn += 1
-        return self._turn % REST == 0 or self.is_left
+        self.was_left = self._spent < _ALLOWANCE + _SHARE * (monotonic() - self._started)
+        return self.was_left or self._turn % REST == 0
 
     def any_bad(self, tensors: list[torch.Tensor]) -> bool:
         """Whether some of these are not finite, as far as the time for looking goes."""
         if not tensors:
             return False
-        started = time.perf_counter()
+        started = perf_counter()
         looked_at = tensors if self.is_left else [tensors[0], tensors[self._turn // REST % len(tensors)]]
         bad = any(is_bad(tensor) for tensor in looked_at)
-        self._spent += time.perf_counter() - started
+        self._spent += perf_counter() - started
         return bad

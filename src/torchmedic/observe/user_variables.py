@@ -11,9 +11,9 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.own_locals import looks_at_locals
 
 PLAIN: frozenset[type] = frozenset({int, float, bool, complex, type(None), range, slice})
-_READING = frozenset({"locals", "vars", "dir", "eval", "exec"})
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = tuple(
     {path + os.sep for name, path in sysconfig.get_paths().items() if name.endswith("lib")} | {_OURS + os.sep}
@@ -71,7 +71,7 @@ def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
     """The variables of a function that runs; none where reading them would be seen by the user."""
     optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED
     old = sys.version_info < (3, 13)
-    if old and optimized and (sys.gettrace() or not _READING.isdisjoint(frame.f_code.co_names)):
+    if old and optimized and (sys.gettrace() or looks_at_locals(frame.f_code)):
         return []  # there is one dict of locals per frame
     values = frame.f_locals
     found = list(values.items())

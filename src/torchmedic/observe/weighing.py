@@ -25,6 +25,7 @@ _WIDE = 64  # parts of one object that are looked at
 _FEW = 8  # and of a long list
 _OWN = 16  # storages of one item that its neighbours are asked for
 _NEAR = 128  # such neighbours on each side
+_OPEN = ("torch.utils.data", "torch.distributions", "torch.optim")  # of torch, whose objects hold tensors of the user
 _SIZED = frozenset({int, float, str, bytes, bytearray, list, dict, tuple, set, frozenset})
 
 
@@ -80,11 +81,11 @@ def weigh(container: Any) -> Weight | None:
     )
 
 
-def tensors_of(container: Any) -> list[torch.Tensor]:
-    """Those of the last item but one, which is complete."""
+def tensors_of(container: Any, *, first: bool = False) -> list[torch.Tensor]:
+    """Those of the last item but one, which is complete, or of the first."""
     items = _samples(container) if isinstance(container, CONTAINERS) else [container]
     found: list[torch.Tensor] = []
-    for each in items[-1:]:
+    for each in items[:1] if first else items[-1:]:
         _Item(each, found)
     return found
 
@@ -186,7 +187,8 @@ class _Item:
     def _of_object(self, part: Any, kind: type) -> list[Any]:
         if hasattr(kind, "next_functions"):  # a node of a graph, or the context of a function, which is one
             self.graphs += self._share
-        if module_of(kind).startswith("torch."):
+        module = module_of(kind)
+        if module.startswith("torch.") and not module.startswith(_OPEN):
             return []
         attributes = object.__getattribute__(part, "__dict__") if kind.__dictoffset__ else {}
         slots = [each for owner in kind.__mro__ if "__slots__" in owner.__dict__ for each in slots_of(owner)]

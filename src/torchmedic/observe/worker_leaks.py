@@ -81,8 +81,7 @@ class WorkerLeaks:
         self.next_pass(frame)
 
     def next_pass(self, frame: FrameType) -> None:
-        if self._ends:
-            self.watch.mark("pass of a worker", frame)
+        self.watch.mark("pass of a worker" if self._ends else "stream of a worker", frame)
 
     @contained("observe.leaks")
     def sent(self, what: Any, frame: FrameType) -> None:

@@ -24,8 +24,8 @@ import msgspec
 import torch
 from torch._utils import ExceptionWrapper
 
-from torchmedic.contained import contained
-from torchmedic.observe import headroom
+from torchmedic.contained import contained, is_short
+from torchmedic.observe import headroom, later_stages, side_look
 from torchmedic.observe.batches import through_subsets
 from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.sketch import plain, shape_of, text_of, variables_of
@@ -36,6 +36,7 @@ ATTRIBUTE = "_torchmedic_worker_failure"
 _FETCH = os.path.join("torch", "utils", "data", "_utils", "fetch.py")
 _STORAGE = os.path.join("torch", "storage.py")
 _SAMPLES = 1024
+_TO_SEND = 32 << 20  # bytes that it may take to send a batch or an exception
 # A runaway recursion has a thousand frames; those at its ends tell it all.
 _INNER, _OUTER = 100, 20
 
@@ -105,10 +106,29 @@ def _note(wrapper: Any) -> None:
     error = sys.exception()
     if error is None:
         return
+    if isinstance(error, MemoryError | RuntimeError | OSError):
+        headroom.release()  # there may be no room for a single word
     info = torch.utils.data.get_worker_info()
-    failure = describe(error, None if info is None else info.id)
+    worker = None if info is None else info.id
+    is_exhausted = worker is not None and is_short(error)
+    if is_exhausted:
+        headroom.widen(_TO_SEND)
+    told = _explained(error, worker) if worker is not None and is_exhausted else b""
     # As bytes, so that the wrapper can be unpickled where torchmedic cannot be imported.
-    setattr(wrapper, ATTRIBUTE, msgspec.json.encode(failure))
+    setattr(wrapper, ATTRIBUTE, told or msgspec.json.encode(describe(error, worker)))
+
+
+@contained("observe.worker")
+def _explained(error: BaseException, worker: int) -> bytes:
+    """Who holds the memory of this worker is known nowhere else; but it has none to find that out, and a copy has."""
+
+    def look() -> bytes:
+        failure = describe(error, worker)
+        found = later_stages.exhausted_worker().explain(error, failure)
+        return msgspec.json.encode(msgspec.structs.replace(failure, diagnosis=found))
+
+    with undisturbed():
+        return side_look.seen_by_copy(look, later_stages.ends_well)
 
 
 @contained("observe.worker")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from torchmedic.observe.holders import Held
 from torchmedic.replay.holder_names import FUNCTIONS, HolderName, called, first_line, flat
 from torchmedic.replay.sites import Site, Traffic, functions_of, is_empty, nodes_of
+from torchmedic.replay.training_loops import training_loops
 
 _DEPTH = 2  # names that one holder is given in turn
 
@@ -21,7 +22,9 @@ def of_container(held: Held, files: list[str]) -> Traffic:
         direct = _under_name(held._replace(last=attribute, local=0), files)
         if direct.puts:
             return direct
-    return _under_name(held, files)
+    found = _under_name(held, files)
+    # A class may go by another name than the one that the source gives it.
+    return found if found.puts or not held.owners else _under_name(held._replace(owners=()), files)
 
 
 def _under_name(held: Held, files: list[str], depth: int = _DEPTH) -> Traffic:
@@ -32,11 +35,12 @@ def _under_name(held: Held, files: list[str], depth: int = _DEPTH) -> Traffic:
         for node, path in nodes_of(file):
             if not name.may_stand(file, path):
                 continue
-            for value in name.puts(node):
+            here = name.at(path)
+            for value in here.puts(node):
                 puts.append(Site(file, node, value, path))  # type: ignore[arg-type]
-            if name.takes(node):
+            if here.takes(node):
                 takes.append(Site(file, node, None, path))  # type: ignore[arg-type]
-            elif (new := name.starts(node)) is not None:
+            elif (new := here.starts(node)) is not None:
                 takes.append(Site(file, node, new, path))  # type: ignore[arg-type]
     others = [_under_name(other, [other.file], depth - 1) for other in _renamed(name, held, files)] if depth else []
     if not puts:
@@ -56,11 +60,19 @@ def _under_name(held: Held, files: list[str], depth: int = _DEPTH) -> Traffic:
         key=lambda site: (site.is_little, not name.speaks_of(keys, site.node), puts.index(site)),
     )
     starts = [site for site in takes if site.value is not None]
-    takes = [site for site in takes if site.value is None or _again(site, starts)]
+    takes = [site for site in takes if site.value is None or _again(site, starts, puts, files)]
     # To bind another name anew empties nothing.
     takes += [site for other in others for site in other.takes if site.value is None]
-    limited = bool(puts) and all(name.limits(site.node.lineno, site.path) or _ends(site, held) for site in puts)
+    limited = bool(puts) and all(_is_limited(name, site, files) or _ends(site, held) for site in puts)
     return Traffic(puts, takes, limited or any(other.is_limited for other in others))
+
+
+def _is_limited(name: HolderName, site: Site, files: list[str]) -> bool:
+    """Whether it is filled only up to a length. A branch that trains says when to train, not what to keep."""
+    branches = [node for node in site.path if isinstance(node, ast.If)]
+    training = training_loops([site.file, *files]) if branches else None
+    path = [node for node in site.path if node not in branches or not (training and training.leads_to_backward([node]))]
+    return name.at(site.path).limits(site.node.lineno, tuple(path))
 
 
 def _ends(site: Site, held: Held) -> bool:
@@ -69,7 +81,7 @@ def _ends(site: Site, held: Held) -> bool:
         if not isinstance(loop, ast.While):
             continue
         for source in _names(loop.test):
-            name = HolderName(held._replace(name=source, last=source))
+            name = HolderName(held._replace(name=source, last=source, owners=()))
             inside = [node for statement in loop.body for node in ast.walk(statement)]
             takes = [node for node in inside if name.takes(node)]
             puts = [node for node in inside if any(True for _ in name.puts(node))]
@@ -111,33 +123,54 @@ def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> set[str]:
 
 def _renamed(name: HolderName, held: Held, files: list[str]) -> Iterator[Held]:
     """The same holder under other names: a variable that it is assigned to, an argument, `self` in its own class."""
-    plain = held._replace(own="")
+    plain = held._replace(own="", owners=())
     for file in files:
         for node, path in nodes_of(file):
             if not name.may_stand(file, path):
                 continue
             function = next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None)
             match node:
-                case ast.Assign(targets=[ast.Name(id=other)], value=value) if name.is_meant_by(value):
+                case ast.Assign(targets=[ast.Name(id=other)], value=value) if name.at(path).is_meant_by(value):
                     local = first_line(function) if function is not None else 0
                     yield plain._replace(name=other, last=other, file=file, local=local)
                 case ast.Call():
-                    yield from _arguments(name, node, plain, [file, *files])
+                    yield from _arguments(name.at(path), node, plain, [file, *files])
     for file, method in _methods(held.own, files):
         yield plain._replace(name="self", last="self", file=file, local=first_line(method))
 
 
 def _arguments(name: HolderName, call: ast.Call, held: Held, files: list[str]) -> Iterator[Held]:
-    given = [(number, "") for number, each in enumerate(call.args) if name.is_meant_by(each)]
-    given += [(-1, each.arg or "") for each in call.keywords if name.is_meant_by(each.value)]
-    for file, function in functions_of(called(call), files) if given else ():
-        parameters = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-        if isinstance(call.func, ast.Attribute) and parameters[:1] in (["self"], ["cls"]):
-            parameters = parameters[1:]
-        for number, keyword in given:
-            inner = keyword or (parameters[number] if number < len(parameters) else "")
-            if inner:
-                yield held._replace(name=inner, last=inner, file=file, local=first_line(function))
+    for function_name, arguments, is_method in _handed_on(call):
+        given = [(number, "") for number, each in enumerate(arguments) if name.is_meant_by(each)]
+        given += [(-1, each.arg or "") for each in call.keywords if name.is_meant_by(each.value)]
+        for file, function in functions_of(function_name, files) if given else ():
+            parameters = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+            if is_method and parameters[:1] in (["self"], ["cls"]):
+                parameters = parameters[1:]
+            for number, keyword in given:
+                inner = keyword or (parameters[number] if number < len(parameters) else "")
+                if inner:
+                    yield held._replace(name=inner, last=inner, file=file, local=first_line(function))
+
+
+def _handed_on(call: ast.Call) -> Iterator[tuple[str, list[ast.expr], bool]]:
+    """The functions that get the arguments of a call: its own, one that is handed in first, or as `target`."""
+    yield called(call), call.args, isinstance(call.func, ast.Attribute)
+    for number, each in enumerate(call.args[:-1]):  # `partial(log, losses)`, `pool.submit(log, losses)`
+        if isinstance(each, ast.Name | ast.Attribute):
+            yield (
+                getattr(each, "attr", "") or getattr(each, "id", ""),
+                call.args[number + 1 :],
+                isinstance(each, ast.Attribute),
+            )
+    named = {each.arg: each.value for each in call.keywords}
+    target, arguments = named.get("target"), named.get("args")  # `Thread(target=log, args=(losses,))`
+    if isinstance(target, ast.Name | ast.Attribute) and isinstance(arguments, ast.Tuple | ast.List):
+        yield (
+            getattr(target, "attr", "") or getattr(target, "id", ""),
+            arguments.elts,
+            isinstance(target, ast.Attribute),
+        )
 
 
 def _methods(owner: str, files: list[str]) -> Iterator[tuple[str, ast.AST]]:
@@ -156,15 +189,18 @@ def _binds(node: ast.AST) -> bool:
 def _stored(name: HolderName, files: list[str]) -> Iterator[Site]:
     for file in files:
         for node, path in nodes_of(file):
-            if name.may_stand(file, path) and (value := name.stores(node)) is not None:
+            if name.may_stand(file, path) and (value := name.at(path).stores(node)) is not None:
                 yield Site(file, node, value, path)  # type: ignore[arg-type]
 
 
-def _again(start: Site, starts: list[Site]) -> bool:
+def _again(start: Site, starts: list[Site], puts: list[Site], files: list[str]) -> bool:
     """Whether a holder is made anew again and again: in a loop, or in a function that is not there to build."""
-    if any(isinstance(node, ast.If) and _mentions(node.test, start.node) for node in start.path):
+    if any(isinstance(node, ast.If) and _asks_for_none(node.test, start.node) for node in start.path):
         return False  # `if ema is None: ema = loss`
-    if start.loops:
+    filled = [loop for site in puts for loop in site.path]
+    if any(loop in filled for loop in start.loops):
+        return True
+    if start.loops and training_loops([start.file, *files]).train(start.loops):
         return True
     function = start.function
     if function is None:
@@ -173,8 +209,14 @@ def _again(start: Site, starts: list[Site]) -> bool:
     return is_attribute and not start.builds and len(starts) > 1
 
 
-def _mentions(test: ast.expr, assignment: ast.AST) -> bool:
-    """Whether a condition is about the very variable that is assigned below it."""
+def _asks_for_none(test: ast.expr, assignment: ast.AST) -> bool:
+    """Whether a condition asks if the very variable that is assigned below it has nothing yet."""
     targets = getattr(assignment, "targets", None) or [getattr(assignment, "target", None)]
     names = {ast.dump(target).replace("Store()", "Load()") for target in targets if target is not None}
-    return any(isinstance(part, ast.expr) and ast.dump(part) in names for part in ast.walk(test))
+    for part in ast.walk(test):
+        match part:
+            case ast.UnaryOp(op=ast.Not(), operand=asked) if ast.dump(asked) in names:
+                return True
+            case ast.Compare(left=asked, ops=[ast.Is() | ast.IsNot() | ast.Eq()]) if ast.dump(asked) in names:
+                return True
+    return False

@@ -17,6 +17,7 @@ from torchmedic.replay.frames import Frame, frames_of, place
 from torchmedic.replay.step import Step, from_traceback, through_backward
 
 _DYNAMO = os.path.join("torch", "_dynamo") + os.sep
+_LOST = 1000  # exceptions without a traceback, one raised while the other was handled
 
 
 class RaisedEvidence:
@@ -190,6 +191,11 @@ def _root(error: BaseException) -> tuple[BaseException, list[Frame]]:
 
     Past what went wrong while a lack of memory was dealt with, too.
     """
+    for _ in range(_LOST):
+        # Where memory ends in small pieces, there is none for a traceback either: the first of them still had some.
+        if error.__traceback__ is not None or not is_short(error) or error.__context__ is None:
+            break
+        error = error.__context__
     frames = frames_of(error.__traceback__)
     for _ in range(10):
         inner = error.__cause__ or error.__context__
@@ -197,7 +203,8 @@ def _root(error: BaseException) -> tuple[BaseException, list[Frame]]:
         inner_frames = frames_of(inner.__traceback__) if inner is not None else []
         if inner is None or last is None or not inner_frames:
             break
-        for_memory = is_short(inner) and not is_short(error)
+        # One who has no memory to tell of it, either, says so in the place of the first.
+        for_memory = is_short(inner) and (not is_short(error) or not any(frame.is_user for frame in frames))
         raised_on = last.is_user and last.instruction == "RAISE_VARARGS"
         if not raised_on and not (for_memory and _is_failed_handling(frames, inner_frames)):
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -29,6 +30,19 @@ class HolderName:
         self._file = held.file
         self._local = held.local
         self._is_attribute = f".{held.last}" in re.split(r"(?=\.)", re.sub(r"\[.*?\]", "", held.name))
+        self._owners = held.owners
+        self._is_others = False  # what `self` has under this name
+        self._elsewhere: HolderName | None = None
+
+    def at(self, path: tuple[ast.AST, ...]) -> HolderName:
+        """The same where `self` may be of another class, which has an attribute of this name as well."""
+        inside = next((node.name for node in reversed(path) if isinstance(node, ast.ClassDef)), "")
+        if not inside or not self._owners or inside in self._owners:
+            return self
+        if self._elsewhere is None:
+            self._elsewhere = copy.copy(self)
+            self._elsewhere._is_others = True
+        return self._elsewhere
 
     def may_stand(self, file: str, path: tuple[ast.AST, ...]) -> bool:
         """Whether the name means this holder there."""
@@ -54,7 +68,10 @@ class HolderName:
             else:
                 break
         if isinstance(node, ast.Attribute):
-            return node.attr == self._last
+            is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+            if not self._is_attribute and (self._local or is_own):
+                return False  # a variable, or a global one, which others may know as an attribute of its module
+            return node.attr == self._last and not (is_own and self._is_others)
         return isinstance(node, ast.Name) and node.id == self._last and not self._is_attribute
 
     def is_meant_by(self, node: ast.expr) -> bool:
@@ -84,13 +101,13 @@ class HolderName:
         return None
 
     def speaks_of(self, keys: frozenset[str], node: ast.AST) -> bool:
-        """Whether a statement names one of the keys by which the holder is found, or none at all."""
+        """Whether a statement names no other keys than those by which the holder is found."""
         named = {
             part.slice.value
             for part in ast.walk(node)
             if isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant) and self._is(part.value)
         }
-        return not keys or not named or not keys.isdisjoint(map(str, named))
+        return not keys or not named or keys.issuperset(map(str, named))
 
     def limits(self, line: int, path: tuple[ast.AST, ...]) -> bool:
         """Whether a line that fills it is passed only while it is short, or does so only after a look at its length."""
@@ -106,7 +123,7 @@ class HolderName:
         rooms |= self._measures(path)
         if any(isinstance(node, ast.If | ast.While) and self._compares_length(node.test, rooms) for node in path):
             return True
-        if any(isinstance(node, ast.If) and _counts_up_to(node) for node in path):
+        if any(isinstance(node, ast.If) and _counts_up_to(node) is not None for node in path):
             return True
         return any(
             isinstance(node, ast.If)
@@ -115,6 +132,19 @@ class HolderName:
             and self._compares_length(node.test, rooms)
             for node in inside
         )
+
+    def bounds(self, branch: ast.If | ast.While, path: tuple[ast.AST, ...]) -> Iterator[ast.expr]:
+        """What the condition of a branch compares its length with, or a number of the same meaning."""
+        known = self._measures(path)
+        for part in ast.walk(branch.test):
+            if isinstance(part, ast.Compare) and len(part.ops) == 1:
+                left, right = _sides(part)
+                if self._takes_length(left, known):
+                    yield right
+                elif self._takes_length(right, known):
+                    yield left
+        if isinstance(branch, ast.If) and branch in path and (most := _counts_up_to(branch)) is not None:
+            yield most
 
     def _measures(self, path: tuple[ast.AST, ...]) -> set[str]:
         """What tells its length in the class around: `len(self)`, `self.size`, `self.is_full()`."""
@@ -205,11 +235,11 @@ def _terms(value: ast.expr) -> Iterator[ast.expr]:
         yield value
 
 
-def _counts_up_to(branch: ast.If) -> bool:
-    """Whether a branch is taken only so often: `if self.count < self.most: self.count += 1`."""
+def _counts_up_to(branch: ast.If) -> ast.expr | None:
+    """How often a branch is taken, if no more often than that: `if self.count < self.most: self.count += 1`."""
     test = branch.test
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
-        return False
+        return None
     left, right = test.left, test.comparators[0]
     match test.ops[0]:
         case ast.Lt() | ast.LtE():
@@ -217,8 +247,10 @@ def _counts_up_to(branch: ast.If) -> bool:
         case ast.Gt() | ast.GtE():
             small, big = right, left
         case _:
-            return False
-    return _is_counted(small, branch.body) or _is_counted(big, branch.orelse)
+            return None
+    if _is_counted(small, branch.body):
+        return big
+    return small if _is_counted(big, branch.orelse) else None
 
 
 def _is_counted(name: ast.expr, body: list[ast.stmt]) -> bool:

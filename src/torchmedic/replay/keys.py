@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import Any
 
 from torchmedic.observe.holders import Held
-from torchmedic.replay.holder_names import called
+from torchmedic.replay.holder_names import FUNCTIONS, called
 from torchmedic.replay.sites import Site, functions_of, nodes_of
 
 _BY_KEY = ("setdefault", "update", "__setitem__")
 _COUNTING = ("range", "enumerate", "count")
 _BOUNDED = (ast.Mod, ast.BitAnd)
+_LOOPS = ast.For | ast.AsyncFor | ast.While
+# What comes out of these is another value every time.
+_NEW = frozenset(
+    "random uniform gauss normalvariate time time_ns perf_counter monotonic now uuid1 uuid4 token_hex".split()
+)
+_WRITING = frozenset({"str", "repr", "int", "float", "tuple", "format"})  # a number stays the number that it is
+_DEPTH = 2  # calls and assignments that a key is followed through
 
 
 def key_of(site: Site) -> ast.expr | None:
@@ -27,29 +35,93 @@ def key_of(site: Site) -> ast.expr | None:
 
 def counts(held: Held, site: Site, files: list[str]) -> bool:
     """Whether the key is another one every time, as far as the source shows it."""
-    if held.keys == "objects":
+    if held.keys:
         return True
     if held.via == "cache":
-        return any(
-            _is_counter(argument, path, file, files)
-            for file in files
-            for node, path in nodes_of(file)
-            if isinstance(node, ast.Call) and called(node) == held.last
-            for argument in node.args
-        )
+        return _is_called_with_counter(held, files, strictly=False)
     key = key_of(site)
     return key is None or _is_counter(key, site.path, site.file, files)
 
 
-def _is_counter(key: ast.expr, path: tuple[ast.AST, ...], file: str, files: list[str], depth: int = 2) -> bool:
-    if any(isinstance(part, _BOUNDED) for part in ast.walk(key)):
+def never_returns(held: Held, site: Site, files: list[str]) -> bool:
+    """Whether a key that was asked for once is never asked for again, so that what is kept for it is of no use."""
+    if held.keys:
+        return held.keys == "lost"
+    if held.via == "cache":
+        return _is_called_with_counter(held, files, strictly=True)
+    key = key_of(site)
+    return key is not None and _is_counter(key, site.path, site.file, files, strictly=True)
+
+
+def _is_called_with_counter(held: Held, files: list[str], *, strictly: bool) -> bool:
+    return any(
+        _is_counter(argument, path, file, files, strictly=strictly)
+        for file in files
+        for node, path in nodes_of(file)
+        if isinstance(node, ast.Call) and called(node) == held.last
+        for argument in node.args
+    )
+
+
+def _is_counter(
+    key: ast.expr,
+    path: tuple[ast.AST, ...],
+    file: str,
+    files: list[str],
+    depth: int = _DEPTH,
+    *,
+    strictly: bool = False,
+) -> bool:
+    """Whether a key is made from a counter; `strictly` if it is one, and not only looked up by it."""
+    parts = list(_made_of(key) if strictly else ast.walk(key))
+    if any(isinstance(part, ast.BinOp) and isinstance(part.op, _BOUNDED) and not _is_text(part.left) for part in parts):
         return False
-    names = {ast.unparse(part) for part in ast.walk(key) if isinstance(part, ast.Name | ast.Attribute)}
-    if not names.isdisjoint(_counters(file, path)):
+    if any(isinstance(part, ast.Call) and called(part) in _NEW for part in parts):
         return True
-    function = next((each for each in reversed(path) if isinstance(each, ast.FunctionDef)), None)
-    if function is None or not depth:
+    names = {ast.unparse(part) for part in parts if isinstance(part, ast.Name | ast.Attribute)}
+    if not names.isdisjoint(_counters(file, path, files, strictly=strictly)):
+        return True
+    function = next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None)
+    if not depth:
         return False
+    for value in _assigned(names, function, path, file):
+        if _is_counter(value, path, file, files, depth - 1, strictly=strictly):
+            return True
+    return isinstance(function, ast.FunctionDef) and any(
+        _is_counter(given, around, other, files, depth - 1, strictly=strictly)
+        for given, around, other in _given(names, function, files)
+    )
+
+
+def _made_of(key: ast.expr) -> Iterator[ast.AST]:
+    """The parts of a key that are in its value as they are: not the index of a lookup, nor what a function is given."""
+    pending: list[ast.AST] = [key]
+    while pending:
+        part = pending.pop()
+        yield part
+        if isinstance(part, ast.Call):
+            pending += part.args if called(part) in _WRITING else []
+        elif not isinstance(part, ast.Subscript | ast.Attribute):
+            pending.extend(ast.iter_child_nodes(part))
+
+
+def _assigned(names: set[str], function: ast.AST | None, path: tuple[ast.AST, ...], file: str) -> Iterator[ast.expr]:
+    """What variables of the same function are given."""
+    for node, around in nodes_of(file):
+        if isinstance(node, ast.Assign) and (function in around if function is not None else not _function(around)):
+            for target in node.targets:
+                if isinstance(target, ast.Name) and target.id in names:
+                    yield node.value
+
+
+def _function(path: tuple[ast.AST, ...]) -> ast.AST | None:
+    return next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None)
+
+
+def _given(
+    names: set[str], function: ast.FunctionDef, files: list[str]
+) -> Iterator[tuple[ast.expr, tuple[ast.AST, ...], str]]:
+    """What calls of a function hand to those of its arguments."""
     parameters = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
     wanted = [parameters.index(name) for name in names if name in parameters]
     method = parameters[:1] in (["self"], ["cls"])
@@ -62,9 +134,8 @@ def _is_counter(key: ast.expr, path: tuple[ast.AST, ...], file: str, files: list
                     given = given or next(
                         (each.value for each in node.keywords if each.arg == parameters[number]), None
                     )
-                    if given is not None and _is_counter(given, around, other, files, depth - 1):
-                        return True
-    return False
+                    if given is not None:
+                        yield given, around, other
 
 
 def _calls(call: ast.Call, function: ast.FunctionDef, files: list[str]) -> bool:
@@ -74,18 +145,55 @@ def _calls(call: ast.Call, function: ast.FunctionDef, files: list[str]) -> bool:
     return name == function.name
 
 
-def _counters(file: str, path: tuple[ast.AST, ...]) -> set[str]:
+def _counters(file: str, path: tuple[ast.AST, ...], files: list[str], *, strictly: bool) -> set[str]:
     """Variables that only ever go up: of a loop over numbers around a line, and those that something is added to."""
+    nodes = nodes_of(file)
     found = {
         ast.unparse(node.target)
-        for node, _ in nodes_of(file)
+        for node, _ in nodes
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and _is_number(node.value)
     }
-    for node in path:
-        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and called(node.iter) in _COUNTING:
-            target = node.target.elts[0] if isinstance(node.target, ast.Tuple) else node.target
-            found.add(ast.unparse(target))
+    for node, around in nodes:  # what starts again is no counter
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            in_loop = any(isinstance(each, _LOOPS) for each in around)
+            method = _function(around) is not None and not Site(file, node, None, around).builds
+            found -= {
+                ast.unparse(each) for each in node.targets if in_loop or (method and isinstance(each, ast.Attribute))
+            }
+    loops = [node for node in path if isinstance(node, _LOOPS)]
+    function = _function(path)
+    if loops and not (isinstance(function, ast.FunctionDef) and _is_called_in_loop(function.name, files)):
+        outer = loops[0]  # those inside of it begin anew each time
+        if isinstance(outer, ast.For) and isinstance(outer.iter, ast.Call) and called(outer.iter) in _COUNTING:
+            target = outer.target.elts[0] if isinstance(outer.target, ast.Tuple) else outer.target
+            if not (strictly and _is_length(outer.iter, nodes)):
+                found.add(ast.unparse(target))
     return found
+
+
+def _is_length(numbers: ast.Call, nodes: list[tuple[ast.AST, tuple[ast.AST, ...]]]) -> bool:
+    """Whether they are the places of something that has so many: `range(len(data))`, `enumerate(data)`."""
+    if called(numbers) == "enumerate":
+        return True
+    names = {part.id for part in ast.walk(numbers) if isinstance(part, ast.Name)}
+    values = [numbers, *(node.value for node, _ in nodes if isinstance(node, ast.Assign) and _targets(node) & names)]
+    return any(isinstance(part, ast.Call) and called(part) == "len" for value in values for part in ast.walk(value))
+
+
+def _targets(node: ast.Assign) -> set[str]:
+    return {part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+
+
+def _is_called_in_loop(name: str, files: list[str]) -> bool:
+    for file in files:
+        for node, path in nodes_of(file):
+            if isinstance(node, ast.Call) and called(node) == name and any(isinstance(each, _LOOPS) for each in path):
+                return True
+    return False
+
+
+def _is_text(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def _is_number(value: ast.expr) -> bool:

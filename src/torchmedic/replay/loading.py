@@ -20,6 +20,7 @@ from torchmedic.replay.origins import assignment_before
 
 _DATALOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 _DEEPEST = 8  # datasets wrapped in each other
+_SEVERAL = 2
 
 
 class Request:
@@ -111,6 +112,18 @@ def loading_of(evidence: RaisedEvidence) -> Loading | None:
     if any(is_fetch(frame.file) for frame in frames):
         return Loading(describe(error, None), frames)
     return None
+
+
+def batch_under_way(evidence: RaisedEvidence) -> str:
+    """Which sample of a batch was being read in this process; empty where none was, or it is not known."""
+    fetch = next((frame for frame in evidence.frames if is_fetch(frame.file)), None)
+    if fetch is None:
+        return ""
+    failure = describe(evidence.error, None)
+    if failure.stage != "sample" or failure.index not in failure.batch_indices or len(failure.batch_indices) < _SEVERAL:
+        return ""
+    position = failure.batch_indices.index(failure.index) + 1
+    return f"it was sample {position} of a batch of {len(failure.batch_indices)}, which is held until it is complete"
 
 
 def samples_code(dataset: Any) -> CodeType | None:

@@ -15,7 +15,7 @@ def of_inner(held: Held, files: list[str]) -> Traffic:
     """Pieces may be made at one line and filled at another: then it is the other that matters."""
     whole = held._replace(inner="")
     outer = of_pieces(whole, files) if held.via else of_container(whole, files)
-    one = held._replace(name=f"x.{held.inner}", last=held.inner, local=0, via="", inner="")
+    one = held._replace(name=f"x.{held.inner}", last=held.inner, local=0, via="", inner="", owners=())
     filled = [site for site in of_container(one, files).puts if isinstance(site.node, ast.Call)]
     filled.sort(key=lambda site: not _speaks_of(site.node, held.last))  # others may have an attribute of that name
     return outer._replace(puts=[*filled, *outer.puts])
@@ -33,7 +33,7 @@ def of_pieces(held: Held, files: list[str]) -> Traffic:
     if held.via == "attributes":
         return Traffic([site for site, name in _calls(plain, files) if name == "setattr"], [], False)
     of_head = of_container(plain, files)
-    links = HolderName(held._replace(name=f"x.{held.via}", last=held.via, via=""))
+    links = HolderName(held._replace(name=f"x.{held.via}", last=held.via, via="", owners=()))
     filled: list[Site] = []
     linked: list[Site] = []
     cut: list[Site] = []

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torchmedic.observe.holders import Held
 from torchmedic.replay.container_traffic import of_container
+from torchmedic.replay.hook_traffic import of_hooks
 from torchmedic.replay.piece_traffic import of_inner, of_pieces
 from torchmedic.replay.sites import Traffic
 
@@ -18,6 +19,8 @@ def traffic(held: Held, files: Iterable[str]) -> Traffic:
         files: Of the user's.
     """
     known = list(dict.fromkeys([held.file, *files])) if held.file else list(files)
+    if held.kind == "hooks":
+        return of_hooks(held, known)
     if held.inner:
         return of_inner(held, known)
     if held.via:

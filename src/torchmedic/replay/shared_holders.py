@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import NamedTuple
 
-from torchmedic.replay.memory.holders import Holder, held_tensors
+from torchmedic.replay.memory.holders import held_tensors
+from torchmedic.replay.memory.names import Holder
 
 
 class SharedHolding(NamedTuple):

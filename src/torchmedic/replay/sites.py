@@ -12,6 +12,7 @@ from torchmedic.replay.holder_names import FUNCTIONS
 
 _LOOPS = ast.For | ast.AsyncFor | ast.While
 _BUILDERS = frozenset({"__init__", "__post_init__", "__new__", "setup", "build", "<module>"})
+_GIVING = frozenset({"__getitem__", "__next__", "__iter__"})
 _MAKERS = frozenset("list dict set deque defaultdict OrderedDict Counter".split())
 _NUMBERS = frozenset("item tolist float int len str detach_number".split())
 
@@ -32,6 +33,16 @@ class Site(NamedTuple):
     def builds(self) -> bool:
         """Whether it stands in a function that makes an object ready."""
         return getattr(self.function, "name", "") in _BUILDERS
+
+    @property
+    def gives_data(self) -> bool:
+        """Whether it stands in a function that hands out data one by one: a generator, or part of an iterator."""
+        function = self.function
+        if function is None:
+            return False
+        return getattr(function, "name", "") in _GIVING or any(
+            isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function)
+        )
 
     @property
     def loops(self) -> list[ast.AST]:

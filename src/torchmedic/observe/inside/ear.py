@@ -118,8 +118,10 @@ class Ear:
     def _answer(self, words: bytes) -> None:
         run = self._agent.run
         inside_files.heard(run, os.getpid()).touch(mode=0o600)  # so the GIL was to be had
-        from torchmedic.observe.inside import device, keep, view
+        from torchmedic.observe.inside import device, holding, keep, view
 
+        if inside_files.HOLD in words:
+            holding.tell(self._agent)
         if inside_files.SAVE in words:
             inside_files.write(run, keep.saved(self._agent))
         if inside_files.LOOK not in words and inside_files.GLANCE not in words:

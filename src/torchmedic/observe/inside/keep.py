@@ -18,7 +18,7 @@ import torch
 
 from torchmedic.observe.clock import OPTIMIZER
 from torchmedic.observe.inside import device
-from torchmedic.rundir import write_atomically
+from torchmedic.run_files import write_atomically
 from torchmedic.stall_records import Saved
 
 

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any
 
+from torchmedic.observe.own_locals import looks_at_locals
+
 MISSING = object()
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -28,11 +30,7 @@ _SIZED = (list, tuple, dict, set, frozenset, deque, bytearray)
 def variables(frame: FrameType) -> Iterator[dict[str, Any]]:
     """The local variables of a frame, and nothing of them kept afterwards."""
     optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if (
-        optimized
-        and sys.version_info < (3, 13)
-        and not {"locals", "vars", "eval", "exec"}.isdisjoint(frame.f_code.co_names)
-    ):
+    if optimized and sys.version_info < (3, 13) and looks_at_locals(frame.f_code):
         yield {}  # there is one dict of locals per frame: reading it here would change the user's
         return
     values = frame.f_locals

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.growth_words import detached, edited, end, graph, measured, period, span, where
+from torchmedic.diagnose.growth_words import detached, edited, end, graph, limit, measured, period, span, where
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.observe.weighing import Weight
 from torchmedic.records import Diagnosis
@@ -44,19 +44,22 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         f"`{name}` keeps the autograd graph of every {period(evidence)}: {growth.held.size} {things} by now",
         f"`{name}` leads to ever more tensors with a `grad_fn`{_way(growth.held.via)}, and the oldest is still there"
         if pieces
-        else f"the items of `{name}` are tensors with a `grad_fn`, and the first of them is still there",
+        else f"the items of `{name}` {_are(weight)} tensors with a `grad_fn`, and the first of them is still there",
     )
     draft.at(evidence.at_put("cause", f"each {period(evidence)} puts {_count(growth.rate)} in here"))
     draft.because(
         f"it grew with every {period(evidence)} {span(evidence)}",
         where(evidence),
+        limit(evidence),
         graph(evidence, "one of them"),
         measured(evidence),
         end(evidence),
         "the source shows a line that empties it, but that takes long to come" if evidence.is_emptied else "",
     )
     put = evidence.put
-    if put is not None and put.value is not None and isinstance(put.value, ast.expr):
+    if evidence.goes_backward:
+        draft.help(f"empty `{name}` as soon as the backward has used it")
+    elif put is not None and put.value is not None and isinstance(put.value, ast.expr):
         scalar = weight is not None and weight.is_scalar
         what = "keep its number" if scalar else "keep it without its graph"
         single = weight is not None and not growth.held.via and _is_single(put, weight)
@@ -65,6 +68,10 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     else:
         draft.help(f"put `.item()` or `.detach()` of the tensors into `{name}`, or empty it now and then")
     return draft.done(step=evidence.step, rank=evidence.rank, severity="warning")
+
+
+def _are(weight: Weight | None) -> str:
+    return "are" if weight is not None and weight.kinds == {"Tensor"} else "hold"
 
 
 def _way(via: str) -> str:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.growth_words import end, measured, period, span, where
+from torchmedic.diagnose.growth_words import end, limit, measured, period, span, where
 from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.holder_names import called
 from torchmedic.replay.leaks import LeakEvidence
+from torchmedic.replay.length_limits import NO_LIMIT
 
 CODE, NAME = "TM452", "growing-holder"
 
@@ -32,8 +33,9 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         return None
     if growth.period == "batch" and not evidence.is_critical:
         return None  # results of one pass, perhaps
-    if evidence.has_passes and evidence.grew_over_passes() < 2 and not evidence.is_critical:
-        return None  # whatever is kept of the data, it may have all of it soon
+    far = evidence.far_limit
+    if far is None and (evidence.may_be_whole_soon or evidence.is_trained_on):
+        return None
     if evidence.put is None or evidence.is_cache or evidence.may_fill_up:
         return None
     if _is_model(evidence) and (growth.period != "step" or growth.rate < _EACH):
@@ -45,12 +47,17 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         NAME,
         "likely",
         f"`{name}` holds {size(evidence.bytes_held)}{items} and grows with every {period(evidence)}",
-        f"about {size(evidence.bytes_per_period)} came with each {period(evidence)} {span(evidence)}, "
-        "and no line of the source takes anything out",
+        f"about {size(evidence.bytes_per_period)} came with each {period(evidence)} {span(evidence)}, and "
+        + ("no line of the source takes anything out" if far is None else "nothing is taken out before memory ends"),
     )
     draft.at(evidence.at_put("cause", "what is put in here stays"))
-    draft.because(where(evidence), measured(evidence), end(evidence))
-    draft.help(f"keep less in `{name}`: numbers, only the last items (`deque(maxlen=...)`), or files on disk")
+    draft.because(where(evidence), limit(evidence), measured(evidence), end(evidence))
+    if far is None:
+        draft.help(f"keep less in `{name}`: numbers, only the last items (`deque(maxlen=...)`), or files on disk")
+    elif far[0] == NO_LIMIT:
+        draft.help(f"set the limit that `{name}` is made for")
+    else:
+        draft.help(f"let `{name}` have fewer items, or smaller ones (`uint8` for images), or keep them on disk")
     return draft.done(step=evidence.step, rank=evidence.rank, severity="warning")
 
 

@@ -1,0 +1,43 @@
+"""Hooks are registered again and again on the same module or tensor, and none of them is ever removed.
+
+What: the number of hooks of one module, tensor or optimizer grows with every step (or epoch, validation, trial). Each
+forward or backward calls all of them, so that steps get slower and slower, and everything that the hooks refer to stays
+in memory: lists they have filled, outputs with their graphs, the variables around them.
+
+Why: `register_forward_hook`, `register_hook` and the like add a hook; they do not replace the last one. A call of them
+that stands in the training loop, in `forward`, or in a function that is called for every batch adds one each time.
+
+Cure: register once, before the loop. Where the hook is needed for a moment only, keep the handle that `register_...`
+returns, and call `handle.remove()` when it has served its purpose.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.growth_words import end, measured, period, span
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.records import Diagnosis
+from torchmedic.replay.leaks import LeakEvidence
+
+CODE, NAME = "TM454", "hooks-pile-up"
+
+
+def check(evidence: LeakEvidence) -> Diagnosis | None:
+    growth = evidence.growth
+    if growth.what != "hooks":
+        return None
+    name = growth.held.name
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"`{name}` has {growth.held.size} hooks by now, and every {period(evidence)} adds more",
+        f"`{name}.{growth.held.last}` grew with every {period(evidence)} {span(evidence)}, and none was removed",
+    )
+    draft.at(evidence.at_put("cause", "adds another hook, and leaves those before it in place"))
+    draft.because("all of them are called each time, so that steps get slower too", measured(evidence), end(evidence))
+    draft.help("register it once, before the loop")
+    draft.help("or keep the handle that is returned, and call `.remove()` on it at the end of the step")
+    return draft.done(step=evidence.step, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)
