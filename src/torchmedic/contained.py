@@ -86,7 +86,13 @@ def report_fault(where: str, error: BaseException) -> None:
 
 def is_short(error: BaseException) -> bool:
     """Whether code of ours has failed for want of memory, which is no fault of it."""
-    return isinstance(error, MemoryError) or any(word in str(error) for word in _SHORT)
+    if isinstance(error, MemoryError):
+        return True
+    try:
+        text = str(error)  # of an exception of the user's, perhaps, which may fail at that
+    except Exception:
+        return False
+    return any(word in text for word in _SHORT)
 
 
 def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:

@@ -8,26 +8,28 @@ import time
 from types import TracebackType
 from typing import Any
 
-from torchmedic import rundir
+from torchmedic import run_files
 from torchmedic.detect.death import REQUESTED, named_death, raised_elsewhere
 from torchmedic.observe.frames import is_user_file
 from torchmedic.records import StackFrame
 
 _LOST = re.compile(r"Connection (closed|reset) by peer|Broken pipe|remote process exited", re.IGNORECASE)
+_ENDED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) exited unexpectedly")
 _PATIENCE = 2.0  # seconds
 
 
 def is_echo(error: BaseException, agent: Any) -> bool:
     """Whether this exception needs no explanation of its own; what it tells is passed on to the parent."""
-    pid = raised_elsewhere(error)
-    if pid is not None:
-        folder = rundir.folder_of(agent.run, pid)
-        if folder is not None and rundir.read_diagnoses(folder):
+    for pid in [raised_elsewhere(error), *_ended_workers(error)]:
+        folder = run_files.folder_of(agent.run, pid) if pid is not None else None
+        if folder is not None and run_files.read_diagnoses(folder):
             agent.events.write("echo", pid=pid)
             return True
-    if _lost_another_rank(error) and _is_explained_soon(agent):
-        agent.events.write("echo", rank=agent.rank)
-        return True
+    if _lost_another_rank(error):
+        if _is_explained_soon(agent):
+            agent.events.write("echo", rank=agent.rank)
+            return True
+        agent.events.write("lost-rank", rank=agent.rank)  # who watches that one may be late
     death = named_death(error)
     if death is None or death.signal in REQUESTED:
         return False
@@ -35,6 +37,12 @@ def is_echo(error: BaseException, agent: Any) -> bool:
     agent.events.write("death", pid=death.pid, signal=death.signal, part=death.part, at=at)
     # A killed worker has left no word of its own: here it is at least known what it was reading.
     return not (death.part == "worker" and death.signal == "SIGKILL" and isinstance(error, RuntimeError))
+
+
+def _ended_workers(error: BaseException) -> list[int]:
+    """The DataLoader workers whose end an exception tells of: one without memory cannot send its own."""
+    found = _ENDED.search(str(error)) if isinstance(error, RuntimeError) else None
+    return [int(pid) for pid in found[1].split(",")] if found is not None else []
 
 
 def _lost_another_rank(error: BaseException) -> bool:
@@ -48,9 +56,9 @@ def _lost_another_rank(error: BaseException) -> bool:
 def _is_explained_soon(agent: Any) -> bool:
     """Whoever watches the other rank may be at it just now."""
     end = time.monotonic() + _PATIENCE
-    while not (explained := rundir.is_explained_by_another(agent.run, agent.rank)) and time.monotonic() < end:
+    while not (explained := run_files.errors_of_others(agent.run, agent.rank)) and time.monotonic() < end:
         time.sleep(0.05)
-    return explained
+    return bool(explained)
 
 
 def _user_line(tb: TracebackType | None) -> StackFrame | None:

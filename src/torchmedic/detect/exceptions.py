@@ -53,14 +53,15 @@ def raised(error: BaseException, agent: Any) -> Raised:
     """Take the incident from the agent of this process."""
     agent.batches.settle(_tensors_at(error))
     indices = agent.batches.indices
+    worker = failure_of(error)
     return Raised(
         error=error,
-        symptom=symptom_of(error),
+        symptom="out-of-memory" if worker is not None and worker.diagnosis is not None else symptom_of(error),
         step=agent.clock.step,
         phase=agent.clock.phase_name,
         rank=agent.rank,
         batch_indices=tuple(indices) if isinstance(indices, list | tuple) else () if indices is None else (indices,),
         batch=tuple(agent.batches.tensors()),
-        worker=failure_of(error),
+        worker=worker,
         agent=agent,
     )

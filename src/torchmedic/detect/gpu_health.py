@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchmedic.records import GpuHealth, GpuState
+from torchmedic.gpu_records import GpuHealth, GpuState
 
 
 def health_facts(health: GpuHealth | None) -> list[str]:

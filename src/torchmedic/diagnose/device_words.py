@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torchmedic.diagnose.last_words import line_location
 from torchmedic.diagnose.standstill import stands
-from torchmedic.records import GpuState, Location
+from torchmedic.gpu_records import GpuState
+from torchmedic.records import Location
 from torchmedic.stall_records import Stall
 
 _SPINNING = 0.4  # of the power limit: who computes draws more

@@ -20,8 +20,10 @@ from torchmedic.observe.limits import Bound, refusing
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.holdings import Result, results_of
 from torchmedic.replay.loader_lines import LOST, lost_on_its_way
-from torchmedic.replay.loading import loading_of
+from torchmedic.replay.loading import batch_under_way, loading_of
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of, exhaustion_in
+from torchmedic.replay.memory.file_reads import file_read
+from torchmedic.replay.memory.unfinished import Unfinished, unfinished_list
 
 _THREAD, _LIBRARY = "can't start new thread", "failed to map segment from shared object"
 
@@ -35,8 +37,10 @@ class HostRefusal:
         text = worker.message if worker is not None else evidence.message
         made = [each for each in (results_of(evidence.calls) if worker is None else []) if each.nbytes > 1 << 20]
         self.asked = asked or asked_of_host(text)
-        if self.asked is None and "MemoryError" in evidence.kinds and made:
-            self.asked = made[0].nbytes
+        self._read = None
+        if self.asked is None and "MemoryError" in evidence.kinds:
+            self._read = file_read(evidence.call) if worker is None else None
+            self.asked = made[0].nbytes if made else self._read.nbytes if self._read is not None else None
         asked = self.asked
         self._made = [each for each in made if asked is not None and _about(each.nbytes, asked)]
         self.overflow = re.search(r"overflowed with sizes=(\[[\d, ]+\])", text)
@@ -73,6 +77,8 @@ class HostRefusal:
             return f"a tensor of {self.overflow[1]} is larger than any memory"
         if self.asked is None:
             return ""
+        if self._read is not None:
+            return f"there is no memory for {size(self.asked)}, all of {self._read.name or 'the file'}"
         failing = self.autopsy.failing if self.autopsy is not None else None
         shape = failing.shape if failing is not None else self._made[0].shape if self._made else None
         return f"there is no memory for {size(self.asked)}" + (f", a tensor of {list(shape)}" if shape else "")
@@ -86,13 +92,24 @@ class HostRefusal:
                 loading.at_loop("surfaced", "the batch was asked for here"),
             )
             draft.because(loading.process)
+        elif (made := self._unfinished) is not None:
+            draft.at(made.frame.location("cause", "all that is made here is held until the end"))
+            draft.at(*noticed(self.autopsy) if self.autopsy is not None else ())
+            draft.because(f"{size(made.gone)} went away when it failed: no name led to what was being collected")
         elif self.autopsy is not None and (most := most_held(self.autopsy, "cause")) is not None:
             draft.at(most, differentiated(self.autopsy), *noticed(self.autopsy))
         elif self.evidence.user_frame is not None and self.evidence.user_frame.is_user:
             label = f"{size(self.asked)} asked for here" if self.asked is not None else "refused here"
             draft.at(*self.evidence.at_user_line("cause", label))
-        else:
+        elif threading.current_thread() is not threading.main_thread():  # that of a queue
             draft.at(*lost_on_its_way("its workers run under this limit")).because(LOST)
+
+    @functools.cached_property
+    def _unfinished(self) -> Unfinished | None:
+        """A list that was still being made, unless something that has a name holds more."""
+        made = unfinished_list(self.evidence, self.asked)
+        top = next(iter(self.autopsy.holders()), None) if self.autopsy is not None else None
+        return made if made is not None and (top is None or top[1] < made.gone) else None
 
     def hold(self, draft: Draft) -> str:
         """Say what the process and its variables hold; return the name of one that keeps graphs alive."""
@@ -105,6 +122,7 @@ class HostRefusal:
                 draft.because(f"{who} holds {size(memory.resident)}")
             return ""
         shown(draft, autopsy, limits=False)
+        draft.because(batch_under_way(self.evidence))
         kept = next(iter(autopsy.retained), None)
         if kept is None or not kept.is_container or kept.nbytes <= autopsy.book.everything // 10:
             return ""

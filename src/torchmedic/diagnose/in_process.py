@@ -14,7 +14,7 @@ from torchmedic.detect.exceptions import raised
 from torchmedic.detect.growth import Growth
 from torchmedic.detect.incident import LoopIncident
 from torchmedic.detect.nonfinite import At, What, turned_bad
-from torchmedic.diagnose import registry
+from torchmedic.diagnose import exhausted_worker, memory_cures, registry
 from torchmedic.diagnose.engine import ask, diagnose
 from torchmedic.diagnose.lost_device import explain
 from torchmedic.diagnose.rules.unknown import CODE
@@ -25,21 +25,22 @@ from torchmedic.observe.holders import Held
 from torchmedic.observe.leaks import Look
 from torchmedic.observe.loss_graph import LossGraph
 from torchmedic.observe.unreached import Unreached
-from torchmedic.observe.user_variables import user_files
-from torchmedic.records import Diagnosis, HeldMemory
+from torchmedic.records import Diagnosis
 from torchmedic.replay.check_up import CheckUp
 from torchmedic.replay.echo import EchoEvidence, asks_about_number, complains_of_number
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.frames import Frame
+from torchmedic.replay.held_lines import with_lines
 from torchmedic.replay.leaks import LeakEvidence
 from torchmedic.replay.loop import LoopEvidence
 from torchmedic.replay.lost_device import LostDevice, lost_context
 from torchmedic.replay.memory.autopsy import autopsy_of, exhaustion_in
+from torchmedic.replay.memory.forked_trials import ForkedTrials, Proof
 from torchmedic.replay.memory.table import record_of
 from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.replay.putters import traffic
 from torchmedic.repro import recorder
-from torchmedic.rundir import is_confidential, read_diagnoses, release, worker_folders, write_diagnosis
+from torchmedic.run_files import next_diagnosis, read_diagnoses, release, write_diagnosis
+from torchmedic.rundir import is_confidential, worker_folders
 
 # The operation behind a diagnosis that is not published yet.
 _waiting: list[tuple[Diagnosis, recorder.Recording | None]] = []
@@ -57,34 +58,46 @@ def exception(error: BaseException, agent: Any) -> None:
             # To look at everything in reach also touches what libraries have deprecated; the user may have made that
             # an error.
             warnings.simplefilter("ignore")
-            _explain_exception(error, agent)
+            explained = _explain_exception(error, agent)
+            if explained is not None:
+                _try_and_write(error, *explained, agent.folder)
 
 
-def _explain_exception(error: BaseException, agent: Any) -> None:
+def _try_and_write(error: BaseException, diagnosis: Diagnosis, trials: ForkedTrials | None, folder: Path) -> None:
+    proofs: list[Proof] = []
+    try:
+        if trials is not None:
+            proofs = trials.run(error)
+    finally:  # whoever interrupts the trials still wants to know
+        write_diagnosis(folder, memory_cures.after_trials(diagnosis, proofs) if proofs else diagnosis)
+
+
+def _explain_exception(error: BaseException, agent: Any) -> tuple[Diagnosis, ForkedTrials | None] | None:
+    """The diagnosis, and what is to be tried once all that it was made from has gone; None where there is neither."""
     fault = device_fault_of(error)
     if fault is not None and fault.may_be_echo:
         fault = device_fault_of(lost_context()) or fault  # a library that only noticed
     if fault is not None and fault.sticky:
         _lost(error, fault, agent)
-        return
+        return None
     incident = raised(error, agent)
     evidence = RaisedEvidence(incident)
-    diagnosis = diagnose(evidence, registry.RAISED)
+    diagnosis = exhausted_worker.told(evidence) or diagnose(evidence, registry.RAISED)
     if diagnosis.grade != "proven" and complains_of_number(evidence):
         if not agent.finite.on:
             agent.events.write("echo", code=diagnosis.code, step=incident.step)
-            return  # the weights are NaN since a step that has been explained
+            return None  # the weights are NaN since a step that has been explained
         diagnosis = _older(EchoEvidence.of_exception(evidence)) or diagnosis
     if diagnosis.code == CODE and exhaustion_in(evidence) is not None:
         raise MemoryError  # of memory that has run out there is a rule that always speaks, if it has any itself
     agent.events.write("exception", symptom=incident.symptom, step=incident.step, phase=incident.phase)
-    number = write_diagnosis(agent.folder, diagnosis)
     autopsy = autopsy_of(evidence)
     if autopsy is not None:
         agent.events.write("memory-autopsy", step=incident.step, **record_of(autopsy))
     recording = recorder.of_exception(evidence, diagnosis, agent)
     if recording is not None:
-        recording.write(agent.folder, number)
+        recording.write(agent.folder, next_diagnosis(agent.folder))
+    return diagnosis, memory_cures.trials(diagnosis, autopsy) if autopsy is not None else None
 
 
 def device_died(error: BaseException, frame: FrameType, agent: Any) -> None:
@@ -199,22 +212,9 @@ def _said_by_a_worker(diagnosis: Diagnosis, run: Path) -> bool:
 
 def holding(found: list[tuple[Held, int]], agent: Any) -> None:
     """Called by the agent when memory is short. The parent reads it, also if this process does not live to say more."""
-    if is_confidential(agent.run):
-        return
-    agent.open()
-    holders = []
-    for held, nbytes in found:
-        put = next(iter(traffic(held, user_files()).puts), None)
-        holders.append(
-            HeldMemory(
-                name=held.name,
-                nbytes=nbytes,
-                items=held.size if held.kind == "items" else 0,
-                file=put.file if put is not None else "",
-                line=put.node.lineno if put is not None else 0,
-            )
-        )
-    agent.events.write("holders", step=agent.clock.step, holders=holders)
+    if not is_confidential(agent.run):
+        agent.open()
+        agent.events.write("holders", step=agent.clock.step, holders=with_lines(found))
 
 
 def publish_silent(diagnosis: Diagnosis, agent: Any) -> None:

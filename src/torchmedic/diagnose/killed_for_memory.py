@@ -6,14 +6,20 @@ import functools
 
 from msgspec.structs import replace
 
-from torchmedic.diagnose.last_words import line_location, size
+from torchmedic.death_records import Death
+from torchmedic.diagnose.last_words import draft_of, line_location, size, who
 from torchmedic.diagnose.rule import Draft
-from torchmedic.memory_records import comparable
-from torchmedic.records import Death, Diagnosis, Location, MemorySample, Moment
+from torchmedic.memory_records import HeldMemory, MemorySample, comparable
+from torchmedic.records import Diagnosis, Location, Moment
+
+Proof = tuple[str, str]  # in words, and the fact behind it
+
+NEAR_LIMIT = "its memory was close to the limit when it was killed; the kernel's own word is missing"
 
 _NEAR = 0.9
 _OOM_LINE = "killed process"
 _GROWTH = 1.2
+_NOTABLE = 64 << 20  # bytes
 _WINDOW = 10.0  # seconds
 
 
@@ -48,6 +54,29 @@ class LastMemory:
         hits = self.death.limit_hits
         return f", and the limit was hit {hits} times" if hits else ""
 
+    @property
+    def counted(self) -> Proof | None:
+        """That the kernel has counted a kill."""
+        kills = self.death.oom_kills
+        if not kills:
+            return None
+        fact = f"memory.events: oom_kill rose by {kills} in the last seconds"
+        return "the kernel counted a kill for memory in the run's cgroup at that moment", fact
+
+    def draft(self, code: str, name: str, why: str, proof: Proof, kernel_lines: list[str]) -> Draft:
+        """It is proven by the kernel's own word: a line of its log, or its count."""
+        words, fact = proof
+        draft = draft_of(
+            self.death,
+            code,
+            name,
+            "proven" if kernel_lines or self.death.oom_kills else "likely",
+            f"{who(self.death)} was killed because {why}",
+            f"SIGKILL, and {words}",
+        )
+        draft.because(fact)
+        return draft
+
     def tell(self, draft: Draft) -> None:
         """How memory went as the parent saw it: also where many processes have filled it together."""
         if self.death.swap_free == 0:
@@ -75,12 +104,23 @@ class LastMemory:
 
     def holder(self, draft: Draft) -> Location | None:
         """The line that fills what held most of it, as the process itself knew shortly before."""
-        held = next(iter(self.death.holders), None)
-        if held is None or held.nbytes < self.used // 4:
+        held = self._held
+        if held is None:
             return None
         items = f" in {held.items} items" if held.items else ""
         draft.because(f"shortly before, `{held.name}` held {size(held.nbytes)}{items}")
         return line_location("cause", held.file, held.line, f"`{held.name}` is filled here") if held.file else None
+
+    @functools.cached_property
+    def _held(self) -> HeldMemory | None:
+        """What held a good part of it: of all, or of what came lately, as a forked process has much of its parent's."""
+        found = next(iter(self.death.holders), None)
+        return found if found is not None and found.nbytes >= min(self.used // 4, self._growth // 3) else None
+
+    @property
+    def _growth(self) -> int:
+        sizes = [each.private[self.death.pid] for each in self._samples]
+        return sizes[-1] - sizes[0] if sizes and sizes[-1] - sizes[0] > _NOTABLE else self.used
 
     def blaming(self, holder: Location | None, diagnosis: Diagnosis) -> Diagnosis:
         """The line to change is the one that fills what held most; the one that came last is only where it ended."""
@@ -100,9 +140,11 @@ class LastMemory:
         if first is not None and last is not None and last.step - first.step >= 2 and last.rss > _GROWTH * first.rss:
             rate = (last.rss - first.rss) // (last.step - first.step)
             draft.because(f"resident memory grew by {size(rate)} a step, from step {first.step} to step {last.step}")
-            draft.help(
-                "look for tensors that are kept over steps: keep `loss.item()` or `x.detach()`, not the tensor itself"
-            )
+            if self._held is None:
+                draft.help("look for tensors that are kept over steps: keep `loss.item()` or `x.detach()` instead")
+                return
+        if self._held is not None:
+            draft.help(f"keep less in `{self._held.name}`: numbers, detached tensors, or only the last items")
         elif self.death.part == "worker":
             draft.help("use fewer DataLoader workers or a smaller `prefetch_factor`")
         else:

@@ -7,9 +7,10 @@ import re
 import time
 from collections.abc import Iterator
 
+from torchmedic.death_records import Death
 from torchmedic.diagnose.rule import Draft
 from torchmedic.observe.frames import is_user_file
-from torchmedic.records import Death, Grade, Location, Role, StackFrame, ThreadStack
+from torchmedic.records import Grade, Location, Role, StackFrame, ThreadStack
 from torchmedic.replay.source import relative, source_line
 
 _DEEP = 100  # frames of a thread that faulthandler writes at most

@@ -10,7 +10,8 @@ from torchmedic.records import Diagnosis, Grade, Treatment
 from torchmedic.replay.echo import EchoEvidence, complains_of_number
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.kernels import Confirmation, confirm
-from torchmedic.replay.lost_device import LostDevice, ShadowEvidence
+from torchmedic.replay.lost_device import LostDevice
+from torchmedic.replay.shadow_evidence import ShadowEvidence
 
 
 def explain(lost: LostDevice) -> tuple[Diagnosis, ShadowEvidence | None]:

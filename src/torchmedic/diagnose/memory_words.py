@@ -15,14 +15,14 @@ from torchmedic.records import Location, Role
 from torchmedic.replay.memory.attempts import pinned_by_first_attempt
 from torchmedic.replay.memory.autopsy import Autopsy
 from torchmedic.replay.memory.fillers import assigned_at, fillers_of
-from torchmedic.replay.memory.holders import Holder
 from torchmedic.replay.memory.lines import Line
+from torchmedic.replay.memory.names import Holder
 from torchmedic.replay.memory.table import Row
 from torchmedic.replay.source import relative
 
 _SMALL = 0.01  # of the total: such rows are summed up
 _MOST_LINES = 4
-_FAINT = 0.03  # of all tensors: no line is to blame for so little
+_FAINT = 0.03  # of all tensors, with what is asked for: no line is to blame for so little
 
 
 def table(autopsy: Autopsy) -> list[str]:
@@ -83,7 +83,7 @@ def _short(file: str) -> str:
 
 def holders(autopsy: Autopsy, most: int = 3) -> list[str]:
     """What the user's names hold beside the headings of the table."""
-    total = max(1, autopsy.book.everything)
+    total = max(1, autopsy.book.everything + autopsy.book.plain_objects)
     return [
         f"`{holder.path}`{_function(holder)} holds {size(nbytes)} in {count(number, kind_of(autopsy, holder))}"
         for holder, nbytes, number in autopsy.holders()[:most]
@@ -93,7 +93,7 @@ def holders(autopsy: Autopsy, most: int = 3) -> list[str]:
 
 def kind_of(autopsy: Autopsy, holder: Holder) -> str:
     """What is to be called that a name holds."""
-    return "array" if autopsy.book.is_of_arrays(holder) else "tensor"
+    return autopsy.book.kind_of(holder)
 
 
 def _function(holder: Holder) -> str:
@@ -139,9 +139,10 @@ def most_held(autopsy: Autopsy, role: Role) -> Location | None:
     label = f"{size(autopsy.asked)} asked for here" if autopsy.asked else "refused here"
     failing = autopsy.evidence.at_user_line(role, label)
     lines = [line for line in autopsy.saved_lines if line.spot is not None and is_user_file(line.spot.file)]
-    if lines and lines[0].nbytes < _FAINT * autopsy.book.everything:
+    if lines and lines[0].nbytes < _FAINT * (autopsy.book.everything + (autopsy.asked or 0)):
         lines = []  # it is not that: weights, say
-    if failing and autopsy.asked and not (autopsy.in_backward and lines):
+    again = [] if lines else _made_again(autopsy)
+    if failing and autopsy.asked and not (autopsy.in_backward and (lines or again)):
         here = sum(line.nbytes for line in lines if _is_at(line, failing[0]))
         at = failing[0]
         if here > autopsy.asked:
@@ -153,6 +154,10 @@ def most_held(autopsy: Autopsy, role: Role) -> Location | None:
         assert line.spot is not None
         inside = f" in {listed([f'`{name}`' for name in line.modules], 2)}" if line.modules else ""
         candidates.append((line.nbytes, line.spot.location(role, f"{size(line.nbytes)} saved for backward{inside}")))
+    for line in again[:1]:
+        assert line.spot is not None
+        label = f"{size(line.nbytes)} are there in backward that were made here"
+        candidates.append((line.nbytes, line.spot.location(role, label)))
     for holder, nbytes, _ in autopsy.holders()[:1]:
         where = filled_at(holder, role, f"`{holder.path}` holds {size(nbytes)}")
         if where is not None:
@@ -162,6 +167,12 @@ def most_held(autopsy: Autopsy, role: Role) -> Location | None:
     if not candidates:
         return failing[0] if failing else None
     return max(candidates, key=lambda each: each[0])[1]
+
+
+def _made_again(autopsy: Autopsy) -> list[Line]:
+    """Lines of the user's whose results backward had computed again, if that is more than what it asked for beside."""
+    least = (autopsy.asked or 0) // 2
+    return [each for each in autopsy.made_again if each.spot and is_user_file(each.spot.file) and each.nbytes >= least]
 
 
 def _is_at(line: Line, place: Location) -> bool:

@@ -27,6 +27,14 @@ EXHAUSTED: tuple[str, ...] = (
     "memory.allocator_thrash",
 )
 
+# Asked in a DataLoader worker that ran out of memory: it knows who holds what, and the main process does not.
+OF_WORKER: tuple[str, ...] = (
+    *EXHAUSTED,
+    "memory.address_space_limit",
+    "memory.cgroup_limit",
+    "memory.host_memory_exhausted",
+)
+
 # Asked in the process that raised, while its frames are alive.
 RAISED: tuple[str, ...] = (
     "process.recursion_limit",
@@ -191,6 +199,7 @@ GROWING: tuple[str, ...] = (
     "memory.graph_carried_on",
     "memory.growing_holder",
     "memory.gradient_cycles",
+    "memory.hooks_pile_up",
 )
 
 # Asked in the parent, of memory of the host that is about to end.

@@ -14,22 +14,22 @@ def spot_of(node: ast.expr, like: Spot) -> Spot:
     return Spot(like.file, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, like.function)
 
 
+def same_place(node: ast.expr, statement: ast.AST) -> ast.expr | None:
+    """The expression of a statement that stands where another reading of the source has this one."""
+    place = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
+    for part in ast.walk(statement):
+        if isinstance(part, ast.expr) and (part.lineno, part.col_offset, part.end_lineno, part.end_col_offset) == place:
+            return part
+    return None
+
+
 def enclosing(node: ast.expr, spot: Spot) -> Iterator[tuple[ast.expr, Spot]]:
     """The expressions of the same statement around an expression, the innermost first."""
     statement = statement_at(spot)
     if statement is None:
         return
     parents = {id(child): parent for parent in ast.walk(statement) for child in ast.iter_child_nodes(parent)}
-    here: ast.AST | None = next(
-        (
-            part
-            for part in ast.walk(statement)
-            if isinstance(part, ast.expr)
-            and (part.lineno, part.col_offset, part.end_lineno, part.end_col_offset)
-            == (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-        ),
-        None,
-    )
+    here: ast.AST | None = same_place(node, statement)
     while here is not None:
         here = parents.get(id(here))
         if isinstance(here, ast.expr):

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torchmedic.death_records import Death
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.records import Death, Diagnosis
+from torchmedic.records import Diagnosis
 
 if TYPE_CHECKING:
     from torchmedic.replay.evidence import RaisedEvidence

@@ -9,12 +9,12 @@ from types import CodeType
 import torch
 from torch.optim import LBFGS
 
-from torchmedic.observe.batches import tensors_in
+from torchmedic.observe.batches import Given, tensors_in
 from torchmedic.observe.frames import is_user_file
 from torchmedic.replay.evidence import RaisedEvidence, is_short
 from torchmedic.replay.frames import Frame, frames_of
 from torchmedic.replay.memory.book import Book
-from torchmedic.replay.memory.holders import Holder
+from torchmedic.replay.memory.names import Holder
 from torchmedic.replay.memory.saved import is_counted, node_of, tensors_saved_by, walk
 from torchmedic.replay.memory.storages import distinct
 
@@ -33,6 +33,16 @@ def callers_of(evidence: RaisedEvidence) -> list[Frame]:
     return callers
 
 
+def call_under_way(evidence: RaisedEvidence, grad: bool) -> Given | None:
+    """What the root module was called with that the failure came out of, and whether gradients were on."""
+    for frame in evidence.frames:
+        if frame.function == "_wrapped_call_impl" and frame.module is not None:
+            given = [*frame.variables.get("args", ()), *frame.variables.get("kwargs", {}).values()]
+            first = next((each for each in given if type(each) is torch.Tensor), None)
+            return Given(first.shape, frame.module.training, grad, id(frame.module)) if first is not None else None
+    return None
+
+
 def is_updating(frames: Sequence[Frame]) -> bool:
     """Whether an optimizer was updating weights, and not calling its closure."""
     for frame in reversed(frames):
@@ -47,6 +57,8 @@ def is_lent(holder: Holder) -> bool:
     """Whether a variable of the user's leads there through an object that its function was given: that lives on."""
     code = holder.scope
     base = re.split(r"[.\[]", holder.path, maxsplit=1)[0]
+    if isinstance(code, CodeType) and base in code.co_freevars and is_user_file(holder.file):
+        return True  # of the function around it
     if not isinstance(code, CodeType) or not is_user_file(holder.file) or (holder.path == base and not holder.many):
         return False
     return base in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -19,20 +18,22 @@ from torchmedic.contained import report_fault
 from torchmedic.detect.exhaustion import Exhaustion, exhaustion_of
 from torchmedic.replay.device_room import asked_beside
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.memory import lines as by_lines
 from torchmedic.replay.memory import table
 from torchmedic.replay.memory.attempts import callers_of, history_of, is_lent, is_updating
 from torchmedic.replay.memory.book import Book
-from torchmedic.replay.memory.bound_for_backward import is_differentiated
+from torchmedic.replay.memory.bound_for_backward import is_differentiated, speaks_of_backward
 from torchmedic.replay.memory.by_weights import Layers
-from torchmedic.replay.memory.holders import Found, FoundArray, Holder, held_tensors
+from torchmedic.replay.memory.holders import held_tensors
 from torchmedic.replay.memory.ledger import ByteLedger, Made, Place
 from torchmedic.replay.memory.lines import Line, Method
 from torchmedic.replay.memory.measured import Measured, measure, refusal_of
-from torchmedic.replay.memory.replays import NotPlayed, play
+from torchmedic.replay.memory.names import FoundArray, Holder
+from torchmedic.replay.memory.next_node import next_node
+from torchmedic.replay.memory.replays import NotPlayed, made_again, play
 from torchmedic.replay.memory.retained import Retained, retained_graphs
-from torchmedic.replay.memory.saved import is_leaf
+from torchmedic.replay.memory.saved import is_leaf, sequence_of
+from torchmedic.replay.memory.whole_step import Change
 from torchmedic.replay.segment import CannotCut, carried_names
 from torchmedic.replay.step import Step
 
@@ -46,6 +47,8 @@ class Autopsy:
         self.why_not_replayed = ""
         self.is_long = False  # to play the step took too long: another try would, too
         self.default_device: torch.device | None = None  # the step had run under `with torch.device(...)`
+        self.predicted: dict[str, Any] = {}  # what was predicted of cures, by the rule that asked
+        self.cures: dict[str, Change] = {}  # and the one that it knows
         incident = evidence.incident
         self.agent = incident.agent
         self.refusal = refusal_of(exhaustion)
@@ -55,8 +58,9 @@ class Autopsy:
         optimizers = self.agent.clock.optimizers if self.agent is not None else []
         self.book = Book(self.is_wanted, optimizers, self.since)
         arrays: list[FoundArray] = []
-        self.found = list(held_tensors(self._frames, self._skipped, None if exhaustion.on_device else arrays))
-        self.found += list(self._gradients_with_graph())
+        kinds = (None, None) if exhaustion.on_device else (arrays, self.book.piles)
+        self.found = list(held_tensors(self._frames, self._skipped, *kinds))
+        self.found += list(self.book.gradients_with_graph())
         self.batch = self._batch()
         collected = [each.tensor for each in self.found if each.holder.many]
         self.book.enter_known(self.batch, self._ours(), history_of(evidence.frames), collected)
@@ -117,9 +121,20 @@ class Autopsy:
         aligned = by_lines.Alignment(self.book.saved, self.since, self._replay)
         if self.refusal is not None and self.refusal.sequence >= 0:
             return aligned.place_of(self.refusal.sequence)
-        # The nodes run from the last to the first and throw away what they had saved: the last that has not was next.
-        left = [entry.sequence for entry in self.book.saved]
-        return aligned.place_of(max(left)) if left else None
+        return aligned.place_of(sequence_of(self.next_node)) if self.next_node is not None else None
+
+    @functools.cached_property
+    def next_node(self) -> Any:
+        """In backward: the node that was being computed, as far as the graph tells."""
+        return next_node(self.evidence, self.book) if self.in_backward else None
+
+    @functools.cached_property
+    def made_again(self) -> list[Line]:
+        """In backward, where the graph has kept little: what a checkpoint had computed again by then."""
+        user, asked = self.evidence.user_frame, self.asked or 0
+        if not self.in_backward or self.book.total("saved activations") >= asked or self.step is None or user is None:
+            return []
+        return made_again(self.step, asked=asked, line=(user.file, user.line))
 
     @property
     def replayed(self) -> ByteLedger | None:
@@ -161,13 +176,6 @@ class Autopsy:
     @property
     def _skipped(self) -> list[int]:
         return [id(self), id(self.evidence), id(self.agent), id(self.evidence.incident), id(self.evidence.error)]
-
-    def _gradients_with_graph(self) -> Iterator[Found]:
-        """`backward(create_graph=True)` leaves gradients that hold the graph, in a cycle with the parameters."""
-        for tensor in self.book.live:
-            gradient = tensor.grad if is_leaf(tensor) else None
-            if gradient is not None and gradient.grad_fn is not None:
-                yield Found(gradient, Holder(".grad", self.book, "", "", None, False))
 
     def _batch(self) -> list[torch.Tensor]:
         """The batch as it was loaded, and its copies on the device."""
@@ -211,11 +219,8 @@ class Autopsy:
 
     @property
     def _goes_backward(self) -> bool:
-        """Whether the function that the step is in calls backward anywhere."""
-        step = self.step
-        tree = syntax_tree(step.frame.f_code.co_filename, step.frame.f_globals) if step is not None else None
-        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if tree is not None else set()
-        return not names.isdisjoint({"backward", "grad"})
+        """Whether the file that the step is in calls backward anywhere."""
+        return self.step is not None and speaks_of_backward(self.step.frame)
 
     @functools.cached_property
     def _replay(self) -> ByteLedger | None:

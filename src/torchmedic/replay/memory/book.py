@@ -7,12 +7,14 @@ the graph of this step has saved, what a name of the user's holds, and what noth
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.replay.memory.holders import Found, FoundArray, Holder
+from torchmedic.replay.memory.function_saves import function_of
+from torchmedic.replay.memory.names import Found, FoundArray, FoundPile, Holder
 from torchmedic.replay.memory.saved import (
     is_counted,
     is_leaf,
@@ -38,6 +40,9 @@ HEADINGS = (
     "arrays",
 )
 
+_SEVERAL = 4  # trainings
+_NOUNS = {"str": "text", "bytes": "piece of bytes", "bytearray": "piece of bytes", "int": "number", "float": "number"}
+
 
 class SavedHere(NamedTuple):
     """A storage that a live node has saved."""
@@ -47,6 +52,7 @@ class SavedHere(NamedTuple):
     sequence: int
     shape: tuple[int, ...]
     weights: tuple[int, ...] = ()  # the identities of the parameters that the node leads to
+    function: type | None = None  # of the user's, whose `apply` has made the node
 
 
 class Book:
@@ -67,6 +73,7 @@ class Book:
         self.older: dict[int, SavedHere] = {}  # by graphs of earlier ones, whatever else holds them
         self.held: dict[int, tuple[Memory, Found]] = {}
         self.held_arrays: dict[int, tuple[Memory, Holder]] = {}
+        self.piles: list[FoundPile] = []
         self.live = live_tensors()
         self.modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
         self._recurrent = {
@@ -89,8 +96,20 @@ class Book:
         return sum(memory.nbytes for _, memory in self.entries.values())
 
     @property
+    def plain_objects(self) -> int:
+        """Bytes of Python objects that names lead to, estimated."""
+        return sum(each.pile.nbytes for each in self.piles)
+
+    @property
     def addresses(self) -> list[int]:
         return [memory.address for _, memory in self.entries.values() if memory.address]
+
+    def gradients_with_graph(self) -> Iterator[Found]:
+        """`backward(create_graph=True)` leaves gradients that hold the graph, in a cycle with the parameters."""
+        for tensor in self.live:
+            gradient = tensor.grad if is_leaf(tensor) else None
+            if gradient is not None and gradient.grad_fn is not None:
+                yield Found(gradient, Holder(".grad", self, "", "", None, False))
 
     def enter(self, heading: str, tensors: Iterable[torch.Tensor]) -> None:
         for memory in distinct(tensors).values():
@@ -112,26 +131,30 @@ class Book:
             stepping: State that an optimizer has not filed yet.
             collected: What lies in lists and the like: of models that nobody trains, copies that were put aside.
         """
-        trained = [
-            tensor
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for tensor in group["params"]
-            if isinstance(tensor, torch.Tensor)
-        ]
+        kept = distinct(collected).keys()
+        optimizers = self._not_kept(kept)
+        trained = [tensor for optimizer in optimizers for tensor in _parameters_of(optimizer)]
         own = [each for module in self.modules for each in parts_of(module, "_parameters") if each is not None]
         self.enter("parameters", trained)
-        aside = distinct(collected).keys() - self.entries.keys() if trained else set()
+        aside = kept - self.entries.keys() if trained else set()
         self.enter("parameters", [each for each in own if aside.isdisjoint(distinct([each]))])
         buffers = [each for module in self.modules for each in parts_of(module, "_buffers") if each is not None]
         self.enter("buffers", buffers)
         leaves = {id(each): each for each in [*own, *trained, *self.live] if is_leaf(each)}
         self.enter("gradients", [each.grad for each in leaves.values() if each.grad is not None])
-        for optimizer in self._optimizers:
+        for optimizer in optimizers:
             self.enter("optimizer state", _state_of(optimizer))
         self.enter("optimizer state", stepping)
         self.enter("the batch", batch)
         self.enter("torchmedic", ours)
+
+    def _not_kept(self, kept: AbstractSet[int]) -> list[Any]:
+        """The optimizers, without those of trainings that are over and whose results somebody has collected."""
+        over = [each for each in self._optimizers if distinct(_parameters_of(each)).keys() <= kept]
+        is_rest = _SEVERAL <= len(over) < len(self._optimizers)
+        return (
+            [each for each in self._optimizers if not any(each is one for one in over)] if is_rest else self._optimizers
+        )
 
     def enter_graphs(self) -> None:
         """What live graphs have saved: that of this step gets a heading, that of earlier ones is noted beside."""
@@ -145,7 +168,8 @@ class Book:
                     under = self.entries.get(memory.key, ("",))[0]
                     if not self._wanted(memory.device) or under not in ("", "saved activations"):
                         continue
-                    entry = SavedHere(memory, node.name(), sequence, tuple(tensor.shape), self._weights_of(node))
+                    shape, weights = tuple(tensor.shape), self._weights_of(node)
+                    entry = SavedHere(memory, node.name(), sequence, shape, weights, function_of(node))
                     if sequence >= self.since:
                         self.entries[memory.key] = ("saved activations", memory)
                         known = self._saved.get(memory.key)
@@ -189,10 +213,14 @@ class Book:
                 self.entries.setdefault(memory.key, ("arrays", memory))
                 self.held_arrays[memory.key] = (memory, each.holder)
 
-    def is_of_arrays(self, holder: Holder) -> bool:
-        """Whether nothing but NumPy arrays is behind a name."""
-        arrays = any(_is_within(each, holder) for _, each in self.held_arrays.values())
-        return arrays and not any(_is_within(found.holder, holder) for _, found in self.held.values())
+    def kind_of(self, holder: Holder) -> str:
+        """What is behind a name: tensors, or else arrays, or else plain objects, by their class."""
+        if any(_is_within(found.holder, holder) for _, found in self.held.values()):
+            return "tensor"
+        if any(_is_within(each, holder) for _, each in self.held_arrays.values()):
+            return "array"
+        kinds = {each.pile.kind for each in self.piles if _is_within(each.holder, holder)}
+        return _NOUNS.get(only := kinds.pop(), only) if len(kinds) == 1 else "object" if kinds else "tensor"
 
     def by_holder(self) -> list[tuple[Holder, int, int]]:
         """Holder, bytes and number of storages, the biggest first."""
@@ -202,6 +230,10 @@ class Book:
             key = (holder.file, holder.function, holder.path)
             _, nbytes, count = sums.get(key, (holder, 0, 0))
             sums[key] = (holder, nbytes + memory.nbytes, count + 1)
+        for pile, holder in self.piles:
+            key = (holder.file, holder.function, holder.path)
+            _, nbytes, count = sums.get(key, (holder, 0, 0))
+            sums[key] = (holder, nbytes + pile.nbytes, count or pile.items)
         return sorted(sums.values(), key=lambda each: -each[1])
 
 
@@ -214,6 +246,11 @@ def _is_within(inner: Holder, outer: Holder) -> bool:
 def parts_of(module: torch.nn.Module, kind: str) -> list[Any]:
     """The parameters or buffers of a module itself; one that is only being made or copied may have none yet."""
     return list(module.__dict__.get(kind, {}).values())
+
+
+def _parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    groups = optimizer.param_groups
+    return [tensor for group in groups for tensor in group["params"] if isinstance(tensor, torch.Tensor)]
 
 
 def _state_of(optimizer: Any) -> list[torch.Tensor]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Sequence
+from types import CodeType, FrameType
 
 from torchmedic.observe.frames import is_user_file
 from torchmedic.replay.bindings import FUNCTIONS, binds, own_statements, reaching
 from torchmedic.replay.frames import Frame, syntax_tree
+from torchmedic.replay.memory.branches import not_taken
 from torchmedic.replay.scopes import function_body
 
 BACKWARD = frozenset({"backward", "grad", "manual_backward"})
@@ -34,11 +36,22 @@ def is_differentiated(frames: Sequence[Frame]) -> bool:
     for frame in reversed(frames):
         if not frame.is_user:
             return True  # a library was given it
-        way = _Way(function_body(frame), trainers, (frame.statement, frame.node))
+        body = function_body(frame)
+        way = _Way(body, trainers, (frame.statement, frame.node), passed=not_taken(frame, body))
         if way.goes_backward() or is_differentiated_later(way.stored()):
             return True
         if not way.is_returned():
             return False
+    return False
+
+
+def is_variable_differentiated(frames: Sequence[Frame], code: CodeType, name: str) -> bool:
+    """Whether backward may go through what a variable of a running function holds: there, or where that returns it."""
+    for position, frame in reversed(list(enumerate(frames))):
+        if frame.live.f_code is code:
+            body = function_body(frame)
+            way = _Way(body, _trainers(), own=name, passed=not_taken(frame, body))
+            return way.goes_backward() or (way.is_returned() and is_differentiated(frames[:position]))
     return False
 
 
@@ -53,6 +66,13 @@ def is_differentiated_later(names: frozenset[str]) -> bool:
 def calls_backward(tree: ast.AST) -> bool:
     """Whether a call in some source goes backward."""
     return any(isinstance(node, ast.Call) and called(node) in BACKWARD for node in ast.walk(tree))
+
+
+def speaks_of_backward(frame: FrameType) -> bool:
+    """Whether the file of a frame names something that goes backward."""
+    tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
+    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if tree is not None else set()
+    return not names.isdisjoint({"backward", "grad"})
 
 
 def source_goes_backward() -> bool:
@@ -73,12 +93,16 @@ class _Way:
         trainers: frozenset[str],
         start: tuple[ast.stmt | None, ast.expr | None] | None = None,
         names: frozenset[str] = frozenset(),
+        own: str = "",
+        passed: frozenset[int] = frozenset(),
     ) -> None:
         self._backward = BACKWARD | trainers
         self._body = body
-        self._statements = list(own_statements(body)) if isinstance(body, FUNCTIONS | ast.Module) else []
+        statements = own_statements(body) if isinstance(body, FUNCTIONS | ast.Module) else ()
+        self._statements = [each for each in statements if id(each) not in passed]
         self._start, self._node = start or (None, None)
         self._names = names
+        self._own = own  # a variable of the function itself
         self._asked: set[tuple[int, str]] = set()
 
     def goes_backward(self) -> bool:
@@ -157,7 +181,7 @@ class _Way:
         if (id(at), name) in self._asked:
             return False
         self._asked.add((id(at), name))
-        if self._is_kept_as(name) or (name in self._names and not self._makes(name)):
+        if name == self._own or self._is_kept_as(name) or (name in self._names and not self._makes(name)):
             return True
         body = self._body
         assert isinstance(body, FUNCTIONS | ast.Module)

@@ -13,7 +13,7 @@ from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.holders import Held
 from torchmedic.records import Location, Role
 from torchmedic.replay.frames import node_location, syntax_tree
-from torchmedic.replay.memory.holders import Holder
+from torchmedic.replay.memory.names import Holder
 from torchmedic.replay.putters import traffic
 from torchmedic.replay.sites import Traffic
 
@@ -51,7 +51,11 @@ class Filler(NamedTuple):
 def fillers_of(holder: Holder) -> list[Filler]:
     """The statements that may have put something there, the likeliest first."""
     puts = traffic_of(holder).puts
-    found = [Filler(site.file, site.node, site.value, bool(site.loops or site.function is not None)) for site in puts]
+    cached = holder.via == "cache"  # filled by a decorator, which stands outside of the function
+    found = [
+        Filler(site.file, site.node, site.value, bool(cached or site.loops or site.function is not None))
+        for site in puts
+    ]
     return sorted(found, key=lambda filler: (filler.frees_graph, not filler.in_loop))
 
 
@@ -126,7 +130,18 @@ def assigned_at(holder: Holder) -> list[Filler]:
                 if any(_is(target, wanted, holder) for target in targets):
                     where: Any = node.iter if isinstance(node, ast.For) else node
                     found.append(Filler(file, where, getattr(node, "value", None), in_loop))
-    return sorted(found, key=lambda filler: not filler.in_loop)
+    return sorted(found, key=lambda filler: (not filler.in_loop, not is_looped(filler)))
+
+
+def is_looped(filler: Filler) -> bool:
+    """Whether a loop stands around a statement, and not just the function that it is in."""
+    tree = syntax_tree(filler.file)
+    line = filler.node.lineno
+    return any(
+        isinstance(node, ast.For | ast.AsyncFor | ast.While)
+        and any(each.lineno <= line <= (each.end_lineno or each.lineno) for each in node.body)
+        for node in (ast.walk(tree) if tree is not None else ())
+    )
 
 
 def _flat(target: ast.expr) -> Iterator[ast.expr]:

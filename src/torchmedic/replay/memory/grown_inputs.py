@@ -15,57 +15,66 @@ from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.frames import Frame, syntax_tree
 from torchmedic.replay.memory.attempts import callers_of
 from torchmedic.replay.memory.fillers import Filler
+from torchmedic.replay.memory.grown_tensors import joins
+from torchmedic.replay.memory.model_call import trained_call
 from torchmedic.replay.memory.run_again import is_run_again
-
-_JOINS = frozenset("cat concat concatenate hstack vstack".split())
 
 
 class Grown(NamedTuple):
-    """A variable or attribute, and the statement that joins more to it."""
+    """A variable or attribute, the line that gives it to the model, and the statement that joins more to it."""
 
     name: str
     shape: tuple[int, ...]
-    call: Frame
+    call: Filler
     at: Filler
 
 
 def grown_input(evidence: RaisedEvidence, modules: Iterable[torch.nn.Module]) -> Grown | None:
-    callers = callers_of(evidence)
-    frame = callers[-1] if callers and callers[-1].is_user and len(callers) < len(evidence.frames) else None
-    call = frame.node if frame is not None else None
-    if frame is None or not isinstance(call, ast.Call) or (tree := syntax_tree(frame.file)) is None:
+    """What grows by itself among what the model is given."""
+    frame, call = _call(evidence)
+    tree = syntax_tree(frame.file) if frame is not None else None
+    if frame is None or call is None or tree is None:
         return None
     wanted = [ast.unparse(each) for each in call.args if isinstance(each, ast.Name | ast.Attribute)]
     for name in wanted:
         values = list(_values_of(name, tree))
-        joined = [(node, value) for node, value in values if _joins(name, value)]
+        joined = [(node, value) for node, value in values if joins(value, name.rpartition(".")[2])]
         is_cut = any(_is_part_of(name, part) for _, value in values for part in ast.walk(value))
         if not joined or is_cut:
             continue
         filler = Filler(frame.file, joined[0][0], joined[0][1], True)
         shape = _shape(name, frame)
         if shape and is_run_again(filler, evidence.frames, modules):
-            return Grown(name, shape, frame, filler)
+            return Grown(name, shape, Filler(frame.file, call, None, True), filler)
     return None
+
+
+def _call(evidence: RaisedEvidence) -> tuple[Frame | None, ast.Call | None]:
+    """The call of the model that is under way; or the one that backward goes back to."""
+    if any(frame.module is not None for frame in evidence.frames):
+        callers = callers_of(evidence)
+        frame = callers[-1] if callers and callers[-1].is_user else None
+        return frame, frame.node if frame is not None and isinstance(frame.node, ast.Call) else None
+    frame = evidence.user_frame
+    return frame, trained_call(frame) if frame is not None else None
 
 
 def _values_of(name: str, tree: ast.Module) -> Iterator[tuple[ast.stmt, ast.expr]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and any(ast.unparse(target) == name for target in node.targets):
+        if isinstance(node, ast.Assign) and any(_is(name, target) for target in node.targets):
             yield node, node.value
 
 
-def _joins(name: str, value: ast.expr) -> bool:
-    """`torch.cat([x, more], 1)`"""
-    if not isinstance(value, ast.Call) or not value.args or not isinstance(value.args[0], ast.List | ast.Tuple):
-        return False
-    called = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
-    return called in _JOINS and any(ast.unparse(each) == name for each in value.args[0].elts)
+def _is(name: str, node: ast.expr) -> bool:
+    """Whether an expression means the variable; an attribute has another object before it in its own class."""
+    if isinstance(node, ast.Attribute) and "." in name:
+        return node.attr == name.rpartition(".")[2]
+    return ast.unparse(node) == name
 
 
 def _is_part_of(name: str, node: ast.AST) -> bool:
     """`x[:, -100:]`, which keeps it short."""
-    return isinstance(node, ast.Subscript) and ast.unparse(node.value) == name
+    return isinstance(node, ast.Subscript) and _is(name, node.value)
 
 
 def _shape(name: str, frame: Frame) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchmedic.observe.frames import PACKAGE, is_user_file
 from torchmedic.replay.bounds import ReplayTooLong
+from torchmedic.replay.memory.function_saves import applied_in, saving_line
 from torchmedic.replay.memory.known_values import for_real, host_result, keeps_values, remember
 from torchmedic.replay.memory.operands import exchanged, tensors_of
 from torchmedic.replay.operations import Spot, Spots
@@ -97,6 +98,7 @@ class ByteLedger(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.saved: dict[int, Saved] = {}  # by the number of the birth
         self.failing: Made | None = None
+        self.at_failure: list[tuple[int, Place]] = []  # what was still there when it came
         self.places: dict[int, Place] = {}  # by the number of a node, counted from the beginning
         self.made: list[Made] = []  # whatever is not small
         self._fake = fake
@@ -197,6 +199,7 @@ class ByteLedger(TorchDispatchMode):
         )
         if self._is_failure(made):
             self.failing = made
+            self.at_failure = self.still_there()
             raise FailurePoint
         if made.nbytes > 1 << 20:
             self.made.append(made)
@@ -228,8 +231,11 @@ class ByteLedger(TorchDispatchMode):
         """The innermost line of the user's; where a library runs the whole loop, the innermost of a library."""
         module = ""
         library: Spot | None = None
+        applied: Spot | None = None  # of a function of the user's that is saving
         while frame is not None:
             code = frame.f_code
+            if code.co_name == "apply" and (kind := applied_in(frame.f_locals)) is not None:
+                applied = applied or saving_line(kind)
             if code.co_name == _REPLAY and code.co_filename.startswith(PACKAGE):
                 break  # what is above is not the step
             if not module and code.co_name == "forward":
@@ -237,7 +243,7 @@ class ByteLedger(TorchDispatchMode):
             if is_user_file(code.co_filename):
                 if not module:
                     module = self._names.get(id(frame.f_locals.get("self")), "")
-                return Place(self._spots.at(frame), module)
+                return Place(applied or self._spots.at(frame), module)
             if library is None and not code.co_filename.startswith(_BENEATH):
                 library = self._spots.at(frame)
             frame = frame.f_back

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from torchmedic.replay.memory.book import SavedHere
 from torchmedic.replay.memory.by_weights import Layers
+from torchmedic.replay.memory.function_saves import saving_line
 from torchmedic.replay.memory.ledger import ByteLedger, Place, Saved
 from torchmedic.replay.operations import Spot
 
@@ -85,7 +86,13 @@ def by_line(
     aligned = Alignment(entries, since, ledger)
     if not aligned.is_trusted:
         return by_layer(entries, layers), "live graph"
-    return _sums([(entry.memory.nbytes, place) for entry, place in aligned.placed]), "fake replay"
+    return summed([(entry.memory.nbytes, _saving(entry, place)) for entry, place in aligned.placed]), "fake replay"
+
+
+def _saving(entry: SavedHere, place: Place) -> Place:
+    """Of a function of the user's, the line that saves instead of the one that applies it."""
+    spot = saving_line(entry.function) if entry.function is not None else None
+    return place._replace(spot=spot) if spot is not None else place
 
 
 def lost_lines(saved: Iterable[SavedHere], since: int, ledger: ByteLedger) -> list[Saved]:
@@ -95,7 +102,7 @@ def lost_lines(saved: Iterable[SavedHere], since: int, ledger: ByteLedger) -> li
 
 
 def by_replay(saved: Iterable[Saved]) -> list[Line]:
-    return _sums([(each.nbytes, each.place) for each in saved])
+    return summed([(each.nbytes, each.place) for each in saved])
 
 
 def merged(one: list[Line], two: list[Line]) -> list[Line]:
@@ -119,12 +126,12 @@ def by_layer(saved: Iterable[SavedHere], layers: Layers) -> list[Line]:
     placed: list[tuple[int, Place]] = []
     others: list[SavedHere] = []
     for each in saved:
-        place = layers.place(each.weights)
-        if place is None or place.spot is None:
+        place = _saving(each, layers.place(each.weights) or Place(None, ""))
+        if place.spot is None:
             others.append(each)
         else:
             placed.append((each.memory.nbytes, place))
-    return merged(_sums(placed), _by_node(others))
+    return merged(summed(placed), _by_node(others))
 
 
 def _by_node(saved: Iterable[SavedHere]) -> list[Line]:
@@ -137,7 +144,8 @@ def _by_node(saved: Iterable[SavedHere]) -> list[Line]:
     return sorted(lines, key=lambda line: -line.nbytes)
 
 
-def _sums(placed: Iterable[tuple[int, Place]]) -> list[Line]:
+def summed(placed: Iterable[tuple[int, Place]]) -> list[Line]:
+    """Bytes with their places as lines, the biggest first."""
     sums: dict[tuple[str, int], tuple[int, int, Spot | None, dict[str, int]]] = {}
     for nbytes, place in placed:
         spot = place.spot

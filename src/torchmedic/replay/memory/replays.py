@@ -9,6 +9,7 @@ import torch
 from torchmedic.replay.bounds import ReplayTooLong
 from torchmedic.replay.memory.fake_step import FakeRunner
 from torchmedic.replay.memory.ledger import ByteLedger
+from torchmedic.replay.memory.lines import Line, summed
 from torchmedic.replay.step import Step
 
 
@@ -50,8 +51,21 @@ def play(
     raise NotPlayed(_reason(error), is_long=isinstance(error, ReplayTooLong))
 
 
+def made_again(step: Step, *, asked: int, line: tuple[str, int]) -> list[Line]:
+    """What a step has made and still has when its backward, called at some line, asks for so much.
+
+    For activations that a checkpoint computes again, which are gone once the exception has unwound.
+    """
+    try:
+        ledger, error = FakeRunner.of(step.runner).play_fake(asked=asked, line=line, backward=True)
+    except Exception:
+        return []
+    found = summed(ledger.at_failure) if error is None else []
+    return [each for each in found if each.spot is not None and (each.spot.file, each.spot.line) != line]
+
+
 def _is_mismatch(error: BaseException) -> bool:
-    return "on the same device" in str(error)
+    return "on the same device" in str(error) or "found two different devices" in str(error)  # torch 2.6
 
 
 def _reason(error: BaseException) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from torchmedic.observe.frames import is_user_file
 from torchmedic.replay.memory.book import Book
-from torchmedic.replay.memory.holders import Found, Holder
+from torchmedic.replay.memory.names import Found, Holder
 from torchmedic.replay.memory.saved import is_counted, node_of, sequence_of, tensors_saved_by, walk, weights_of
 from torchmedic.replay.memory.storages import memory_of
 
@@ -32,6 +32,7 @@ class Retained(msgspec.Struct, frozen=True, kw_only=True):
     is_container: bool
     is_scalar: bool = False  # all of the held tensors have one element
     of_this_step: bool = False  # nothing shows that it is older than that
+    is_young: bool = False  # all of it was made since the last update, or nothing was ever updated
     for_nothing: bool = False  # several calls of the model lie behind it, and backward goes through none of them
 
     @property
@@ -99,6 +100,7 @@ def retained_graphs(
                     is_container=is_container,
                     is_scalar=all(each.tensor.numel() == 1 for each in group),
                     of_this_step=of_this_step,
+                    is_young=within,
                     for_nothing=for_nothing,
                 )
             )

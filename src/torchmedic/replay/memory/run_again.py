@@ -7,6 +7,7 @@ functions that the loop calls, those that these call, the hooks of modules, and 
 from __future__ import annotations
 
 import ast
+import os
 import sys
 import types
 from collections.abc import Iterable, Sequence
@@ -16,11 +17,14 @@ import torch
 
 from torchmedic.observe.frames import is_user_file
 from torchmedic.replay.frames import Frame, syntax_tree
+from torchmedic.replay.holder_names import first_line
 from torchmedic.replay.memory.fillers import Filler
 
 _LOOPS = ast.For | ast.While | ast.AsyncFor
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _UNSEEN = frozenset("forward __call__ __getitem__ __getitems__ __next__".split())  # called without their names
+_WORKER = os.path.join("torch", "utils", "data", "_utils", "worker.py")  # its loop asks for batch after batch
+_ONCE = frozenset({"__init__", "__iter__"})  # which it does not call for each of them
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -35,6 +39,10 @@ def is_run_again(filler: Filler, frames: Sequence[Frame], modules: Iterable[torc
     around = _functions_around(filler.file, filler.node.lineno)
     calls: dict[str, set[str]] | None = None
     for position, frame in enumerate(frames):
+        if frame.file.endswith(_WORKER):
+            under_way = {inner.function for inner in frames[position + 1 :] if inner.is_user} - _ONCE
+            if not around.isdisjoint(under_way | _reached(under_way | _UNSEEN, _calls(frames))):
+                return True
         tree = syntax_tree(frame.file, frame.live.f_globals) if frame.is_user else None
         for loop in ast.walk(tree) if tree is not None else ():
             if not isinstance(loop, _LOOPS) or not _is_in(loop, frame.line):
@@ -107,5 +115,5 @@ def _functions_around(file: str, line: int) -> set[str]:
     return {
         node.name
         for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, _FUNCTIONS) and _is_in(node, line)
+        if isinstance(node, _FUNCTIONS) and first_line(node) <= line <= (node.end_lineno or node.lineno)
     }

@@ -22,6 +22,8 @@ class _Refusing(TorchDispatchMode):
     """Reading what was saved must compute nothing; whoever tries to is stopped."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:  # of an operation that has saved what it made: no memory, no work
+            return func(*args, **(kwargs or {}))
         raise RuntimeError("a saved tensor was packed by a hook")
 
 
@@ -82,6 +84,12 @@ def weights_of(node: Any) -> tuple[int, ...]:
         if way is not None and hasattr(way, "variable"):
             found.append(id(way.variable))
     return tuple(found)
+
+
+def leaves_of(node: Any) -> list[torch.Tensor]:
+    """The leaves whose gradients a node computes by itself."""
+    found = [getattr(following, "variable", None) for following, _ in node.next_functions if following is not None]
+    return [each for each in found if isinstance(each, torch.Tensor)]
 
 
 def weights_before(node: Any) -> tuple[int, ...]:

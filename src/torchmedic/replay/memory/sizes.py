@@ -16,6 +16,8 @@ from torch.utils.data import Dataset
 from torchmedic.observe.batches import Given
 
 _FEW = 4  # earlier batches that tell what is usual
+_RISES = 3  # of the size of batches: they grow, and not just once
+_USUAL = 1.5  # times the largest rise before: more is a batch unlike the others
 _ROWS = 4096
 _MANY = 1000  # items of a batch: a small data set may well be one batch
 
@@ -30,14 +32,30 @@ class Unusual(NamedTuple):
     dimension: int | None  # the one that differs, if it is one
 
 
-def unusual(given: Sequence[Given]) -> Unusual | None:
-    """The last call of a root module, held against those before it in the same mode."""
-    if not given:
+def comparable(given: Sequence[Given], now: Given | None, grad: bool) -> list[Given]:
+    """The calls that can be held against each other, the last of which is the one that failed.
+
+    Args:
+        given: What root modules were called with, as far as that was noted: once per step.
+        now: The call that was under way, which need not be among them.
+        grad: Whether what failed was recorded for backward.
+    """
+    noted = list(given)
+    if now is not None:
+        before = noted[:-1] if noted and noted[-1] == now else noted
+        found = [*(each for each in before if each[1:] == now[1:]), now]
+        if len(found) > 1 or not noted:
+            return found
+    noted = [each for each in noted if each.grad == grad] or noted
+    return [each for each in noted if each[1:] == noted[-1][1:]]
+
+
+def unusual(calls: Sequence[Given]) -> Unusual | None:
+    """The last call, held against those before it."""
+    if len(calls) <= _FEW:
         return None
-    last = given[-1]
-    before = [each.shape for each in list(given)[:-1] if each.training == last.training]
-    if len(before) < _FEW:
-        return None
+    last = calls[-1]
+    before = [each.shape for each in calls[:-1]]
     largest = max(before, key=math.prod)
     factor = math.prod(last.shape) / max(1, math.prod(largest))
     differing = [at for at, (one, two) in enumerate(zip(last.shape, largest, strict=False)) if one != two]
@@ -45,13 +63,14 @@ def unusual(given: Sequence[Given]) -> Unusual | None:
     return Unusual(tuple(last.shape), tuple(largest), factor, len(before), dimension)
 
 
-def is_growing(given: Sequence[Given]) -> bool:
-    """Whether every batch is at least as large as the one before it, and together they have doubled."""
-    sizes = [math.prod(each.shape) for each in given if each.training == given[-1].training]
-    if len(sizes) < _FEW + 2:
+def is_growing(calls: Sequence[Given]) -> bool:
+    """Whether none is smaller than the one before it and several are larger, the last by no more than is usual."""
+    sizes = [max(1, math.prod(each.shape)) for each in calls]
+    ratios = [two / one for one, two in itertools.pairwise(sizes)]
+    rises = [ratio for ratio in ratios if ratio > 1]
+    if len(sizes) <= _FEW or len(rises) < _RISES or min(ratios) < 1:
         return False
-    steps = [two > one for one, two in itertools.pairwise(sizes)]
-    return all(two >= one for one, two in itertools.pairwise(sizes)) and sum(steps) >= len(steps) // 2
+    return ratios[-1] <= _USUAL * max(rises[:-1] if ratios[-1] > 1 else rises)
 
 
 def is_whole_data_set(indices: Sequence[Any]) -> bool:

@@ -50,7 +50,10 @@ def rows_of(autopsy: Autopsy) -> Iterator[Row]:
         yield from _device_rows(autopsy)
     else:
         yield Row("NumPy arrays", book.total("arrays"))
-        yield Row("Python, libraries and what else is no tensor", max(0, measured.used - book.everything))
+        rest = max(0, measured.used - book.everything)
+        objects = min(rest, book.plain_objects)
+        yield Row("Python objects of yours", objects)
+        yield Row("Python, libraries and what else is no tensor", rest - objects)
 
 
 def _device_rows(autopsy: Autopsy) -> Iterator[Row]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import BUSY, StallDraft, at, main_line
 from torchmedic.inside_records import InsideView, PyThread
-from torchmedic.process_records import ProcessView
+from torchmedic.process_records import ProcessView, ThreadView
 from torchmedic.records import Diagnosis
 from torchmedic.stall_records import Stall
 
@@ -24,7 +24,9 @@ CODE, NAME = "TM501", "gil-held-by-native-code"
 _LONG = 60.0  # seconds, and this many times the limit, after which nobody would call it one long call
 _TIMES = 10
 _STARVED = 0.3
+_ASKED = 8  # turns on a core in which our thread would have had the GIL, had it been free
 _WAKES = 50.0  # a second: who waits for the GIL wakes every five milliseconds to ask for it again
+_TURN = 0.0002  # seconds: to ask for it takes less than that, and to work takes more
 
 
 def check(stall: Stall) -> Diagnosis | None:
@@ -41,9 +43,14 @@ def check(stall: Stall) -> Diagnosis | None:
 
 
 def _is_starved(process: ProcessView) -> bool:
-    """Whether our thread did not answer because it was given no core: that says nothing of the GIL."""
+    """Whether our thread did not answer because it was given no core: that says nothing of the GIL.
+
+    On a machine that is taken, it waits for a core each time that it wants to ask for the GIL again.
+    """
     ours = process.listener
-    return ours is not None and (ours.demand or 0.0) > _STARVED and (ours.busy or 0.0) < (ours.demand or 0.0) / 2
+    if ours is None or (ours.demand or 0.0) <= _STARVED or (ours.busy or 0.0) >= (ours.demand or 0.0) / 2:
+        return False
+    return (ours.wakes or 0.0) * process.elapsed < _ASKED
 
 
 def _main_is_idle(stall: Stall) -> bool:
@@ -56,19 +63,33 @@ def _holder(process: ProcessView, view: InsideView | None) -> PyThread | None:
     if owners := [thread for thread in known if thread.holds_gil]:
         return owners[0]  # py-spy knows
     seen = {thread.tid: process.thread(thread.tid) for thread in known if thread.tid}
-    at_work = [each for each in known if (row := seen.get(each.tid)) is not None and (row.demand or 0.0) > BUSY]
-    if at_work:  # on a machine that is taken, whoever asks for the GIL waits for a core as well, but uses none
+    at_work = [each for each in known if (row := seen.get(each.tid)) is not None and _works(row)]
+    if at_work:
         used = {row.tid: row.busy or 0.0 for row in process.threads}
         return max(at_work, key=lambda each: used.get(each.tid, 0.0))
     quiet = [each for each in known if (row := seen.get(each.tid)) is not None and (row.wakes or 0.0) < _WAKES]
+    if len(quiet) > 1:
+        quiet = [each for each in quiet if not _asks(process, seen[each.tid])]
     if len(quiet) == 1 or len(known) == 1:
         return (quiet or known)[0]
     return None
 
 
+def _works(row: ThreadView) -> bool:
+    """And not only waits for a core to ask for the GIL on: of a turn, that takes next to nothing."""
+    return (row.demand or 0.0) > BUSY and (row.busy or 0.0) > _TURN * (row.wakes or 0.0)
+
+
+def _asks(process: ProcessView, row: ThreadView | None) -> bool:
+    """Whether a thread may be waiting for the GIL, which is always for some milliseconds, or for a core to ask on."""
+    if row is None or row.state == "R":
+        return True
+    return any(wait.tid == row.tid and wait.timed for wait in process.futexes)
+
+
 def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Diagnosis:
     row = process.thread(holder.tid)
-    at_work = row is not None and (row.demand or 0.0) > BUSY
+    at_work = row is not None and _works(row)
     how = "is at work" if at_work else "waits"
     frame = holder.user_frame or holder.frames[0]
     others = "the main thread and all others wait" if not holder.main else "no other thread can run"

@@ -14,7 +14,8 @@ from __future__ import annotations
 from torchmedic.detect.gpu_health import health_facts
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import StallDraft, main_line, stands
-from torchmedic.records import Diagnosis, GpuState
+from torchmedic.gpu_records import GpuState
+from torchmedic.records import Diagnosis
 from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM531", "gpu-lost"

@@ -105,10 +105,12 @@ def _from_outside(left: NoRoom) -> Diagnosis | None:
         role: Role = "surfaced" if holder is not None else "cause"
         draft.at(line_location(role, left.at.file, left.at.line, "refused here"))
     draft.because(_resident(bound, left.memory.resident), _origin(bound, left.setter))
-    draft.because("there was no room left to look closer: the hard limit is as low as the soft one")
+    why = "" if left.lifted else ": the hard limit is as low as the soft one"
+    draft.because(f"there was no room left to look closer{why}")
     draft.because(*(f"`{each.name}` held {size(each.nbytes)} when it was last looked at" for each in left.holders[:3]))
     _advise(draft, bound, False)
-    draft.help("raise the hard limit (`ulimit -Hv`) above the soft one: then more can be told")
+    if not left.lifted:
+        draft.help("raise the hard limit (`ulimit -Hv`) above the soft one: then more can be told")
     return draft.done(step=left.step, rank=left.rank)
 
 

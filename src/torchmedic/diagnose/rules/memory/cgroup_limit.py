@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchmedic.diagnose.killed_for_memory import LastMemory
-from torchmedic.diagnose.last_words import draft_of, size, step_of, who
+from torchmedic.death_records import Death
+from torchmedic.diagnose.killed_for_memory import NEAR_LIMIT, LastMemory
+from torchmedic.diagnose.last_words import size, step_of
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.records import Death, Diagnosis
+from torchmedic.records import Diagnosis
 
 if TYPE_CHECKING:
     from torchmedic.replay.evidence import RaisedEvidence
@@ -66,25 +67,17 @@ def _killed(death: Death) -> Diagnosis | None:
     group = f"the memory limit of its cgroup is {size(death.memory_limit)}"
     lines = [line for line in memory.kernel_lines if "memory cgroup" in line.lower()]
     if lines:
-        proof, fact = "the kernel's log says that it was for this limit", f"kernel: {lines[-1]}"
-    elif death.oom_kills and memory.reached_group_limit:
-        proof = "the kernel counted a kill for memory in the run's cgroup at that moment"
-        fact = f"memory.events: oom_kill rose by {death.oom_kills} in the last seconds{memory.hits}"
-    elif not death.oom_kills and not memory.kernel_lines and memory.near_group_limit:
-        proof, fact = "its memory was close to the limit when it was killed; the kernel's own word is missing", ""
-        if death.oom_kills == 0:
-            fact = "the kernel counted no kill in it: a scheduler or systemd-oomd, who watch it too, may have sent it"
+        proof = "the kernel's log says that it was for this limit", f"kernel: {lines[-1]}"
+    elif memory.counted is not None and memory.reached_group_limit:
+        words, fact = memory.counted
+        proof = words, fact + memory.hits
+    elif memory.counted is None and not memory.kernel_lines and memory.near_group_limit:
+        none = "the kernel counted no kill in it: a scheduler or systemd-oomd, who watch it too, may have sent it"
+        proof = NEAR_LIMIT, none if death.oom_kills == 0 else ""
     else:
         return None
-    draft = draft_of(
-        death,
-        CODE,
-        NAME,
-        "proven" if lines or death.oom_kills else "likely",
-        f"{who(death)} was killed because its cgroup had used up its {size(death.memory_limit)} of memory",
-        f"SIGKILL, and {proof}",
-    )
-    draft.because(fact)
+    why = f"its cgroup had used up its {size(death.memory_limit)} of memory"
+    draft = memory.draft(CODE, NAME, why, proof, lines)
     peak = f", and the most that it held {size(death.memory_peak)}" if death.memory_peak else ""
     draft.because(f"{group}{peak}; the largest process of the run held {size(memory.used)}")
     if death.memory_high is not None:

@@ -1,27 +1,34 @@
 """A container of the loop collects tensors until memory is full.
 
 What: a list, dict or buffer that the loop fills holds a large part of the memory. The tensors in it have no graph any
-more; there are simply too many of them.
+more; there are simply too many of them. Or it is one tensor, to which the loop joins more each time (`torch.cat`). On
+the host it may be arrays or plain Python objects: rows as dicts, lists of tokens, texts.
 
-Why: outputs, features or batches are collected on the device for a metric at the end; a replay buffer has no bound.
+Why: outputs, features or batches are collected on the device for a metric at the end; a replay buffer has no bound; a
+data set keeps what it has read, once in every DataLoader worker.
 
 Cure: move what is collected to the host (`.cpu()`), reduce it first (`.argmax()`, `.mean()`), or bound the container.
+Keep numbers and texts in arrays or in a file that is mapped: as Python objects they take several times as much.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 
 from torchmedic.diagnose.describe import count
 from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.memory_warned import was_warned
 from torchmedic.diagnose.memory_words import kind_of, noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.holder_names import called
 from torchmedic.replay.memory.attempts import callers_of
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.replay.memory.fillers import Filler, fillers_of, traffic_of
-from torchmedic.replay.memory.holders import Holder
+from torchmedic.replay.memory.fillers import Filler, fillers_of, is_looped, traffic_of
+from torchmedic.replay.memory.grown_tensors import JOINS, grown_tensors
+from torchmedic.replay.memory.names import Holder
 from torchmedic.replay.memory.run_again import is_run_again
 
 CODE, NAME = "TM412", "collected-tensors"
@@ -29,22 +36,22 @@ CODE, NAME = "TM412", "collected-tensors"
 _SHARE = 0.25  # of all tensors
 _SEVERAL = 4
 _NEARLY_ALL = 0.7
+_COPIES = 4
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = autopsy_of(evidence)
     if autopsy is None:
         return None
+    known = autopsy.book.everything + autopsy.book.plain_objects
     for holder, nbytes, number in _collected(autopsy):
-        if nbytes < _SHARE * autopsy.book.everything or number < _SEVERAL:
+        if nbytes < _SHARE * known or number < _SEVERAL:
             continue
         if nbytes < (autopsy.asked or 0):
             continue
         # It must be the loop that fills it: a data set in memory is filled before.
         filler = next((each for each in fillers_of(holder) if each.in_loop), None)
-        if filler is not None and autopsy.is_of_failing_call(holder) and not _is_of_loop(holder, filler, evidence):
-            continue
-        if filler is None or not is_run_again(filler, evidence.frames, autopsy.book.modules):
+        if filler is None or not _is_filled(holder, filler, autopsy):
             continue
         draft = Draft(
             CODE,
@@ -57,6 +64,48 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         shown(draft, autopsy)
         where = "move it to the host first (`.cpu()`)" if autopsy.exhaustion.on_device else "reduce it first"
         draft.help(f"{where}, keep only what is needed later, or bound the container")
+        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return _grown(evidence, autopsy)
+
+
+def _is_filled(holder: Holder, filler: Filler, autopsy: Autopsy) -> bool:
+    """Whether a loop is filling it; or has filled it, as was warned of, or as it is now joined to one tensor."""
+    evidence = autopsy.evidence
+    if was_warned(autopsy, filler, ("TM452",)) or _is_joined(holder, filler, evidence):
+        return True
+    if autopsy.is_of_failing_call(holder) and not _is_of_loop(holder, filler, evidence):
+        return False
+    return is_run_again(filler, evidence.frames, autopsy.book.modules)
+
+
+def _is_joined(holder: Holder, filler: Filler, evidence: RaisedEvidence) -> bool:
+    """Whether what fails is `torch.cat(preds)`, after a loop of the same function."""
+    frame = evidence.user_frame
+    call = frame.node if frame is not None else None
+    if frame is None or frame.live.f_code is not holder.scope or not isinstance(call, ast.Call) or not call.args:
+        return False
+    return called(call) in JOINS | {"stack"} and ast.unparse(call.args[0]) == holder.path and is_looped(filler)
+
+
+def _grown(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
+    """No container, but one tensor that the loop joins more to."""
+    for found in grown_tensors(autopsy, _SHARE * autopsy.book.everything):
+        # Each time a larger copy is made, so that what is asked for is that copy, or what is computed from all of it.
+        if not is_run_again(found.at, evidence.frames, autopsy.book.modules):
+            continue
+        if found.nbytes < (autopsy.asked or 0) // _COPIES:
+            continue
+        name, kind = found.holder.path, kind_of(autopsy, found.holder)
+        draft = Draft(
+            CODE,
+            NAME,
+            "proven",
+            f"`{name}` has grown to {size(found.nbytes)} in one {kind}",
+            _reason(found.holder, autopsy.asked or 0),
+        )
+        draft.at(found.at.location("cause", f"more is joined to `{name}` here"), *noticed(autopsy))
+        shown(draft, autopsy)
+        draft.help("keep only the last part of it (`[-size:]`), or write into a tensor of a fixed size in turn")
         return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
     return None
 
@@ -91,6 +140,8 @@ def _reason(holder: Holder, asked: int) -> str:
         return f"it is filled up to a limit, and memory ends before that; {more}"
     if known.takes:
         return f"the loop puts in more, and what takes out again came too late; {more}"
+    if known.puts and known.puts[0].is_guarded:
+        return f"it is a cache that keeps whatever it was asked for once; {more}"
     return f"the loop puts in more and takes none out; {more}"
 
 

@@ -1,15 +1,18 @@
 """The gradient of a large embedding is as large as the embedding, whatever is looked up in it.
 
-What: backward ran out of memory when it made the gradient of an embedding table: one row for every word, nearly all of
-them zero.
+What: backward ran out of memory when it made the gradient of a table of which rows are looked up: one row for every
+word, nearly all of them zero.
 
-Why: `nn.Embedding` makes a dense gradient unless it is told otherwise, and the optimizer keeps a dense state for it.
+Why: `nn.Embedding`, `F.embedding` and indexing (`table[ids]`) make a dense gradient unless they are told otherwise, and
+the optimizer keeps a dense state for it.
 
-Cure: `nn.Embedding(..., sparse=True)` with an optimizer that takes sparse gradients (`SGD`, `SparseAdam`, `Adagrad`),
-or a smaller table.
+Cure: `nn.Embedding(..., sparse=True)` or `F.embedding(ids, table, sparse=True)` with an optimizer that takes sparse
+gradients (`SGD`, `SparseAdam`, `Adagrad`), or a smaller table.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 import torch
@@ -17,12 +20,17 @@ import torch
 from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.memory_words import differentiated, shown
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.records import Diagnosis
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.constructors import constructed_at
 from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.layers import layer_built_at
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.replay.origins import built_at
+from torchmedic.replay.memory.saved import leaves_of
 
 CODE, NAME = "TM409", "dense-embedding-gradient"
+
+_LAYERS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+_LOOKUPS = ("Embedding", "Index", "Gather", "Take")  # what the nodes are called that look rows up
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -30,43 +38,74 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if autopsy is None or not autopsy.in_backward or autopsy.asked is None:
         return None
     node = autopsy.refusal.node if autopsy.refusal is not None else ""
-    if node and not node.startswith("Embedding"):
-        return None
-    table = _table(autopsy)
+    following = autopsy.next_node  # of those that backward has still to go through
+    if not node and following is not None:
+        node = str(following.name())
+    if not node.startswith(_LOOKUPS):
+        return None  # it only happens to be as large
+    layer = _layer(autopsy, following)
+    table = layer.weight if layer is not None else _looked_up(autopsy, following)
     if table is None:
         return None
-    last = max(autopsy.book.saved, key=lambda entry: entry.sequence, default=None)
-    is_next = last is not None and last.node.startswith("Embedding")  # of those that backward has still to go through
-    if not node and not is_next:
-        return None  # it only happens to be as large
-    rows = table.weight.shape[0]
+    rows, shape = table.shape[0], list(table.shape)
     draft = Draft(
         CODE,
         NAME,
         "proven",
-        f"the gradient of an embedding of {list(table.weight.shape)} takes {size(table.weight.nbytes)}",
+        f"the gradient of an embedding of {shape} takes {size(table.nbytes)}",
         f"it is dense: it has all {rows} rows, whatever was looked up",
     )
-    built = built_at(evidence.frames, table, "its gradient is as large as the table")
-    draft.at(msgspec.structs.replace(built, role="cause") if built is not None else None)
-    draft.at(*evidence.at_user_line("cause" if built is None else "surfaced", "refused here"), differentiated(autopsy))
+    built = _built_at(evidence, layer) if layer is not None else _forward_line(autopsy)
+    draft.at(built, *evidence.at_user_line("cause" if built is None else "surfaced", "refused here"))
+    draft.at(differentiated(autopsy) if layer is not None else None)
     shown(draft, autopsy)
-    draft.help("build it with `sparse=True` and use an optimizer that takes sparse gradients (SGD, SparseAdam)")
+    how = "build it with `sparse=True`" if layer is not None else "look it up with `F.embedding(..., sparse=True)`"
+    draft.help(f"{how} and use an optimizer that takes sparse gradients (SGD, SparseAdam)")
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
-def _table(autopsy: Autopsy) -> torch.nn.Embedding | None:
-    """The embedding whose gradient has as many bytes as were asked for."""
-    assert autopsy.asked is not None
+def _layer(autopsy: Autopsy, node: Any) -> Any:
+    """The layer whose gradient has as many bytes as were asked for, and which the node has looked up in."""
+    leaves = leaves_of(node) if node is not None else []
     fitting = [
         each
         for each in autopsy.book.modules
-        if isinstance(each, torch.nn.Embedding)
+        if isinstance(each, _LAYERS)
         and not each.sparse
         and each.weight.requires_grad
-        and abs(each.weight.nbytes - autopsy.asked) <= max(512, autopsy.asked // 100)
+        and _is_asked_for(each.weight, autopsy)
+        and (not leaves or any(leaf is each.weight for leaf in leaves))
     ]
     return fitting[0] if len(fitting) == 1 else None
+
+
+def _looked_up(autopsy: Autopsy, node: Any) -> torch.Tensor | None:
+    """The tensor of no layer that rows are taken of, and whose gradient has as many bytes as were asked for."""
+    found = (
+        [leaf for leaf in leaves_of(node) if leaf.dim() and _is_asked_for(leaf, autopsy)] if node is not None else []
+    )
+    return found[0] if len(found) == 1 else None
+
+
+def _is_asked_for(table: torch.Tensor, autopsy: Autopsy) -> bool:
+    asked = autopsy.asked or 0
+    return abs(table.nbytes - asked) <= max(512, asked // 100)
+
+
+def _built_at(evidence: RaisedEvidence, layer: torch.nn.Module) -> Location | None:
+    label = "its gradient is as large as the table"
+    built = layer_built_at(evidence.frames, layer, label)
+    shape = tuple(getattr(layer, "weight").shape)  # noqa: B009
+    return constructed_at("cause", type(layer), shape, built, label) or (
+        msgspec.structs.replace(built, role="cause") if built is not None else None
+    )
+
+
+def _forward_line(autopsy: Autopsy) -> Location | None:
+    place = autopsy.forward_place
+    if place is None or place.spot is None:
+        return None
+    return place.spot.location("cause", "looked up here: its gradient is as large as the table")
 
 
 RULE = Rule(CODE, NAME, check)

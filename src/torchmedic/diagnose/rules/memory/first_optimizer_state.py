@@ -11,10 +11,12 @@ Cure: a smaller batch, an optimizer with less state (SGD, Adafactor, 8-bit Adam)
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 
+from torchmedic.diagnose.engine import ask
 from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.memory_words import noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
@@ -29,6 +31,8 @@ from torchmedic.replay.memory.storages import total
 
 CODE, NAME = "TM408", "first-optimizer-state"
 
+_TIMES = 4
+_COLLECTED = "memory.collected_tensors"
 # Copies of each parameter that an optimizer keeps, by its class.
 _COPIES = {
     "Adam": 2,
@@ -52,8 +56,12 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     needed = _needed(optimizer) if optimizer is not None else 0
     there = _there(optimizer, evidence) if optimizer is not None else 0
-    if optimizer is None or not needed or (there >= needed and not _is_first(optimizer)):
+    first = optimizer is not None and (_is_first(optimizer) or (_is_own(optimizer) and _no_update(autopsy)))
+    if optimizer is None or not needed or (there >= needed and not first) or (_is_own(optimizer) and not first):
         return None  # it has stepped before: what is missing is memory for the step itself
+    top = next(iter(autopsy.holders()), None)
+    if top is not None and top[1] > _TIMES * needed and ask(evidence, (_COLLECTED,)) is not None:
+        return None  # results of many trainings, say: it is only the last straw
     kind = type(optimizer).__name__
     draft = Draft(
         CODE,
@@ -64,7 +72,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         _reason(optimizer),
     )
     step = _caller(evidence)
-    if autopsy.in_optimizer or step is None:
+    if step is None or (autopsy.in_optimizer and not _is_own(optimizer)):
         draft.at(*evidence.at_user_line("cause", "the state is made here"))
     else:
         draft.at(step.location("cause", "the state is made here"), *noticed(autopsy))
@@ -113,13 +121,35 @@ def _trained(optimizer: Any) -> list[torch.Tensor]:
 
 def _needed(optimizer: Any) -> int:
     options = optimizer.param_groups[0] if optimizer.param_groups else {}
-    copies = _COPIES.get(type(optimizer).__name__, 0)
+    if _is_own(optimizer):
+        return _projected(optimizer)
+    copies = next((_COPIES[each.__name__] for each in type(optimizer).__mro__ if each.__name__ in _COPIES), 0)
     if type(optimizer).__name__ in ("SGD", "RMSprop"):
         copies += bool(options.get("momentum"))
     if isinstance(optimizer, torch.optim.LBFGS):
         copies = 2 * int(options["history_size"])
     copies += bool(options.get("amsgrad")) + bool(options.get("centered"))
     return copies * sum(each.nbytes for each in _trained(optimizer))
+
+
+def _is_own(optimizer: Any) -> bool:
+    """Whether it is a class of the user's or of a library, with a step of its own."""
+    step = inspect.unwrap(type(optimizer).step)
+    return not str(getattr(step, "__module__", "")).startswith("torch.")
+
+
+def _no_update(autopsy: Autopsy) -> bool:
+    return autopsy.agent is not None and autopsy.agent.clock.updates == 0
+
+
+def _projected(optimizer: Any) -> int:
+    """What its state will take, by the parameters that have one by now."""
+    states = [
+        (each.nbytes, total(tensors_in(list(optimizer.state.get(each, {}).values())))) for each in _trained(optimizer)
+    ]
+    made = [(nbytes, state) for nbytes, state in states if state > nbytes // 2]
+    times = max((state / nbytes for nbytes, state in made), default=0.0)
+    return int(times * sum(nbytes for nbytes, _ in states))
 
 
 def _there(optimizer: Any, evidence: RaisedEvidence) -> int:

@@ -17,9 +17,10 @@ from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.rules.memory.outlier_batch import called_at
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.memory.attempts import call_under_way
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
 from torchmedic.replay.memory.grown_inputs import grown_input
-from torchmedic.replay.memory.sizes import is_growing
+from torchmedic.replay.memory.sizes import comparable, is_growing
 
 CODE, NAME = "TM411", "growing-batch"
 
@@ -30,21 +31,38 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = autopsy_of(evidence)
     if autopsy is None or autopsy.agent is None or autopsy.in_optimizer:
         return None
-    given = list(autopsy.agent.batches.shapes)
-    if not given or not is_growing(given) or math.prod(given[-1].shape) < 2 * math.prod(given[0].shape):
+    grad = autopsy.builds_graph
+    calls = comparable(autopsy.agent.batches.shapes, call_under_way(evidence, grad), grad)
+    if not calls or not is_growing(calls) or math.prod(calls[-1].shape) < 2 * math.prod(calls[0].shape):
         return _by_source(evidence, autopsy)
-    first, last = given[0].shape, given[-1].shape
+    if not _is_for_batch(autopsy):
+        return None
+    first, last = calls[0].shape, calls[-1].shape
     draft = Draft(
         CODE,
         NAME,
         "proven",
-        f"the batch has grown from {list(first)} to {list(last)} in {len(given) - 1} steps",
+        f"the batch has grown from {list(first)} to {list(last)} in {len(calls) - 1} steps",
         "each call of the model was given at least as much as the one before it",
     )
-    draft.at(called_at(evidence, f"called with {list(last)}"), *noticed(autopsy))
+    label = f"called with {list(last)}"
+    joined = grown_input(evidence, autopsy.book.modules)
+    if joined is not None:
+        draft.at(joined.at.location("cause", "more is joined to it here"), joined.call.location("surfaced", label))
+    else:
+        draft.at(called_at(evidence, label))
+    draft.at(*noticed(autopsy))
     shown(draft, autopsy)
     draft.help("cut what is carried on from step to step to a fixed size")
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _is_for_batch(autopsy: Autopsy) -> bool:
+    """Whether what the step holds and asks for is a good part of all."""
+    book, asked = autopsy.book, autopsy.asked or 0
+    pinned = sum(memory.nbytes for memory, each in book.held.values() if autopsy.is_of_failing_call(each.holder))
+    of_batch = book.total("the batch") + book.total("saved activations") + pinned + asked
+    return of_batch >= _SHARE * (book.everything + asked)
 
 
 def _by_source(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:

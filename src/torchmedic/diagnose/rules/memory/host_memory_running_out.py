@@ -16,12 +16,14 @@ from __future__ import annotations
 from torchmedic.detect.host_memory import WINDOW
 from torchmedic.diagnose.last_words import line_location, size
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.memory_records import HostAlarm, comparable
+from torchmedic.memory_records import HeldMemory, HostAlarm, comparable
 from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM455", "host-memory-running-out"
 
 _OWN = 0.5  # of what came lately, from which on the run itself is to blame
+_MUCH = 0.25  # of what a process holds, from which on one of its holders is
+_WORTH = 0.02  # of the limit, below which a holder is not worth a word
 
 
 def check(alarm: HostAlarm) -> Diagnosis | None:
@@ -36,14 +38,20 @@ def check(alarm: HostAlarm) -> Diagnosis | None:
         message = f"all processes wait for memory {last.waiting:.0f} % of the time"
     first = comparable(alarm.samples, WINDOW)[0]
     rise = last.used - (first.used or 0)
-    blamed = alarm.growing is not None and rise > 0 and alarm.growing[1] >= _OWN * rise
-    draft = Draft(CODE, NAME, "likely" if blamed else "possible", message, _cause(alarm, kind, blamed=blamed))
-    top = next((held for held in alarm.holders if held.file), None)
-    known = alarm.trains or alarm.loads
-    if top is not None and known:
-        draft.at(
-            line_location("cause", top.file, top.line, f"`{top.name}` is filled here and holds {size(top.nbytes)}")
-        )
+    shared = (last.shm_used or 0) - (first.shm_used or 0)
+    blamed = alarm.growing is not None and rise > 0 and max(alarm.together, alarm.growing[1]) >= _OWN * rise
+    in_shm = not blamed and rise > 0 and shared >= _OWN * rise
+    draft = Draft(
+        CODE,
+        NAME,
+        "likely" if blamed or in_shm else "possible",
+        message,
+        f"{kind} is nearly used up{_since(alarm, shared if in_shm else 0, blamed=blamed)}",
+    )
+    top = _top(alarm, blamed=blamed, in_shm=in_shm)
+    if top is not None and top.file:
+        label = f"`{top.name}` is filled here and holds {size(top.nbytes)}"
+        draft.at(line_location("cause", top.file, top.line, label))
     elif alarm.file:
         draft.at(line_location("cause", alarm.file, alarm.line, "training is here"))
     if last.time - first.time > 1:
@@ -53,31 +61,56 @@ def check(alarm: HostAlarm) -> Diagnosis | None:
     who = "the process of the run holds" if count == 1 else f"{count} processes of the run hold"
     draft.because(f"{who} {size(total)} for {'itself' if count == 1 else 'themselves'}" if total else "")
     for held in alarm.holders[:3]:
-        items = f" in {held.items} items" if held.items else ""
-        draft.because(f"`{held.name}` holds {size(held.nbytes)}{items}")
+        if held.nbytes >= _WORTH * last.limit:
+            items = f" in {held.items} items" if held.items else ""
+            draft.because(f"`{held.name}` holds {size(held.nbytes)}{items}")
     if last.swap_in:
         draft.because(f"{size(int(last.swap_in))} a second are read back from swap")
     if last.shm_used and last.shm_size and last.shm_used > last.limit // 10:
         draft.because(f"/dev/shm takes {size(last.shm_used)} of it")
     if alarm.pinned > last.limit // 10:
         draft.because(f"{size(alarm.pinned)} are pinned for the GPU and cannot be swapped out")
-    if known and top is not None:
-        draft.help(f"keep less in `{top.name}`: numbers, detached tensors, or only the last items")
-    elif blamed and not alarm.trains:
-        draft.help("use fewer DataLoader workers, a smaller `prefetch_factor`, or data in arrays instead of objects")
-    else:
-        draft.help("use a smaller batch, fewer workers, mapped instead of loaded data, or a job with more memory")
+    draft.help(_advice(alarm, top, blamed=blamed, in_shm=in_shm))
     return draft.done(step=alarm.step, rank=alarm.rank, severity="warning")
 
 
-def _cause(alarm: HostAlarm, kind: str, *, blamed: bool) -> str:
+def _top(alarm: HostAlarm, *, blamed: bool, in_shm: bool) -> HeldMemory | None:
+    """What holds a good part of the process that has grown."""
+    found = next(iter(alarm.holders), None)
+    if found is None or alarm.growing is None or not (blamed or in_shm):
+        return None
+    own = alarm.last.private.get(alarm.growing[0], 0) if blamed else alarm.last.shm_used or 0
+    return found if found.nbytes >= min(_MUCH * own, _OWN * alarm.growing[1]) else None
+
+
+def _since(alarm: HostAlarm, shared: int, *, blamed: bool) -> str:
+    if shared:
+        return f"; what lies in /dev/shm has grown by {size(shared)} in the last seconds"
     if alarm.growing is None or not blamed:
-        return f"{kind} is nearly used up, mostly by others than the processes of this run"
+        return ", mostly by others than the processes of this run"
     pid, rise = alarm.growing
+    if alarm.alike > 1:
+        who = f"{alarm.alike} DataLoader workers" if alarm.loads else f"{alarm.alike} processes of the run"
+        return f"; {who} have grown by {size(alarm.together)} together in the last seconds"
     who = f"process {pid}, which the script has started,"
-    if alarm.trains or alarm.loads:
-        who = "the training process" if alarm.trains else f"a DataLoader worker (process {pid})"
-    return f"{kind} is nearly used up; {who} has grown by {size(rise)} in the last seconds"
+    if alarm.trains:
+        who = "the training process" if alarm.step else "the process of the script"
+    elif alarm.loads:
+        who = f"a DataLoader worker (process {pid})"
+    return f"; {who} has grown by {size(rise)} in the last seconds"
+
+
+def _advice(alarm: HostAlarm, top: HeldMemory | None, *, blamed: bool, in_shm: bool) -> str:
+    if top is not None:
+        own = ", and use fewer workers: each has one of its own" if alarm.loads and alarm.alike > 1 else ""
+        return f"keep less in `{top.name}`: numbers, detached tensors, or only the last items{own}"
+    if blamed and alarm.loads:
+        return "use fewer DataLoader workers, a smaller `prefetch_factor`, or data in arrays instead of objects"
+    if blamed and not alarm.trains:
+        return f"have process {alarm.growing[0] if alarm.growing else 0} keep less, or hand on what it makes in parts"
+    if in_shm:
+        return "keep fewer tensors that are shared between processes: batches of workers lie in /dev/shm until they go"
+    return "use a smaller batch, fewer workers, mapped instead of loaded data, or a job with more memory"
 
 
 RULE = Rule(CODE, NAME, check)

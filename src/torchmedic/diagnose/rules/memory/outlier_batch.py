@@ -19,10 +19,12 @@ from torchmedic.diagnose.memory_words import noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import place
-from torchmedic.replay.memory.attempts import callers_of
+from torchmedic.replay.frames import node_location, place
+from torchmedic.replay.memory.attempts import call_under_way, callers_of
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.replay.memory.sizes import Longest, is_growing, is_whole_data_set, longest_row, unusual
+from torchmedic.replay.memory.giant_sample import giant_sample
+from torchmedic.replay.memory.model_call import trained_call
+from torchmedic.replay.memory.sizes import Longest, comparable, is_growing, is_whole_data_set, longest_row, unusual
 
 CODE, NAME = "TM406", "outlier-batch"
 
@@ -33,11 +35,14 @@ _SHARE = 0.5  # of all memory that is for the batch
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = autopsy_of(evidence)
+    if autopsy is not None and (one := _of_one_sample(evidence, autopsy)) is not None:
+        return one
     if autopsy is None or autopsy.agent is None or autopsy.in_optimizer:
         return None
-    given = autopsy.agent.batches.shapes
-    found = unusual(given)
-    if is_growing(given):
+    grad = autopsy.builds_graph
+    calls = comparable(autopsy.agent.batches.shapes, call_under_way(evidence, grad), grad)
+    found = unusual(calls)
+    if is_growing(calls):
         return None
     if found is None or found.factor < _FACTOR:
         return _of_everything(evidence, autopsy)
@@ -64,6 +69,25 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("cut or leave out what is too long, or make batches of items of about the same size")
     cured(draft, autopsy)
     return draft.done(step=incident.step, rank=incident.rank)
+
+
+def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
+    """A batch that was being put together: one of its samples is far larger than the others."""
+    giant = giant_sample(evidence, autopsy.asked)
+    if giant is None:
+        return None
+    who = f"dataset item {giant.item}" if giant.item is not None else f"sample {giant.position} of the batch"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if autopsy.asked == giant.padded else "likely",
+        f"{who} is {list(giant.shape)}, the other {giant.samples - 1} samples of its batch about {list(giant.usual)}",
+        f"with all {giant.samples} made as large as that one, the batch takes {size(giant.padded)}",
+    )
+    draft.at(*evidence.at_user_line("cause", "all samples are made as large as the largest"))
+    shown(draft, autopsy)
+    draft.help("cut or leave out what is too long, or make batches of items of about the same size")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
 def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
@@ -103,6 +127,10 @@ def called_at(evidence: RaisedEvidence, label: str) -> Location | None:
         )
         if first is not None:
             return first.location("cause", label)
+    frame = evidence.user_frame
+    trained = trained_call(frame) if frame is not None else None
+    if frame is not None and trained is not None:
+        return node_location("cause", frame.file, trained, label)
     autopsy = autopsy_of(evidence)
     called = autopsy.called_at if autopsy is not None else None
     if called is not None:  # backward, or the loss: the call is over

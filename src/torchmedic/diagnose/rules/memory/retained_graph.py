@@ -14,26 +14,33 @@ gradients under `torch.no_grad()`.
 from __future__ import annotations
 
 import ast
+import re
 from collections import deque
+from collections.abc import Iterator
+from types import CodeType
 from typing import Any
 
 import torch
 
 from torchmedic.diagnose.describe import count
 from torchmedic.diagnose.last_words import size
+from torchmedic.diagnose.memory_warned import grown_meanwhile, was_warned
 from torchmedic.diagnose.memory_words import noticed, table
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.replay.memory.bound_for_backward import is_differentiated_later
+from torchmedic.replay.memory.bound_for_backward import is_differentiated_later, is_variable_differentiated
 from torchmedic.replay.memory.fillers import Filler, assigned_at, fillers_of
 from torchmedic.replay.memory.retained import Retained
+from torchmedic.replay.memory.whole_step import Change, Cut
 
 CODE, NAME = "TM403", "retained-graph"
 
 _SHARE = 0.25  # of all tensors
+_GROWN = 0.1  # of all that the process has
+_WARNINGS = ("TM450", "TM451")
 _CONTAINERS = (list, tuple, set, deque, dict)
 
 
@@ -41,14 +48,18 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = autopsy_of(evidence)
     if autopsy is None:
         return None
-    wanted = (each.of_this_step and not each.for_nothing and _is_for_backward(each) for each in autopsy.retained)
-    held = next((each for each, is_wanted in zip(autopsy.retained, wanted, strict=True) if not is_wanted), None)
-    if held is None or held.only_nodes or held.nbytes < _SHARE * max(autopsy.book.everything, autopsy.asked or 0):
+    held = next((each for each in autopsy.retained if not _is_wanted(each, evidence)), None)
+    if held is None:
         return None
     holder = held.holder
     fillers = [] if holder.path == ".grad" else fillers_of(holder) or assigned_at(holder)
     filler = fillers[0] if fillers else None
-    enough = autopsy.asked is None or held.nbytes >= autopsy.asked
+    asked = autopsy.asked or 0
+    is_much = not held.only_nodes and held.nbytes >= _SHARE * max(autopsy.book.everything, asked)
+    hidden = 0 if is_much or filler is None else _hidden(autopsy, filler)
+    if not is_much and not hidden:
+        return None
+    enough = is_much and held.nbytes >= asked
     by_gradients = holder.path == ".grad" and _create_graph(autopsy) is not None
     name = "the gradients" if holder.path == ".grad" else f"`{holder.path}`"
     draft = Draft(
@@ -66,11 +77,32 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.at(place.location("cause", "its gradients hold the graph"), *noticed(autopsy))
     else:
         draft.at(*evidence.at_user_line("cause", "memory ran out here"))
+    if hidden:
+        draft.because(f"the process grew by {size(hidden)} while this grew: what is kept keeps the heap in pieces")
     draft.because(*table(autopsy))
     for other in autopsy.retained[1:3]:
         draft.because(f"`{other.holder.path}` also holds graphs: {count(other.nodes, 'node')}, {size(other.nbytes)}")
-    draft.help(_advice(held, filler, autopsy))
+    advice = _advice(held, filler, autopsy)
+    draft.help(advice)
+    autopsy.cures[CODE] = Change(cut=Cut(tuple(_tensors(held, autopsy)), advice))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _tensors(held: Retained, autopsy: Autopsy) -> Iterator[torch.Tensor]:
+    """Everything that it holds, also where only a part of it was counted."""
+    for each in autopsy.found:
+        holder = each.holder
+        same = (holder.file, holder.function) == (held.holder.file, held.holder.function)
+        if same and re.fullmatch(re.escape(held.holder.path) + r"([.\[].*)?", holder.path):
+            yield each.tensor
+
+
+def _hidden(autopsy: Autopsy, filler: Filler) -> int:
+    """By how much the process grew where little is held; 0 where something else may have made it so."""
+    grown = grown_meanwhile(autopsy)
+    if grown < max(autopsy.asked or 0, _GROWN * autopsy.measured.used):
+        return 0
+    return grown if was_warned(autopsy, filler, _WARNINGS) else 0
 
 
 def _cause(held: Retained) -> str:
@@ -84,7 +116,7 @@ def _advice(held: Retained, filler: Filler | None, autopsy: Autopsy) -> str:
     if held.holder.path == ".grad":
         return "use `torch.autograd.grad(..., create_graph=True)` and clear the gradients with `zero_grad()`"
     text = filler.text if filler is not None else ""
-    if isinstance(held.holder.owner, BaseException):
+    if any(isinstance(each, BaseException) for each in _kept(held.holder.owner)):
         return "keep the text of the exception, not the exception: it holds the frames that it came through"
     short = text if len(text) <= 40 and text.isidentifier() and _holds_tensors(held.holder.owner) else ""
     ways = ["item", "detach"] if held.is_scalar else ["detach"]
@@ -98,13 +130,31 @@ def _advice(held: Retained, filler: Filler | None, autopsy: Autopsy) -> str:
 
 def _holds_tensors(owner: Any) -> bool:
     """Whether what is kept are tensors themselves, and not objects with tensors in them."""
-    kept = list(owner.values() if isinstance(owner, dict) else owner) if isinstance(owner, _CONTAINERS) else [owner]
-    return all(isinstance(each, torch.Tensor) for each in kept)
+    return all(isinstance(each, torch.Tensor) for each in _kept(owner))
+
+
+def _kept(owner: Any) -> list[Any]:
+    """What is in a container; anything else by itself."""
+    return list(owner.values() if isinstance(owner, dict) else owner) if isinstance(owner, _CONTAINERS) else [owner]
 
 
 def _roots(autopsy: Autopsy) -> list[torch.nn.Module]:
     step = autopsy.step
     return step.runner.modules if step is not None else []
+
+
+def _is_wanted(held: Retained, evidence: RaisedEvidence) -> bool:
+    """Whether it is of this step, for a backward that is still to come."""
+    holder = held.holder
+    if held.for_nothing or not held.is_young:
+        return False
+    if held.of_this_step and _is_for_backward(held):
+        return True
+    name = re.split(r"[.\[]", holder.path, maxsplit=1)[0]
+    if not holder.in_frame and held.is_container and is_differentiated_later(frozenset({holder.attribute or name})):
+        return True
+    local = holder.in_frame and isinstance(holder.scope, CodeType)
+    return local and is_variable_differentiated(evidence.frames, holder.scope, name)
 
 
 def _is_for_backward(held: Retained) -> bool:

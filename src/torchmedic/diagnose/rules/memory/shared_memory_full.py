@@ -17,11 +17,12 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+from torchmedic.death_records import Death
 from torchmedic.detect.exhaustion import SHARED
 from torchmedic.diagnose.last_words import draft_of, size, step_of, who
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.observe.shared_memory import SharedMemory, shared_memory
-from torchmedic.records import Death, Diagnosis, Location
+from torchmedic.records import Diagnosis, Location
 
 if TYPE_CHECKING:
     from torchmedic.replay.evidence import RaisedEvidence

@@ -22,7 +22,7 @@ from torchmedic.diagnose.edits import statement_at, whole
 from torchmedic.diagnose.numbers import begin, described, finish, not_finite
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.slopes import in_float32
-from torchmedic.diagnose.surroundings import spot_of
+from torchmedic.diagnose.surroundings import same_place, spot_of
 from torchmedic.records import Diagnosis
 from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.microscope import Captured, Op
@@ -96,16 +96,7 @@ def _islands(evidence: NumbersEvidence, captured: Captured, casting: bool) -> It
         yield Cure("compute this in float32", f"({ast.unparse(changed)})", spot, same_values=False)
     statement = statement_at(spot)
     if isinstance(statement, ast.Assign | ast.Return | ast.Expr | ast.AugAssign | ast.AnnAssign):
-        inner = next(
-            (
-                part
-                for part in ast.walk(statement)
-                if isinstance(part, ast.expr)
-                and (part.lineno, part.col_offset, part.end_lineno, part.end_col_offset)
-                == (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-            ),
-            None,
-        )
+        inner = same_place(node, statement)
         if inner is None:
             return
         line = ast.unparse(with_operand(statement, inner, changed))
