@@ -12,7 +12,8 @@ from running import clean_environment
 from zygote import Zygote
 
 from torchmedic.records import Diagnosis, Fault
-from torchmedic.rundir import process_folders, read_diagnoses, read_faults
+from torchmedic.run_files import read_diagnoses, read_faults
+from torchmedic.rundir import process_folders
 
 
 class Watched(msgspec.Struct):

@@ -10,12 +10,16 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from torchmedic.process_records import ProcessView
 from torchmedic.supervise.proc import process, tree, waits
+
+PATIENCE = 60.0  # seconds
+
+Found = TypeVar("Found")
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 
@@ -39,20 +43,33 @@ def child(source: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
 
 def seen(pid: int, ready: Callable[[ProcessView], object]) -> ProcessView:
     """A process with its waits, as soon as it looks as it should."""
-    for _ in range(500):
+
+    def look() -> ProcessView | None:
         view = process.read(pid)
-        if view is not None:
-            (view,) = waits.with_waits([view])
-            if ready(view):
-                return view
-        time.sleep(0.02)
-    pytest.fail(f"never seen so: {view}")
+        if view is None:
+            return None
+        (view,) = waits.with_waits([view])
+        return view if ready(view) else None
+
+    return awaited(look)
 
 
 def child_of(pid: int, ready: Callable[[ProcessView], object] = lambda view: True) -> ProcessView:
     """The first child of a process, as soon as it looks as it should."""
-    for _ in range(500):
-        if len(numbers := tree.pids(pid)) > 1:
-            return seen(numbers[1], ready)
+    return seen(awaited(lambda: tree.pids(pid)[1:])[0], ready)
+
+
+def awaited(look: Callable[[], Found | None], patience: float = PATIENCE) -> Found:
+    """What a look finds, as soon as it finds something: any process may be late, on a machine that is taken."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        if found := look():
+            return found
         time.sleep(0.02)
-    pytest.fail("it has no child")
+    pytest.fail("it never came to that")
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, at last; its parent may not have asked how."""
+    view = process.read(pid)
+    return view is None or view.state in "ZX"

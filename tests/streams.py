@@ -43,7 +43,7 @@ def through_pipes(folder: Path, command: list[str], *, both: bool = False) -> Wr
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if both else subprocess.PIPE,
-        timeout=60,
+        timeout=100,
     )
     return Written(_shell(done.returncode), done.stdout, done.stderr or b"")
 
@@ -54,7 +54,7 @@ def into_files(folder: Path, command: list[str], *, both: bool = False, flags: i
     first = os.open(folder / "out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags)
     second = first if both else os.open(folder / "err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags)
     done = subprocess.run(
-        command, cwd=folder, env=clean_environment(), stdin=subprocess.DEVNULL, stdout=first, stderr=second, timeout=60
+        command, cwd=folder, env=clean_environment(), stdin=subprocess.DEVNULL, stdout=first, stderr=second, timeout=100
     )
     for descriptor in {first, second}:
         os.close(descriptor)
@@ -96,7 +96,7 @@ class Terminal:
         os.write(self.fd, keys)
 
     def read_until(self, enough: Callable[[bytes], bool]) -> None:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while not enough(self.output) and time.monotonic() < end and self._read():
             pass
         assert enough(self.output), self.output
@@ -112,7 +112,7 @@ class Terminal:
 
     def _read(self) -> bool:
         with contextlib.suppress(OSError):  # how it says that the other side is closed
-            if select.select([self.fd], [], [], 30)[0]:
+            if select.select([self.fd], [], [], 60)[0]:
                 data = os.read(self.fd, 1 << 16)
                 self.output += data
                 return bool(data)

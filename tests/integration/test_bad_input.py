@@ -12,7 +12,7 @@ import pytest
 from pairs import watched
 from running import clean_environment
 
-from torchmedic import rundir
+from torchmedic import run_files
 from torchmedic.cli import main
 from torchmedic.records import Report
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "precious").write_text("")
     (tmp_path / "damaged").mkdir()
-    rundir.write_report(tmp_path / "damaged", Report())
+    run_files.write_report(tmp_path / "damaged", Report())
     whole = (tmp_path / "damaged" / "report.json").read_bytes()
     (tmp_path / "damaged" / "report.json").write_bytes(whole[: len(whole) // 2])
     return tmp_path

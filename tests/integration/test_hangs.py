@@ -9,6 +9,8 @@ from hanging import KILL, run_all, run_each
 from pages import FENCE, PAGES
 from running import Finished, marked_line
 
+from torchmedic.records import Diagnosis
+
 CASES = Path(__file__).parent / "hang_cases"
 
 
@@ -24,17 +26,21 @@ def _pages(kind: str) -> dict[str, str]:
 
 def _complaints(code: str, source: str, finished: Finished) -> list[str]:
     """What is wrong with how a hanging script was explained."""
-    found = finished.report.diagnoses
-    if [diagnosis.code for diagnosis in found] != [code]:
-        return [f"{[diagnosis.code for diagnosis in found]} in place of {code}\n{finished.stderr}"]
-    cause = found[0].cause_location
     wanted = marked_line(source)
-    if cause is None or cause.line != wanted:
-        return [f"line {cause and cause.line} in place of {wanted}\n{finished.stderr}"]
-    return []
+    told = [(found.code, found.cause_location and found.cause_location.line) for found in _judged(finished, wanted)]
+    return [] if told == [(code, wanted)] else [f"{told} in place of {code} in line {wanted}\n{finished.stderr}"]
 
 
-@pytest.mark.timeout(400)
+def _judged(finished: Finished, line: int) -> list[Diagnosis]:
+    """What was said, but for notes that another line was slow: so is an import, on a machine that is taken."""
+    return [
+        found
+        for found in finished.report.diagnoses
+        if found.severity != "note" or found.cause_location is None or found.cause_location.line == line
+    ]
+
+
+@pytest.mark.timeout(600)
 def test_hanging_scripts_are_explained_at_their_line(tmp_path: Path) -> None:
     scripts = _pages("fails") | {
         f"{path.stem.split('_')[0]}.{path.stem}": path.read_text()
@@ -45,7 +51,7 @@ def test_hanging_scripts_are_explained_at_their_line(tmp_path: Path) -> None:
     assert not wrong, "\n".join(f"{name}: {said[0]}" for name, said in wrong.items())
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_slow_scripts_are_left_in_peace(tmp_path: Path) -> None:
     scripts = {f"{code}.healthy": source for code, source in _pages("passes").items()} | {
         path.stem: path.read_text() for path in sorted((CASES / "healthy").glob("*.py"))

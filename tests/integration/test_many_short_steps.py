@@ -76,3 +76,65 @@ def test_an_exception_is_explained(tmp_path: Path) -> None:
     assert "dataset item 4477" in diagnosis.cause
     assert diagnosis.step == 4477 // 8
     assert finished.report.outcome.steps == 4477 // 8
+
+
+def test_a_bad_gradient_or_rate_is_found_before_the_weights_are_touched(tmp_path: Path) -> None:
+    loop = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(520):
+    optimizer.zero_grad()
+    {loss}.backward()
+    {spoil}
+    optimizer.step()
+"""
+    root = "(model(torch.randn(8, 4)).square().sum(-1) * (step != 477)).sqrt().mean()"
+    rate = 'optimizer.param_groups[0]["lr"] /= float(step != 477) or float("nan")'
+    for name, code, loss, spoil in (("gradient", "TM203", root, "pass"), ("rate", "TM298", "model.weight.sum()", rate)):
+        (tmp_path / name).mkdir()
+        finished = run_script(tmp_path / name, loop.format(loss=loss, spoil=spoil))
+
+        assert (finished.only.code, finished.only.step) == (code, 477), finished.stderr
+
+
+def test_a_validation_in_the_middle_is_no_mistake(tmp_path: Path) -> None:
+    """It wakes the ledger of the loop in a step of which little is noted."""
+    finished = run_script(
+        tmp_path,
+        """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+x, y = torch.randn(16, 6), torch.randint(0, 3, (16,))
+
+
+def validate():
+    model.eval()
+    with torch.no_grad():
+        model(x)
+    model.train()
+
+
+for step in range(620):
+    optimizer.zero_grad()
+    if step % 97 == 90:
+        validate()
+    loss = nn.functional.cross_entropy(model(x), y)
+    if step % 97 == 93:
+        validate()
+    loss.backward()
+    if step % 97 == 95:
+        validate()
+    optimizer.step()
+""",
+    )
+
+    assert finished.report.diagnoses == (), finished.stderr
+    assert finished.report.outcome.steps == 620

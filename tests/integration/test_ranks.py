@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from running import clean_environment
 
-from torchmedic import rundir
+from torchmedic import run_files
 
 pytestmark = pytest.mark.timeout(300)  # three processes that import torch
 
 SCRIPT = """
-import os, sys
+import os, signal, subprocess, sys
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -28,7 +28,10 @@ def main(how):
     for step in range(4):
         width = 5 if step == 2 and how == "shape" else 4
         if step == 2 and how == "kill" and dist.get_rank() == 1:
-            os.kill(os.getpid(), 9)
+            # Who watches it is late: the other rank has given up waiting for word by then.
+            subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {os.getppid()}"], start_new_session=True)
+            os.kill(os.getppid(), signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGKILL)
         loss = model(torch.randn(3, width)).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -65,7 +68,7 @@ def test_one_report(tmp_path: Path, outside: bool, how: str) -> None:
     done = torchrun(tmp_path, how, outside=outside)
 
     assert done.returncode == 1
-    report = rundir.read_report(tmp_path / "run")
+    report = run_files.read_report(tmp_path / "run")
     code = {"shape": "TM151", "kill": "TM805"}[how]
     assert done.stderr.count("error[") == done.stderr.count(f"error[{code}]") == 1, done.stderr
     # torchrun ends the other rank as soon as one has failed, so both may or may not get to say it.
@@ -83,5 +86,5 @@ def test_healthy_ranks_share_a_folder_and_say_nothing(tmp_path: Path) -> None:
     done = torchrun(tmp_path, "well", outside=False)
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["0", "1", "done", "done"])
     assert "torchmedic" not in done.stderr
-    report = rundir.read_report(tmp_path / "run")
+    report = run_files.read_report(tmp_path / "run")
     assert (report.outcome.exit_status, report.outcome.steps, report.diagnoses) == (0, 4, ())

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
 from hanging import run_each
+from processes import awaited
 from running import clean_environment
+from zygote import Zygote
 
 from torchmedic.records import Report
 
 RESUMES = """
 import ctypes
+import os
 import signal
 import torch
 from torch import nn
@@ -32,12 +37,13 @@ for step in range(20):
     optimizer.step()
     if step == 10:
         signal.signal(signal.SIGALRM, lambda *_: None)
-        signal.alarm(9)
+        open("pid", "w").write(str(os.getpid()))
         ctypes.CDLL(None).pause()
 """
 
 SAVED = """
 import ctypes
+import os
 import signal
 import torch
 from torch import nn
@@ -53,12 +59,13 @@ for step in range(5):
     if step == 3:
         torch.save(model.state_dict(), "mine.pt")
         signal.signal(signal.SIGALRM, lambda *_: None)
-        signal.alarm(14)
+        open("pid", "w").write(str(os.getpid()))
         ctypes.CDLL(None).pause()
 """
 
 REFUSED = """
 import ctypes
+import os
 import signal
 import torch
 from torch import nn
@@ -69,7 +76,7 @@ class Slow(torch.optim.SGD):
         super().step(closure)
         if hasattr(self, "late"):
             signal.signal(signal.SIGALRM, lambda *_: None)
-            signal.alarm(10)
+            open("pid", "w").write(str(os.getpid()))
             ctypes.CDLL(None).pause()
         self.late = True
 
@@ -88,15 +95,17 @@ for step in range(2):
 def test_a_run_that_goes_on_is_reported_again_and_one_that_does_not_is_saved(tmp_path: Path) -> None:
     import torch
 
-    finished = run_each(
-        tmp_path,
-        {
-            "resumes": (RESUMES, ()),
-            "confidential": (RESUMES, ("--confidential",)),
-            "saved": (SAVED, ("--on-stall", "checkpoint")),
-            "refused": (REFUSED, ("--on-stall", "checkpoint")),
-        },
-    )
+    scripts = {
+        "resumes": (RESUMES, ()),
+        "confidential": (RESUMES, ("--confidential",)),
+        "saved": (SAVED, ("--on-stall", "checkpoint")),
+        "refused": (REFUSED, ("--on-stall", "checkpoint")),
+    }
+    words = {"resumes": "TM590", "confidential": "TM590", "saved": "saved the weights", "refused": "were not saved"}
+    with ThreadPoolExecutor(1) as beside:
+        woken = beside.submit(_wake, tmp_path, words)
+        finished = run_each(tmp_path, scripts)
+        woken.result()
 
     resumed = finished["resumes"]
     assert resumed.returncode == 0
@@ -121,6 +130,22 @@ def test_a_run_that_goes_on_is_reported_again_and_one_that_does_not_is_saved(tmp
 
     assert "the weights were not saved: an update of the weights is under way" in finished["refused"].stderr
     assert not list(finished["refused"].run.glob("checkpoint-*"))
+
+
+def _wake(folder: Path, words: dict[str, str]) -> None:
+    """End the pause of each script as soon as torchmedic has said its words on it."""
+    left = dict(words)
+
+    def wake() -> bool:
+        for name, wanted in list(left.items()):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                pid = int((folder / name / "pid").read_text())
+                if wanted in Zygote.output(folder / name)[1]:
+                    os.kill(pid, signal.SIGALRM)
+                    del left[name]
+        return not left
+
+    awaited(wake)
 
 
 HANGS = """
@@ -151,10 +176,10 @@ for x in DataLoader(Stuck(), batch_size=8, num_workers=2):
 """
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_nothing_is_left_whoever_is_ended_meanwhile(tmp_path: Path) -> None:
     """Ctrl-C, SIGTERM and `kill -9` of the parent, and `kill -9` of the child, while it is examined and after it."""
-    before = set(os.listdir("/dev/shm"))
+    ours: set[int] = set()
     ways = {
         "interrupt": (signal.SIGINT, False, 1.5),
         "terminate": (signal.SIGTERM, False, 4.0),
@@ -165,23 +190,26 @@ def test_nothing_is_left_whoever_is_ended_meanwhile(tmp_path: Path) -> None:
     try:
         for name, (number, child, wait) in ways.items():
             process, folder = running[name]
-            _wait_for(folder, "stuck")
+            awaited((folder / "stuck").exists, 200)  # four interpreters that import torch
             time.sleep(wait)
             family = psutil.Process(process.pid).children(recursive=True)
             assert family
+            ours |= {each.pid for each in family}
             os.kill(family[0].pid if child else process.pid, number)
-            process.wait(30)
-            _, alive = psutil.wait_procs(family, timeout=10)
+            process.wait(60)
+            _, alive = psutil.wait_procs(family, timeout=60)
             assert not alive, (name, alive)
             if number != signal.SIGKILL or child:
                 assert process.returncode == 128 + number, name
                 msgspec.json.decode((folder / "run" / "report.json").read_bytes(), type=Report)
                 assert not list((folder / "run" / "inside").glob("*.ask")), name
             assert not list((folder / "run").glob("**/.report.json.*")), name
-        assert set(os.listdir("/dev/shm")) <= before
+        left = [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in ours)]
+        assert not left
     finally:
         for process, _ in running.values():
             process.kill()  # and with it, its child
+            process.wait()
 
 
 def _start(folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
@@ -193,10 +221,3 @@ def _start(folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
             command, cwd=folder, env=clean_environment(), stdin=subprocess.DEVNULL, stderr=errors, stdout=errors
         )
     return started, folder
-
-
-def _wait_for(folder: Path, pattern: str) -> None:
-    deadline = time.monotonic() + 60
-    while not list(folder.glob(pattern)):
-        assert time.monotonic() < deadline, f"no {pattern} in {folder}"
-        time.sleep(0.05)

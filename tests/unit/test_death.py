@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from torchmedic.death_records import Death
 from torchmedic.detect.death import fatal_signal, named_death, raised_elsewhere, read_stacks, signal_name
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import diagnose
-from torchmedic.records import BoxContents, Death, Diagnosis, Moment, StackFrame, ThreadStack
+from torchmedic.records import BoxContents, Diagnosis, Moment, StackFrame, ThreadStack
 
 DUMP = """Fatal Python error: Segmentation fault
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import awaited
 
 from torchmedic import gpu_files
 from torchmedic.supervise import gpu_health
@@ -214,23 +215,17 @@ def watch(monkeypatch: pytest.MonkeyPatch, run: Path) -> GpuWatch:
     return GpuWatch(run)
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert condition()
-
-
 def test_a_run_on_a_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     watching = watch(monkeypatch, tmp_path)
     watching.look([10])
+    watching._looked = time.monotonic() + 1000  # as if it were just now
     watching.look([11])  # too soon for another look
-    assert gpu_files.read_gpu_health(tmp_path) is None
+    assert watching._thread is None
     watching._looked = -10.0
     watching.look([10, 11])
-    until(lambda: gpu_files.read_gpu_health(tmp_path))
+    awaited(lambda: gpu_files.read_gpu_health(tmp_path))
     nvml.pending.append((0, 31))
-    until(lambda: (health := gpu_files.read_gpu_health(tmp_path)) and health.gpus[0].xids)
+    awaited(lambda: (health := gpu_files.read_gpu_health(tmp_path)) and health.gpus[0].xids)
     nvml.answers["nvmlDeviceGetTemperature"] = 71  # no reason to write
     nvml.pending.append((1, 63))
     watching.last_look()

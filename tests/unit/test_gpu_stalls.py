@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from stalls import asked, box, library, process, stall, thread, user
 
+from torchmedic.gpu_records import GpuHealth, GpuState, Xid
 from torchmedic.inside_records import MarkView
-from torchmedic.records import GpuHealth, GpuState, Xid
 from torchmedic.stall_records import Stall
 
 WAITS = thread(user())

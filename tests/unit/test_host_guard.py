@@ -10,11 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from torchmedic.detect.host_memory import is_alarming, seconds_left
+from torchmedic.death_records import Death
+from torchmedic.detect.host_memory import is_alarming, is_rushing, rises, seconds_left
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask
-from torchmedic.memory_records import HostAlarm
-from torchmedic.records import BoxContents, Death, Diagnosis, HeldMemory, Location, MemorySample
+from torchmedic.memory_records import HeldMemory, HostAlarm, MemorySample
+from torchmedic.records import BoxContents, Diagnosis, Location
 from torchmedic.supervise import memory_warnings
 from torchmedic.supervise.host_guard import HostGuard
 
@@ -90,7 +91,7 @@ def test_a_cache_of_files_is_no_use_of_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "who"),
     [
-        ("rank0", "the training process has"),
+        ("rank0", "the process of the script has"),
         ("worker-0.7", "a DataLoader worker (process 7) has"),
         ("worker-0.6", "a DataLoader worker (process 7) has"),  # which does the same
     ],
@@ -208,3 +209,89 @@ def test_the_guard_and_its_rule_do_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def growing(*shares: float, every: float = 1.0, processes: int = 1) -> tuple[MemorySample, ...]:
+    """Samples of a run whose processes fill all that is used, in equal parts, beside 100 MiB of somebody else's."""
+    return tuple(
+        MemorySample(
+            time=number * every,
+            used=int(share * GIB),
+            limit=GIB,
+            bound="cgroup",
+            private={7 + each: (int(share * GIB) - (100 << 20)) // processes for each in range(processes)},
+        )
+        for number, share in enumerate(shares)
+    )
+
+
+def test_growth_that_leaves_no_time_is_seen_by_few_samples() -> None:
+    fast = growing(0.3, 0.5, 0.7, 0.9, every=0.3)
+    assert is_rushing(fast[:2])
+    assert is_alarming(fast)
+    assert not is_alarming(growing(0.85, 0.86, 0.87, 0.88, every=0.3))  # it may stop as well
+    assert not is_rushing(growing(0.3, 0.31))
+
+
+def test_processes_that_grow_alike_are_blamed_together() -> None:
+    seen = growing(0.6, 0.7, 0.8, 0.9, processes=4)
+    rise = rises(seen)[7]
+    held = HeldMemory(name="self.cache", nbytes=rise, items=9, file="train.py", line=3)
+    alarm = HostAlarm(
+        samples=seen,
+        seconds_left=1.0,
+        growing=(7, rise),
+        loads=True,
+        together=4 * rise,
+        alike=4,
+        holders=(held, HeldMemory(name="environment", nbytes=2600)),
+    )
+    diagnosis = ask(alarm, registry.HOST)
+    assert diagnosis is not None
+    assert (diagnosis.grade, diagnosis.cause_location and diagnosis.cause_location.line) == ("likely", 3)
+    assert "4 DataLoader workers have grown by 307.2 MiB together" in diagnosis.cause
+    assert not any("environment" in fact for fact in diagnosis.evidence)
+    assert "each has one of its own" in diagnosis.treatments[0].title
+
+
+def test_what_lies_in_shared_memory_is_not_blamed_on_others() -> None:
+    seen = tuple(
+        MemorySample(
+            time=each.time, used=each.used, limit=GIB, private={7: 1000}, shm_used=each.used, shm_size=64 * GIB
+        )
+        for each in growing(0.6, 0.7, 0.8, 0.9)
+    )
+    diagnosis = ask(HostAlarm(samples=seen, seconds_left=2.0, growing=(7, 10)), registry.HOST)
+    assert diagnosis is not None
+    assert "what lies in /dev/shm has grown by" in diagnosis.cause
+    assert "others" not in diagnosis.cause
+
+
+def test_a_process_that_grows_is_asked_who_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchmedic import inside_files
+    from torchmedic.supervise import host_guard
+
+    asked: list[tuple[int, bytes]] = []
+
+    def answer(run: Path, pid: int, word: bytes) -> bool:
+        asked.append((pid, word))
+        inside_files.write_held(run, pid, [HeldMemory(name="rows", nbytes=GIB // 2, items=5, file="load.py", line=4)])
+        return True
+
+    (tmp_path / inside_files.FOLDER).mkdir()
+    monkeypatch.setattr(inside_files, "ask", answer)
+    now = [100.0]
+    monkeypatch.setattr(host_guard.time, "monotonic", lambda: now[0])
+    proc, groups = machine(tmp_path, pages=0, limit=GIB)
+    guard = HostGuard(tmp_path, proc, groups)
+    raised = []
+    for share in (0.3, 0.3, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9):
+        machine(tmp_path, pages=int(share * GIB / PAGE), limit=GIB)
+        guard.look([7])
+        raised += memory_warnings.new(guard)
+        now[0] += 1.0
+    (diagnosis,) = raised
+    assert set(asked) == {(7, inside_files.HOLD)}
+    assert diagnosis.cause_location is not None
+    assert (diagnosis.cause_location.file, diagnosis.cause_location.line) == ("load.py", 4)
+    assert "process 7, which the script has started, has grown" in diagnosis.cause

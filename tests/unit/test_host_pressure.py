@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from torchmedic.records import HostPressure, Psi
+from torchmedic.host_records import HostPressure, Psi
 from torchmedic.supervise import cgroups, host_pressure
 
 PSI = "some avg10=1.50 avg60=0.00 avg300=0.00 total=100000\nfull avg10=0.25 avg60=0.00 avg300=0.00 total=40000\n"

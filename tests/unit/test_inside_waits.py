@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import pytest
+from processes import awaited
 
 from torchmedic.inside_records import InsideView, LockFile, LockView, PyThread
 from torchmedic.observe.inside.lock_files import awaited_file
@@ -44,19 +44,16 @@ def _frames(thread: threading.Thread) -> list[FrameType]:
 
 
 def _seen(thread: threading.Thread, look: Callable[[list[FrameType]], Any]) -> Any:
-    for _ in range(500):
-        found = look(_frames(thread))
-        if found is not None:
-            return found
-        time.sleep(0.01)
-    pytest.fail("never seen to wait")
+    return awaited(lambda: look(_frames(thread)))
 
 
-def _wanted(wait: Callable[[], Any], end: Callable[[], Any]) -> LockView:
+def _wanted(
+    wait: Callable[[], Any], end: Callable[[], Any], look: Callable[[list[FrameType]], Any] = waited_for
+) -> LockView:
     with _thread(wait) as thread:
-        found = _seen(thread, waited_for)
+        found = _seen(thread, look)
         end()
-        thread.join(5)
+        thread.join()
         assert isinstance(found, LockView)
         return found
 
@@ -79,7 +76,7 @@ def test_queues_tell_how_full_they_are() -> None:
 
 def test_barriers_tell_who_is_missing() -> None:
     barrier = threading.Barrier(3)
-    found = _wanted(barrier.wait, barrier.abort)
+    found = _wanted(barrier.wait, barrier.abort, lambda frames: waited_for(frames) if barrier.n_waiting else None)
     assert (found.kind, found.count, found.room, found.name) == ("barrier", 1, 3, "wait()")
 
 
@@ -116,7 +113,7 @@ def test_a_lock_file_is_found_by_the_loop_that_asks_for_it(tmp_path: Path) -> No
         with _thread(wait) as thread:
             found = _seen(thread, awaited_file)
             ended.set()
-            thread.join(5)
+            thread.join()
             ended.clear()
         assert isinstance(found, LockFile)
         assert (found.path, found.writer, found.writer_lives) == (str(path), 999999999, False)
@@ -125,7 +122,7 @@ def test_a_lock_file_is_found_by_the_loop_that_asks_for_it(tmp_path: Path) -> No
         time.sleep(0.1)
         assert awaited_file(_frames(thread)) is None
         ended.set()
-        thread.join(5)
+        thread.join()
 
 
 def test_the_holder_of_a_lock_that_is_asked_for_again_and_again(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torchmedic.cli import main
 from torchmedic.diagnose.suppression import is_suppressed
 from torchmedic.records import Diagnosis, Location, Report
 from torchmedic.report.emit import Emitter
-from torchmedic.rundir import write_report
+from torchmedic.run_files import write_report
 from torchmedic.settings import Settings
 
 

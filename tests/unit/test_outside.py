@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmedic.records import MemoryLimits
+from torchmedic.memory_records import MemoryLimits
 from torchmedic.supervise import outside
 from torchmedic.supervise.vigil import Vigil, exit_status
 

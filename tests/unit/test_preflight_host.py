@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from preflights import GIB, HOST, LOADER, TORCH, problems, situation
 
-from torchmedic.records import GpuHealth, GpuState, HostPressure, Psi
+from torchmedic.gpu_records import GpuHealth, GpuState
+from torchmedic.host_records import HostPressure, Psi
 from torchmedic.supervise.preflight import disks, gpus, installed, limits, memory, processors
 from torchmedic.supervise.preflight.cards import Card, Cards
 from torchmedic.supervise.preflight.finding import Situation

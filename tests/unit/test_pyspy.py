@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from processes import child, linux_only
+from processes import awaited, child, linux_only
 
 from torchmedic.supervise.proc import pyspy
 
@@ -61,15 +60,22 @@ def test_py_spy_that_is_absent_slow_or_refused(tmp_path: Path, monkeypatch: pyte
     assert slow is not None
     assert "did not answer" in slow.failure
     program.write_text("#!/bin/sh\necho 'Error: cannot\nReason: no Python in it' >&2\nexit 1\n")
-    refused = pyspy.dump(5)
+    refused = pyspy.dump(5, limit=60)
     assert refused is not None
     assert refused.failure == "py-spy: no Python in it"
     program.write_text("#!/bin/sh\necho 'Permission Denied: Try again' >&2\nexit 1\n")
-    refused = pyspy.dump(5)
+    refused = pyspy.dump(5, limit=60)
     assert refused is not None
     assert refused.failure == pyspy.NOT_PERMITTED
     monkeypatch.setattr(pyspy, "executable", lambda: None)
     assert pyspy.dump(5) is None
+
+
+def _searching(pid: int) -> pyspy.Dump | None:
+    dump = pyspy.dump(pid, native=True)
+    assert dump is not None
+    inside = dump.threads and any(frame.function == "search" for frame in dump.threads[0].frames)
+    return dump if inside and dump.native.get(pid) else None
 
 
 @linux_only
@@ -80,15 +86,9 @@ def test_a_process_that_holds_the_gil_in_c(tmp_path: Path) -> None:
     source = "import re\ndef search():\n    return re.match('(a?){40}a{40}', 'a' * 40)\nsearch()\n"
     script.write_text(source)
     with child(f"exec(compile(open({str(script)!r}).read(), {str(script)!r}, 'exec'))") as started:
-        for _ in range(100):
-            dump = pyspy.dump(started.pid, native=True)
-            assert dump is not None
-            if dump.threads and any(frame.function == "search" for frame in dump.threads[0].frames):
-                break
-            time.sleep(0.05)
+        dump = awaited(lambda: _searching(started.pid))
     (thread,) = dump.threads
     assert thread.holds_gil
     own = thread.user_frame
     assert own is not None
     assert (own.file, own.line, own.function) == (str(script), 3, "search")
-    assert dump.native[started.pid]

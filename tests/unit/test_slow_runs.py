@@ -11,26 +11,28 @@ from processes import child, linux_only, seen
 from stalls import PID, asked, box, inside, library, process, stall, thread, user
 
 from torchmedic.inside_records import JobView, LockView, PyThread
-from torchmedic.process_records import ThreadView
+from torchmedic.process_records import LISTENER, FutexWait, ProcessView, ThreadView
 from torchmedic.stall_records import Peer, Stall
 from torchmedic.supervise import host_pressure
 from torchmedic.supervise.proc import growing_files, libraries, sleeps
 
+_SLEEPS = ("clock_nanosleep", "nanosleep")
+
 
 @linux_only
 @pytest.mark.parametrize(
-    ("source", "least", "most"),
+    ("source", "calls", "least", "most"),
     [
-        ("import time; time.sleep(30)", 20, 30),
-        ("import threading; threading.Event().wait(30)", 20, 30),
-        ("import os; os.execvp('sleep', ['sleep', '30'])", 30, 30),
-        ("import threading; threading.Event().wait()", None, None),
-        ("import os; os.read(os.pipe()[0], 1)", None, None),
+        ("import time; time.sleep(300)", _SLEEPS, 200, 300),
+        ("import threading; threading.Event().wait(300)", ("futex",), 200, 300),
+        ("import os; os.execvp('sleep', ['sleep', '300'])", _SLEEPS, 300, 300),
+        ("import threading; threading.Event().wait()", ("futex",), None, None),
+        ("import os; os.dup2(os.pipe()[0], 0); os.read(0, 1)", ("read",), None, None),
     ],
 )
-def test_when_a_sleep_ends(source: str, least: float | None, most: float | None) -> None:
+def test_when_a_sleep_ends(source: str, calls: tuple[str, ...], least: float | None, most: float | None) -> None:
     with child(source) as started:
-        view = seen(started.pid, lambda view: view.main is not None and view.main.syscall in _QUIET_CALLS)
+        view = seen(started.pid, lambda view: _sleeps_in(view, calls))
         if not view.open_to_us:
             pytest.skip("system calls are hidden from us here")
         left = sleeps.with_sleeps(view).main
@@ -42,7 +44,10 @@ def test_when_a_sleep_ends(source: str, least: float | None, most: float | None)
             assert least <= left.wakes_in <= most
 
 
-_QUIET_CALLS = ("clock_nanosleep", "nanosleep", "futex", "read")
+def _sleeps_in(view: ProcessView, calls: tuple[str, ...]) -> bool:
+    """And not in a read of what Python starts with."""
+    main = view.main
+    return main is not None and main.state == "S" and main.syscall in calls and main.arguments[0] != 3
 
 
 def _sizes(pid: int) -> dict[str, int]:
@@ -116,6 +121,40 @@ def test_a_native_call_becomes_a_warning_when_it_takes_very_long() -> None:
         assert found is not None
         assert found.severity == severity
     assert asked("long_work", stall(call, process())) is None, "it stands, and nobody is at work"
+
+
+def _mute(main: dict[str, Any], other: dict[str, Any], ours: dict[str, Any]) -> Stall:
+    """A process that does not answer: its main thread, one that wants the GIL, and ours, which wants it as well."""
+    names = {"main": main, "other": other, LISTENER: ours}
+    rows = tuple(ThreadView(tid=PID + each, name=name, **names[name]) for each, name in enumerate(names))
+    futexes = tuple(FutexWait(tid=row.tid, address=1, timed=True) for row in rows if row.syscall == "futex")
+    own = ProcessView(pid=PID, state="S", threads=rows, futexes=futexes, elapsed=1.3, busy=0.0)
+    waits = PyThread(ident=2, tid=PID + 1, frames=(user(30, "self.seconds += 0.1"),))
+    view = msgspec.structs.replace(inside(thread(user(7, "libc.pause()"))), by_signal=True)
+    view = msgspec.structs.replace(view, threads=(*view.threads, waits))
+    return msgspec.structs.replace(stall(thread(user()), own), mute=(PID,), inside={PID: view})
+
+
+_ASKS = {"state": "S", "syscall": "futex", "wakes": 200.0, "busy": 0.004, "demand": 0.01}
+_ASKS_IN_A_CROWD = {"state": "R", "syscall": "running", "wakes": 40.0, "busy": 0.001, "demand": 0.8}
+_WAITS_FOR_EVER = {"state": "S", "syscall": "pause", "wakes": 0.0, "busy": 0.0, "demand": 0.0}
+_WORKS_IN_A_CROWD = {"state": "R", "syscall": "running", "wakes": 60.0, "busy": 0.2, "demand": 1.0}
+
+
+@pytest.mark.parametrize("asks", [_ASKS, _ASKS_IN_A_CROWD, {**_ASKS, "wakes": 30.0, "demand": 0.7}])
+@pytest.mark.parametrize(("holds", "severity"), [(_WAITS_FOR_EVER, "error"), (_WORKS_IN_A_CROWD, "warning")])
+def test_who_holds_the_gil_is_known_on_a_machine_that_is_taken(
+    holds: dict[str, Any], severity: str, asks: dict[str, Any]
+) -> None:
+    found = asked("gil_held", _mute(holds, asks, asks))
+    assert found is not None
+    assert found.cause_location is not None
+    assert (found.cause_location.line, found.severity) == (7, severity)
+
+
+def test_a_thread_of_ours_that_got_no_core_says_nothing_of_the_gil() -> None:
+    starved = {**_ASKS_IN_A_CROWD, "wakes": 3.0}
+    assert asked("gil_held", _mute(_WORKS_IN_A_CROWD, _ASKS, starved)) is None
 
 
 def test_a_compiler_that_does_nothing_is_no_reason() -> None:

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from stalls import PID, asked, inside, library, process, stall, thread, user
 
+from torchmedic.host_records import HostPressure, PressureRates
 from torchmedic.inside_records import InsideView, LockFile, LockView, PyThread
 from torchmedic.process_records import FileWait, LockHeld, ProcessView, ThreadView
-from torchmedic.records import HostPressure, PressureRates
 from torchmedic.stall_records import Stall
 
 OTHER = 200

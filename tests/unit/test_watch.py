@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 from running import clean_environment
 
-from torchmedic import gpu_files, rundir
+from torchmedic import gpu_files, run_files, rundir
 from torchmedic.cli import main
+from torchmedic.gpu_records import GpuHealth, GpuState, Xid
 from torchmedic.observe import blackbox
 from torchmedic.observe.blackbox import BlackBox
-from torchmedic.records import Diagnosis, GpuHealth, GpuState, Location, Outcome, Report, Xid
+from torchmedic.records import Diagnosis, Location, Outcome, Report
 from torchmedic.supervise.watching import Watch, find_run, lives
 
 NOBODY = 1 << 30  # the number of no process
@@ -47,14 +48,14 @@ def box(run: Path, name: str, *, pid: int | None = None, ago: float = 0.0, steps
     """The black box of a process that has made two steps a second until some seconds ago."""
     folder = run / name
     folder.mkdir()
-    written = BlackBox(folder / rundir.BLACK_BOX)
+    written = BlackBox(folder / run_files.BLACK_BOX)
     with pytest.MonkeyPatch.context() as patch:
         for step in range(steps):
             patch.setattr(blackbox, "now", lambda step=step: time.time() - ago - (steps - 1 - step) / 2)
             for phase in (1, 2, 3):
                 written.write(phase, step, 0, step, "train.py", 7, 300 << 20, 3 << 30)
     if pid is not None:
-        with open(folder / rundir.BLACK_BOX, "r+b") as file:
+        with open(folder / run_files.BLACK_BOX, "r+b") as file:
             file.seek(16)
             file.write(struct.pack("<Q", pid))
     return written
@@ -63,7 +64,7 @@ def box(run: Path, name: str, *, pid: int | None = None, ago: float = 0.0, steps
 def test_a_run_that_goes_on(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     box(run, "rank0")
     box(run, "rank1", ago=90)
-    rundir.write_report(run, Report(diagnoses=(FOUND, FOUND)))
+    run_files.write_report(run, Report(diagnoses=(FOUND, FOUND)))
     hot = GpuState(index=0, uuid="GPU-1", name="H200", ordinal=0, temperature=88, xids=(Xid(time=0.0, code=79),))
     gpu_files.write_gpu_health(run, GpuHealth(time=0.0, gpus=(hot, GpuState(index=1, uuid="GPU-2", name="other"))))
     view = Watch(run).look()
@@ -94,13 +95,13 @@ def test_runs_that_are_over(run: Path, capfd: pytest.CaptureFixture[str]) -> Non
     box(run, "rank0", pid=NOBODY, ago=60)
     view = Watch(run).look()
     assert (view.state, view.processes[0].state) == ("gone", "gone")
-    rundir.write_report(run, Report(outcome=Outcome(exit_status=137, signal="SIGKILL", steps=20)))
+    run_files.write_report(run, Report(outcome=Outcome(exit_status=137, signal="SIGKILL", steps=20)))
     assert main(["watch", "run/report.json"]) == 0
     assert "the run has ended by SIGKILL after 20 steps" in capfd.readouterr().out
     # What was written a moment ago speaks for a process whose number means nothing here, but not after the end.
     box(run, "rank1", pid=NOBODY)
     assert Watch(run).look().state == "ended"
-    rundir.write_report(run, Report())
+    run_files.write_report(run, Report())
     assert Watch(run).look().state == "running"
 
 
@@ -110,13 +111,13 @@ def test_folders_with_little_in_them(run: Path, capfd: pytest.CaptureFixture[str
     assert "no process has imported torch yet" in capfd.readouterr().out
     rundir.mark_confidential(run)
     whole = box(run, "rank0")
-    path = run / "rank0" / rundir.BLACK_BOX
+    path = run / "rank0" / run_files.BLACK_BOX
     whole.mark_clean_exit()
     (run / "rank1").mkdir()
-    (run / "rank1" / rundir.BLACK_BOX).write_bytes(path.read_bytes()[:1000])
+    (run / "rank1" / run_files.BLACK_BOX).write_bytes(path.read_bytes()[:1000])
     (run / "rank2").mkdir()
     box(run, "rank3", steps=0, pid=NOBODY)
-    (run / rundir.REPORT).write_bytes(b'{"schema"')
+    (run / run_files.REPORT).write_bytes(b'{"schema"')
     (run / gpu_files.GPU_HEALTH).write_bytes(b"{")
     view = Watch(run).look()
     assert [process.state for process in view.processes] == ["running", "unreadable", "unreadable", "running"]
@@ -204,7 +205,7 @@ def test_the_view_ends_with_the_run(run: Path) -> None:
     with terminal(run) as (process, screen):
         read_until(screen, "rank0")
         old.mark_clean_exit()
-        rundir.write_report(run, Report(outcome=Outcome(exit_status=1, steps=1204), diagnoses=(FOUND,)))
+        run_files.write_report(run, Report(outcome=Outcome(exit_status=1, steps=1204), diagnoses=(FOUND,)))
         rest = read_until(screen, None)
         assert process.wait(30) == 0
     assert "the run has ended with status 1 after 1204 steps" in rest

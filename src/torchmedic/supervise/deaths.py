@@ -8,12 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic import rundir
+from torchmedic import inside_files, run_files, rundir
+from torchmedic.death_records import Death
 from torchmedic.detect.death import REQUESTED, fatal_signal, read_stacks, signal_name
 from torchmedic.errors import UnreadableRun
+from torchmedic.memory_records import HeldMemory
 from torchmedic.observe import blackbox
-from torchmedic.records import BoxContents, Death, HeldMemory
-from torchmedic.rundir import DeathLine
+from torchmedic.records import BoxContents
+from torchmedic.run_files import DeathLine, LostRankLine, StartLine
 from torchmedic.supervise import outside
 from torchmedic.supervise.host_guard import holders
 from torchmedic.supervise.vigil import Vigil
@@ -33,6 +35,7 @@ class Left(msgspec.Struct):
     boxes: dict[int, BoxContents]
     stacks: dict[int, Path]
     told: dict[int, DeathLine]
+    lost_a_rank: set[int]
 
     @property
     def known(self) -> set[int]:
@@ -41,13 +44,16 @@ class Left(msgspec.Struct):
 
 
 def read_left(run: Path, folders: list[Path]) -> Left:
-    left = Left(run, {}, {}, rundir.stack_files(run), {})
+    left = Left(run, {}, {}, run_files.stack_files(run), {}, set())
     for folder in folders:
         with contextlib.suppress(UnreadableRun):
-            box = blackbox.read(folder / rundir.BLACK_BOX)
+            box = blackbox.read(folder / run_files.BLACK_BOX)
             left.boxes[box.pid] = box
             left.folders[box.pid] = folder
-        left.told |= {line.pid: line for line in rundir.read_events(folder) if isinstance(line, DeathLine)}
+        lines = run_files.read_events(folder)
+        left.told |= {line.pid: line for line in lines if isinstance(line, DeathLine)}
+        if any(isinstance(line, LostRankLine) for line in lines):
+            left.lost_a_rank |= {line.pid for line in lines if isinstance(line, StartLine)}
     return left
 
 
@@ -67,7 +73,8 @@ def find(left: Left, vigil: Vigil, pid: int, status: int, *, through_shell: bool
     spoken = {
         number
         for number, folder in left.folders.items()
-        if any(each.severity == "error" and each.code[:3] != _SILENT for each in rundir.read_diagnoses(folder).values())
+        for found in [run_files.read_diagnoses(folder).values()]
+        if any(each.severity == "error" and each.code[:3] != _SILENT for each in found)
     }
     dead = sorted(
         (number for number, name in signals.items() if name not in REQUESTED and number not in spoken),
@@ -103,7 +110,12 @@ def _signals(left: Left, vigil: Vigil, pid: int, status: int, *, through_shell: 
 
 def _nothing_but_news(left: Left) -> bool:
     """Whether no process has failed by itself. One that has may well kill its children before it ends."""
-    said = [found for folder in left.folders.values() for found in rundir.read_diagnoses(folder).values()]
+    said = [
+        found
+        for number, folder in left.folders.items()
+        if number not in left.lost_a_rank
+        for found in run_files.read_diagnoses(folder).values()
+    ]
     return all(found.severity != "error" or any(kind in found.message for kind in _NEWS) for found in said)
 
 
@@ -152,5 +164,7 @@ def _death(left: Left, vigil: Vigil, pid: int, name: str, script: int) -> Death:
 def _holders(left: Left, pid: int) -> tuple[HeldMemory, ...]:
     told = left.told.get(pid)
     is_worker = told is not None and told.part == "worker"
-    folder = left.folders.get(pid) or rundir.worker_folder_of(left.run, pid, is_worker=is_worker)
-    return holders(folder) if folder is not None else ()
+    folder = left.folders.get(pid) or run_files.worker_folder_of(left.run, pid, is_worker=is_worker)
+    others = left.known if is_worker else ()  # a worker that is alike may have been asked
+    asked = (found for each in (pid, *others) if (found := inside_files.read_held(left.run, each)))
+    return next(asked, ()) or (holders(folder) if folder is not None else ())

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
-from torchmedic import rundir
+from torchmedic import run_files, rundir
+from torchmedic.errors import UnreadableRun
+from torchmedic.observe import blackbox
 from torchmedic.records import Diagnosis
 from torchmedic.supervise.job import same_finding
+from torchmedic.supervise.news import News
+from torchmedic.supervise.proc import process
 
 _UNEXPLAINED = "TM900"
+_SILENT = "TM6"
 _KILLED = "TM805"
 _WORKER_GONE = "TM822"
 _SHARED = ("TM414", "TM415")
+_PATIENCE = 10.0  # seconds that the parents of other ranks may take
 
 
 class Findings:
@@ -22,6 +29,8 @@ class Findings:
         self._run = run
         self._rank = rank
         self._seen: set[Path] = set()
+        self._news = News()
+        self._known: list[Path] = []  # folders, as they were last listed
         self._full: set[object] = set()  # where a limit of the host was said to be reached
         self._waiting: dict[Path, Diagnosis] = {}
 
@@ -34,13 +43,17 @@ class Findings:
         found = rundir.worker_folders(self._run)
         return found if self._rank is None else [folder for folder in found if rundir.rank_of(folder) == self._rank]
 
-    def new(self) -> list[Diagnosis]:
+    def new(self, *, at_end: bool = False) -> list[Diagnosis]:
         """What has been explained since the last look. What may be an echo of a death waits for the end."""
         found = []
-        for folder in [*self._workers(), *self.folders()]:
-            for path, diagnosis in rundir.read_diagnoses(folder).items():
-                if path in self._seen:
-                    continue
+        if at_end:
+            self._news = News()
+        if self._news.may_be_in(self._run):
+            self._known = [*self._workers(), *self.folders()]
+        for folder in self._known:
+            if not self._news.may_be_in(folder):
+                continue
+            for path, diagnosis in run_files.read_diagnoses(folder, self._seen).items():
                 self._seen.add(path)
                 if diagnosis.code in _SHARED:
                     # All workers of a loader run into it at about the same time.
@@ -70,23 +83,48 @@ class Findings:
         everyone = {
             path: diagnosis
             for folder in rundir.process_folders(self._run)
-            for path, diagnosis in rundir.read_diagnoses(folder).items()
-            if diagnosis.severity == "error"
+            for path, diagnosis in run_files.read_diagnoses(folder).items()
+            if diagnosis.severity == "error" and not diagnosis.code.startswith(_SILENT)
         }
-        if not everyone:
+        ours = {path: found for path, found in self._waiting.items() if found.code == _UNEXPLAINED}
+        if not everyone or not ours or (self._rank is not None and _told_by_others(self._run, self._rank)):
             return []
-        explained = {path.parent for path, diagnosis in everyone.items() if diagnosis.code != _UNEXPLAINED}
+        explained = {path.parent for path, diagnosis in everyone.items() if _explains(diagnosis)}
         first = same_finding(everyone[min(everyone, key=_written)])
         return [
             diagnosis
-            for path, diagnosis in self._waiting.items()
-            if diagnosis.code == _UNEXPLAINED
-            and not explained - {path.parent}
-            and (same_finding(diagnosis) == first or path.parent in explained)
+            for path, diagnosis in ours.items()
+            if not explained - {path.parent} and (same_finding(diagnosis) == first or path.parent in explained)
         ]
+
+
+def _explains(diagnosis: Diagnosis) -> bool:
+    """Whether it can be why another process has failed: mistakes that raise nothing are not."""
+    return diagnosis.code != _UNEXPLAINED and not diagnosis.code.startswith(_SILENT)
 
 
 def _written(path: Path) -> float:
     with contextlib.suppress(OSError):
         return path.stat().st_mtime
     return 0.0
+
+
+def _told_by_others(run: Path, rank: int) -> bool:
+    """Whether another rank has an error that is explained. Who watches one that has died may be about to tell."""
+    end = time.monotonic() + _PATIENCE
+    while not (told := any(map(_explains, run_files.errors_of_others(run, rank)))):
+        others = (folder for folder in rundir.process_folders(run) if rundir.rank_of(folder) != rank)
+        if time.monotonic() > end or not any(_is_open(run, folder) for folder in others):
+            break
+        time.sleep(0.1)
+    return told
+
+
+def _is_open(run: Path, folder: Path) -> bool:
+    """Whether a process is gone without a word, and its parent has not said yet how it ended."""
+    with contextlib.suppress(UnreadableRun):
+        box = blackbox.read(folder / run_files.BLACK_BOX)
+        view = process.read(box.pid)
+        gone = view is None or view.state in "ZX"
+        return gone and not box.clean_exit and not run_files.is_concluded(run, rundir.rank_of(folder))
+    return False

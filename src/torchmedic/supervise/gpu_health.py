@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torchmedic import gpu_files
 from torchmedic.contained import report_fault
-from torchmedic.records import GpuHealth, GpuState
+from torchmedic.gpu_records import GpuHealth, GpuState
 from torchmedic.supervise.nvml import REASONS, Gpus
 
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")

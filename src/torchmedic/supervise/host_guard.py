@@ -15,21 +15,27 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic import rundir
+from torchmedic import inside_files, run_files, rundir
 from torchmedic.contained import report_fault
 from torchmedic.detect import host_memory
 from torchmedic.errors import UnreadableRun
-from torchmedic.memory_records import HostAlarm
+from torchmedic.memory_records import HeldMemory, HostAlarm, MemorySample
 from torchmedic.observe import blackbox
-from torchmedic.records import HeldMemory, MemorySample
 from torchmedic.supervise import cgroups
 from torchmedic.supervise.host_pressure import psi
 
 _CALM, _TIGHT = 1.0, 0.2  # seconds between samples
+_YOUNG, _SOON = 20.0, 0.4  # of a young run there may be nothing yet to see the growth by
 _NARROW = 0.7  # of the limit, from which on it is tight
+_GROWN = 0.05  # of the limit, by which a process must have grown to be asked what it holds, and asked again,
+_ASKING = 0.4  # seconds between two such questions,
+_QUESTIONS = 10  # how many there are in a run,
+_ROOM = 128 << 20  # and bytes that must be left: to look takes some, too
+_PATIENCE = 0.6  # seconds that an alarm may wait for the answer
 _KEPT = 150
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROCESSES = 64
+_ALIKE = 0.5  # of the growth of another process
 _WORKER = "pt_data_worker"  # what torch calls a DataLoader worker
 
 
@@ -45,6 +51,10 @@ class HostGuard:
         self._raised: HostAlarm | None = None
         self._told = False
         self._broken = False
+        self._began = time.monotonic()
+        self._raised_at = 0.0
+        self._asked: dict[int, tuple[float, int]] = {}  # when a process was last asked what it holds, and its size
+        self._questions = 0
 
     @property
     def samples(self) -> tuple[MemorySample, ...]:
@@ -54,13 +64,16 @@ class HostGuard:
         """Called a few times a second with the processes of the run."""
         now = time.monotonic()
         last = self._samples[-1] if self._samples else None
-        pause = _CALM if last is None or last.share < _NARROW else _TIGHT
+        tight = last is not None and (last.share >= _NARROW or host_memory.is_rushing(self.samples))
+        pause = _TIGHT if tight else _CALM if now - self._began > _YOUNG else _SOON
         if self._broken or (last is not None and now - last.time < pause):
             return
         try:
             self._samples.append(self._sample(now, pids))
+            if tight and not self._told:
+                self._ask(now)
             if self._raised is None and host_memory.is_alarming(self.samples):
-                self._raised = self._alarm()
+                self._raised, self._raised_at = self._alarm(), now
         except Exception as error:
             self._broken = True
             report_fault("supervise.memory", error)
@@ -69,8 +82,32 @@ class HostGuard:
         """The alarm, when it has just been raised."""
         if self._raised is None or self._told:
             return []
+        if not self._raised.holders:
+            if self._is_answer_due():
+                return []
+            self._raised = msgspec.structs.replace(self._raised, holders=self._alarm().holders)
         self._told = True
         return [self._raised]
+
+    def _ask(self, now: float) -> None:
+        """Have the process that grows say what it holds, before there is no time left for it."""
+        last, growing = self._samples[-1], host_memory.grew_most(self.samples)
+        if growing is None or last.limit is None or self._questions >= _QUESTIONS:
+            return
+        pid, rise = growing
+        asked, size = self._asked.get(pid, (now - _ASKING, last.private[pid] - rise))
+        grown = last.private[pid] - size >= _GROWN * last.limit
+        if grown and now - asked >= _ASKING and last.limit - (last.used or 0) > _ROOM:
+            self._questions += inside_files.ask(self._run, pid, inside_files.HOLD)
+            self._asked[pid] = (now, last.private[pid])
+
+    def _is_answer_due(self) -> bool:
+        """Whether the process that grows has been asked, may still answer, and there is time to wait for it."""
+        alarm = self._raised
+        if alarm is None or alarm.growing is None or (alarm.seconds_left or 0.0) < 2 * _PATIENCE:
+            return False
+        asked, since = alarm.growing[0] in self._asked, time.monotonic() - self._raised_at
+        return asked and since < _PATIENCE and not inside_files.read_held(self._run, alarm.growing[0])
 
     def _sample(self, now: float, pids: Iterable[int]) -> MemorySample:
         meminfo = cgroups.table(self._proc / "meminfo", "MemTotal", "MemAvailable")
@@ -123,21 +160,25 @@ class HostGuard:
 
     def _alarm(self) -> HostAlarm:
         growing = host_memory.grew_most(self.samples)
-        own = rundir.folder_of(self._run, growing[0]) if growing is not None else None
-        worker = self._worker(growing[0]) if growing is not None and own is None else None
+        own = run_files.folder_of(self._run, growing[0]) if growing is not None else None
+        is_worker = growing is not None and own is None and self._is_worker(growing[0])
+        worker = run_files.worker_folder_of(self._run, growing[0], is_worker=is_worker) if growing is not None else None
+        rises = [each for each in host_memory.rises(self.samples).values() if each > 0]
         folder = own or next(iter(rundir.process_folders(self._run)), None)
-        known = worker or folder
+        known = own or worker or folder
         moment = None
         if folder is not None:
             with contextlib.suppress(UnreadableRun):
-                moment = blackbox.read(folder / rundir.BLACK_BOX).last
+                moment = blackbox.read(folder / run_files.BLACK_BOX).last
         return HostAlarm(
             samples=self.samples,
             seconds_left=host_memory.seconds_left(self.samples),
             growing=growing,
             trains=own is not None,
-            loads=worker is not None,
-            holders=holders(known) if known is not None else (),
+            loads=is_worker or (own is None and worker is not None),
+            together=sum(rises),
+            alike=sum(each >= _ALIKE * max(rises) for each in rises),
+            holders=self._holders(growing[0] if growing is not None else 0, known),
             pinned=pinned(folder) if folder is not None else 0,
             rank=rundir.rank_of(folder) if folder is not None else 0,
             step=moment.step if moment is not None else None,
@@ -145,9 +186,12 @@ class HostGuard:
             line=moment.line if moment is not None else 0,
         )
 
-    def _worker(self, pid: int) -> Path | None:
-        is_worker = (cgroups.text(self._proc / str(pid) / "comm") or "").startswith(_WORKER)
-        return rundir.worker_folder_of(self._run, pid, is_worker=is_worker)
+    def _holders(self, pid: int, folder: Path | None) -> tuple[HeldMemory, ...]:
+        """By what the process has said when it was asked, or else of its own accord."""
+        return inside_files.read_held(self._run, pid) or (holders(folder) if folder is not None else ())
+
+    def _is_worker(self, pid: int) -> bool:
+        return (cgroups.text(self._proc / str(pid) / "comm") or "").startswith(_WORKER)
 
 
 class _Holders(msgspec.Struct, tag="holders", tag_field="kind"):
@@ -157,7 +201,7 @@ class _Holders(msgspec.Struct, tag="holders", tag_field="kind"):
 def holders(folder: Path) -> tuple[HeldMemory, ...]:
     """What held most at the last look into a process, the biggest first."""
     with contextlib.suppress(OSError):
-        for line in reversed((folder / rundir.EVENTS).read_bytes().splitlines()):
+        for line in reversed((folder / run_files.EVENTS).read_bytes().splitlines()):
             if b'"holders"' in line:
                 with contextlib.suppress(msgspec.DecodeError):
                     return msgspec.json.decode(line, type=_Holders).holders
@@ -171,7 +215,7 @@ class _Series(msgspec.Struct, tag="memory", tag_field="kind"):
 def pinned(folder: Path) -> int:
     """Host memory that a process had pinned for its GPU when it last said so."""
     with contextlib.suppress(OSError):
-        for line in reversed((folder / rundir.EVENTS).read_bytes().splitlines()):
+        for line in reversed((folder / run_files.EVENTS).read_bytes().splitlines()):
             with contextlib.suppress(msgspec.DecodeError):
                 return msgspec.json.decode(line, type=_Series).pinned
     return 0

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torchmedic.records import HostPressure, PressureRates, Psi
+from torchmedic.host_records import HostPressure, PressureRates, Psi
 from torchmedic.supervise import cgroups
 
 _PROC = Path("/proc")

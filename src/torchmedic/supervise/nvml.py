@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torchmedic.records import GpuHealth, GpuState, Xid
+from torchmedic.gpu_records import GpuHealth, GpuState, Xid
 from torchmedic.supervise.visible_gpus import visible
 
 _MOST_XIDS = 32

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic import rundir
+from torchmedic import run_files
 from torchmedic.detect.exhaustion import asked_of_host
 from torchmedic.observe.limits import setter_of
 from torchmedic.observe.no_room import KIND, NoRoom
@@ -25,7 +25,7 @@ def explained(folders: Iterable[Path]) -> list[Diagnosis]:
     found = []
     for folder in folders:
         word = _word_of(folder)
-        if word is None or any(each.severity == "error" for each in rundir.read_diagnoses(folder).values()):
+        if word is None or any(each.severity == "error" for each in run_files.read_diagnoses(folder).values()):
             continue
         diagnosis = ask(word, registry.OUT_OF_ROOM)
         if diagnosis is not None:
@@ -35,7 +35,7 @@ def explained(folders: Iterable[Path]) -> list[Diagnosis]:
 
 def _word_of(folder: Path) -> NoRoom | None:
     with contextlib.suppress(OSError):
-        for line in (folder / rundir.EVENTS).read_bytes().splitlines():
+        for line in (folder / run_files.EVENTS).read_bytes().splitlines():
             if f'"{KIND}"'.encode() in line:
                 with contextlib.suppress(msgspec.DecodeError):
                     return _completed(msgspec.json.decode(line, type=NoRoom), folder)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from torchmedic.records import MemoryLimits
+from torchmedic.memory_records import MemoryLimits
 from torchmedic.supervise import cgroups
 
 

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from torchmedic import inside_files, rundir
+from torchmedic import inside_files, run_files
 from torchmedic.confidential import confidential
 from torchmedic.contained import contained, on_fault, owning_up
+from torchmedic.death_records import Death
 from torchmedic.detect.death import signal_name
 from torchmedic.errors import ExitStatus
-from torchmedic.records import Death, Diagnosis, Fault, Outcome, Report
+from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.report.emit import Emitter
 from torchmedic.settings import Settings
 from torchmedic.supervise import deaths, job, memory_warnings, out_of_room
@@ -112,14 +113,14 @@ class Supervisor:
         self._vigil.last_look()
         contained("supervise.stall")(self._stalls.last_look)()
         for folder in self._findings.folders():
-            rundir.release(folder)
+            run_files.release(folder)
         left = deaths.read_left(self._run, self._findings.folders())
         self._outcome = Outcome(
             exit_status=shell_status(status),
             signal=signal_name(status) if status < 0 else None,
             steps=max((box.last.updates for box in left.boxes.values() if box.last is not None), default=0),
         )
-        for diagnosis in self._findings.new():
+        for diagnosis in self._findings.new(at_end=True):
             self._add(diagnosis)
         killed = killed or self._stalls.killed
         dead = [] if killed else deaths.find(left, self._vigil, pid, status, through_shell=through_shell)
@@ -135,7 +136,7 @@ class Supervisor:
             symptom="death" if dead else self._symptom(),
         )
         self._write()
-        rundir.drop_empty_stacks(self._run)
+        run_files.drop_empty_stacks(self._run)
         inside_files.remove(self._run, over=self._rank is None)
         self._emitter.finish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
 
@@ -148,7 +149,7 @@ class Supervisor:
     def _symptom(self) -> str | None:
         if any(found.code.startswith(_HANGS) and found.severity == "error" for found in self._diagnoses):
             return "hang"
-        symptoms = (rundir.read_symptom(folder) for folder in self._findings.folders())
+        symptoms = (run_files.read_symptom(folder) for folder in self._findings.folders())
         return next((found for found in symptoms if found is not None), None)
 
     def _with_findings(self, status: int) -> int:
@@ -164,9 +165,9 @@ class Supervisor:
     def _say_faults(self) -> None:
         """Own up to a bug of ours, once, whichever process it was in."""
         faults: list[tuple[Fault, Path | None]] = [
-            (fault, folder) for folder in self._findings.folders() for fault in rundir.read_faults(folder)
+            (fault, folder) for folder in self._findings.folders() for fault in run_files.read_faults(folder)
         ]
         if self._fault is not None:
             faults.append((self._fault, None))
         for fault, folder in faults[:1]:
-            sys.stderr.write(owning_up(fault, "" if folder is None else str(folder / rundir.EVENTS)))
+            sys.stderr.write(owning_up(fault, "" if folder is None else str(folder / run_files.EVENTS)))

@@ -8,15 +8,16 @@ import threading
 import time
 from pathlib import Path
 
-from torchmedic import gpu_files, rundir
+from torchmedic import gpu_files, run_files, rundir
 from torchmedic.errors import UnreadableRun
+from torchmedic.gpu_records import GpuHealth, GpuState
 from torchmedic.observe import blackbox
-from torchmedic.records import BoxContents, GpuHealth, GpuState, Moment, Report
+from torchmedic.records import BoxContents, Moment, Report
 from torchmedic.report.live import State, View, Watched
 from torchmedic.supervise.nvml import Gpus
 
 _HOME = ".torchmedic"
-_MARKS = (rundir.REPORT, rundir.STACKS, ".confidential", ".no-checkup", ".job", ".parts", "rank*", "gpu*.json")
+_MARKS = (run_files.REPORT, run_files.STACKS, ".confidential", ".no-checkup", ".job", ".parts", "rank*", "gpu*.json")
 _WINDOW = 30.0  # seconds of steps that a rate is taken from
 _FRESH = 10.0  # seconds for which a sign of life counts although there is no such process
 _READ = 3.0
@@ -34,7 +35,7 @@ def find_run(requested: Path | None, cwd: Path) -> Path:
             if runs:
                 return max(runs, key=lambda path: path.name)  # names begin with the time
         raise UnreadableRun(f"there is no run in {_HOME} (torchmedic watch RUN, or start one with torchmedic run)")
-    folder = requested.parent if requested.name == rundir.REPORT and requested.is_file() else requested
+    folder = requested.parent if requested.name == run_files.REPORT and requested.is_file() else requested
     try:
         is_run = folder.is_dir() and (not any(folder.iterdir()) or any(any(folder.glob(mark)) for mark in _MARKS))
     except OSError as error:
@@ -77,7 +78,7 @@ class Watch:
 
     def _report(self) -> Report | None:
         with contextlib.suppress(UnreadableRun, OSError):
-            return rundir.read_report(self._run)
+            return run_files.read_report(self._run)
         return None
 
     def _cards(self, *, live: bool) -> tuple[GpuState, ...]:
@@ -144,7 +145,7 @@ def _name(run: Path) -> str:
 
 def _box(folder: Path) -> BoxContents | None:
     with contextlib.suppress(UnreadableRun):
-        return blackbox.read(folder / rundir.BLACK_BOX)
+        return blackbox.read(folder / run_files.BLACK_BOX)
     return None
 
 

@@ -118,6 +118,8 @@ def _notes(seen: looks.Seen) -> list[str]:
     elif seen.no_stacks:
         how = f": try {access.with_sudo(seen.processes[0].pid)}" if seen.no_stacks == NOT_PERMITTED else ""
         notes.append(f"not seen: Python stacks ({seen.no_stacks}){how}")
+    if seen.unseen:
+        notes.append(f"not seen: Python stacks of process {', '.join(map(str, seen.unseen))}; look again")
     closed = next((view for view in seen.processes if view.state not in "ZX" and not view.open_to_us), None)
     if closed is not None:
         notes.append(access.hidden(closed))

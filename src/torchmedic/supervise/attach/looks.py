@@ -9,13 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic import rundir
+from torchmedic import run_files, rundir
 from torchmedic.diagnose.standstill import IDLE
 from torchmedic.errors import UnreadableRun
+from torchmedic.gpu_records import GpuHealth
 from torchmedic.inside_records import InsideView
 from torchmedic.observe import blackbox
 from torchmedic.process_records import ProcessView, ThreadView
-from torchmedic.records import BoxContents, GpuHealth
+from torchmedic.records import BoxContents
 from torchmedic.settings import RUN_DIR_VARIABLE
 from torchmedic.stall_records import Peer, Stall
 from torchmedic.supervise import host_pressure
@@ -36,11 +37,15 @@ _NVML = 1.5  # seconds that the driver of a GPU may take to answer
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was seen: a stall for each process that trains, and why there are no Python stacks, if so."""
+    """All that was seen: a stall for each process that trains, and why there are no Python stacks, if so.
+
+    `unseen` are processes whose stacks are missing, while there are those of others.
+    """
 
     stalls: tuple[Stall, ...] = ()
     processes: tuple[ProcessView, ...] = ()
     no_stacks: str = ""
+    unseen: tuple[int, ...] = ()
     run: Path | None = None
 
 
@@ -90,6 +95,7 @@ def look(pid: int, *, seconds: float = SECONDS, native: bool = False) -> Seen:
         stalls=tuple(_stall(common, view, after, inside, peers, _box(run, view.pid), glances) for view in trains),
         processes=after,
         no_stacks=stacks.failure,
+        unseen=tuple(pid for pid in stacks.unseen() if pid in known and known[pid].state not in "ZX"),
         run=run,
     )
 
@@ -196,10 +202,10 @@ def _run_of(pid: int) -> Path | None:
 def _box(run: Path | None, pid: int) -> BoxContents | None:
     if run is None:
         return None
-    folder = rundir.folder_of(run, pid)
+    folder = run_files.folder_of(run, pid)
     for each in [folder] if folder is not None else rundir.process_folders(run):
         with contextlib.suppress(UnreadableRun):
-            box = blackbox.read(each / rundir.BLACK_BOX)
+            box = blackbox.read(each / run_files.BLACK_BOX)
             if box.pid == pid:
                 return msgspec.structs.replace(box, moments=box.moments[-64:])
     return None

@@ -44,6 +44,10 @@ class Stacks:
         self._failures += not self._looks
         self.failure = "" if self._looks else next(filter(None, failures), "")
 
+    def unseen(self) -> list[int]:
+        """Those of which py-spy could not tell anything, while it could of others."""
+        return [pid for pid in self._pids if pid not in self._looks] if self._looks else []
+
     def inside(self) -> list[InsideView]:
         return [InsideView(pid=pid, time=self._time, threads=_merged(looks)) for pid, looks in self._looks.items()]
 

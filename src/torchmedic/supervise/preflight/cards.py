@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from torchmedic.records import GpuHealth
+from torchmedic.gpu_records import GpuHealth
 from torchmedic.supervise.nvml import Gpus
 
 PROHIBITED, EXCLUSIVE = 2, 3

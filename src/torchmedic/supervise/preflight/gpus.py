@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchmedic.detect.architectures import covers, covers_without_compiling
 from torchmedic.diagnose.last_words import size
-from torchmedic.records import GpuState
+from torchmedic.gpu_records import GpuState
 from torchmedic.supervise.nvml import REASONS
 from torchmedic.supervise.preflight.cards import EXCLUSIVE, PROHIBITED, Card, Cards
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn

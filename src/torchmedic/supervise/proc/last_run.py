@@ -23,6 +23,7 @@ from torchmedic.supervise.proc.process import PROC, Stat
 
 _EXEC_START = re.compile(r"^se\.exec_start\s*:\s*(\d+\.\d+)", re.MULTILINE)
 _MOST_CPUS = 32
+_READINGS = 3  # of each clock
 _PATIENCE = 1.0  # seconds for all the clocks: a CPU may be taken
 
 Clocks = dict[int, float]
@@ -83,9 +84,9 @@ def _clocks(cpus: set[int]) -> Clocks:
         for cpu in sorted(cpus)[:_MOST_CPUS]:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, {cpu})  # of this thread alone
-                last = _last(f"{PROC}/thread-self")
-                if last is not None:
-                    found[cpu] = last - time.monotonic()
+                ahead = [last - time.monotonic() for _ in range(_READINGS) if (last := _last(f"{PROC}/thread-self"))]
+                if ahead:
+                    found[cpu] = max(ahead)  # it may have lost the CPU between the two clocks
 
     visitor = threading.Thread(target=visit, name="torchmedic-clocks", daemon=True)
     visitor.start()

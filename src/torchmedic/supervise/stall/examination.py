@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic import gpu_files, inside_files, rundir
+from torchmedic import gpu_files, inside_files, run_files, rundir
 from torchmedic.errors import UnreadableRun
 from torchmedic.inside_records import InsideView
 from torchmedic.observe import blackbox
@@ -21,15 +21,13 @@ from torchmedic.records import BoxContents
 from torchmedic.stall_records import Stall
 from torchmedic.supervise import host_pressure
 from torchmedic.supervise.proc import growing_files, libraries, lock_holders, outsiders, pyspy, tree, waits
+from torchmedic.supervise.stall.answers import Answers
 from torchmedic.supervise.stall.dumps import read_dump
 from torchmedic.supervise.stall.peers import Peers
 from torchmedic.supervise.stall.progress import Progress
 
 _LOOK = 1.3  # seconds between the two looks from outside; those from inside fall in between
-_ANSWER = 2.2  # seconds until a process that has not heard the question is taken to be unable to
 _PEERS = 3.5  # seconds that other ranks are given to answer
-_LONGEST = 8.0  # seconds that an answer may take on a busy machine
-_STARVED = 0.2  # of a core that the listener wanted and did not get: it is not the GIL that it waits for
 _DUMP = 0.6  # seconds that faulthandler is given after that
 
 
@@ -47,12 +45,13 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
     after = growing_files.with_growth(after, files, growing_files.sizes(pids, run))
     after = tuple(_with_libraries(view) if view.pid == progress.pid else view for view in after)
     rates = host_pressure.difference(pressure, later := host_pressure.read(progress.pid, pids))
-    while _waiting(run, asked, after, time.monotonic() - begun):
+    answers = Answers(run, asked)
+    while answers.pending(after, time.monotonic() - begun):
         yield None
     while peers.pending and time.monotonic() < begun + _PEERS:
         yield None
     inside = {pid: answer for pid in asked if (answer := inside_files.read_answer(run, pid)) is not None}
-    mute = [view for view in after if view.pid in asked and view.pid not in inside and not _heard(run, view.pid)]
+    mute = [view for view in after if view.pid in asked and view.pid not in inside and not answers.heard(view.pid)]
     dumped = {view.pid: _size(run, view.pid) for view in mute}
     for view in mute:
         _make_dump(view)
@@ -94,22 +93,6 @@ def _until(moment: float) -> Iterator[None]:
         yield None
 
 
-def _heard(run: Path, pid: int) -> bool:
-    return inside_files.heard(run, pid).exists()
-
-
-def _waiting(run: Path, asked: list[int], views: tuple[ProcessView, ...], passed: float) -> bool:
-    """Whether an answer may still come: from who has heard the question, or has no core to hear it on."""
-    for view in views:
-        answer = inside_files.read_answer(run, view.pid)
-        if view.pid not in asked or (answer is not None and (not answer.partial or passed > _ANSWER)):
-            continue  # a device that does not answer may never do so
-        starved = view.listener is not None and (view.listener.demand or 0.0) > _STARVED
-        if passed < (_LONGEST if _heard(run, view.pid) or starved else _ANSWER) and view.state not in "TtZX":
-            return True
-    return False
-
-
 def _make_dump(view: ProcessView) -> None:
     """Only where the signal is caught: it would end the process elsewhere."""
     number = inside_files.signal_number()
@@ -142,7 +125,7 @@ def _from_outside(pid: int) -> InsideView | None:
 def _box(run: Path, pid: int) -> BoxContents | None:
     for folder in rundir.process_folders(run):
         with contextlib.suppress(UnreadableRun):
-            box = blackbox.read(folder / rundir.BLACK_BOX)
+            box = blackbox.read(folder / run_files.BLACK_BOX)
             if box.pid == pid:
                 return msgspec.structs.replace(box, moments=box.moments[-64:])
     return None

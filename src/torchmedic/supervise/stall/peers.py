@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchmedic import inside_files, rundir
+from torchmedic import inside_files, run_files, rundir
 from torchmedic.errors import UnreadableRun
 from torchmedic.inside_records import InsideView
 from torchmedic.observe import blackbox
@@ -70,7 +70,7 @@ def _updates(run: Path) -> dict[int, int]:
     found = {}
     for folder in rundir.process_folders(run):
         with contextlib.suppress(UnreadableRun):
-            box = blackbox.read(folder / rundir.BLACK_BOX)
+            box = blackbox.read(folder / run_files.BLACK_BOX)
             if box.last is not None:
                 found[box.pid] = box.last.updates
     return found

@@ -11,6 +11,7 @@ LEAST = 30.0  # seconds; whoever is silent for less is not worth a look
 FIRST = 60.0  # before the first update: loading, compiling and tuning are done then
 _STEPS = 5  # usual steps that a process may be silent for
 _TIMES = 2  # the longest silence of a phase, times this, is nothing to worry about
+_BEATS = 12  # of those since the last look: where there are more, none of them was silent for long
 _WORK: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 
@@ -38,7 +39,7 @@ class Progress:
     def look(self) -> bool:
         """Take in what is new; whether the process has got on since the last look."""
         moved = False
-        for beat in self._box.new():
+        for beat in self._box.new(_BEATS):
             if self._gets_on(beat):
                 silence = beat.time - self._moved
                 self.last_silence = max(self.last_silence, silence) if moved else silence

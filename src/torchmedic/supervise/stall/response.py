@@ -72,11 +72,13 @@ class Response:
         diagnosis = ask(stall, registry.STALLED)
         if diagnosis is None or (diagnosis.code, diagnosis.severity) in case.noted:
             return  # it moves, and nothing is wrong with that
+        if diagnosis.severity == "note" and any(severity != "note" for _, severity in case.noted):
+            return  # one case, one diagnosis: it is slow for a reason that has been told
         case.noted.add((diagnosis.code, diagnosis.severity))
         if diagnosis.severity == "note":
             case.notes.append(diagnosis)
         while diagnosis.severity != "note" and case.notes:
-            self._amend(case.notes.pop(), None)  # one case, one diagnosis: what was thought before is superseded
+            self._amend(case.notes.pop(), None)  # what was thought before is superseded
         self._tell(diagnosis)
         if diagnosis.severity != "error":
             return

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchmedic import rundir
+from torchmedic import run_files, rundir
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import Diagnosis
 from torchmedic.stall_records import Stall
@@ -82,7 +82,7 @@ class StallWatch:
 
     def _follow(self) -> None:
         for folder in rundir.process_folders(self._run):
-            box = folder / rundir.BLACK_BOX
+            box = folder / run_files.BLACK_BOX
             if box in self._followed or (self._rank is not None and rundir.rank_of(folder) != self._rank):
                 continue
             with contextlib.suppress(UnreadableRun):

@@ -16,14 +16,14 @@ def train_step():
     return loss.item()
 
 
-signal.alarm(25)
+signal.alarm(60)
 context = multiprocessing.get_context("fork")
 results = context.Queue()
 
 
 class Miner(context.Process):
     def run(self):
-        signal.alarm(25)  # it is not inherited
+        signal.alarm(60)  # it is not inherited
         for _ in range(100):
             results.put(list(range(10_000)))
 

@@ -16,13 +16,13 @@ def train_step():
     return loss.item()
 
 
-signal.alarm(25)
+signal.alarm(60)
 context = multiprocessing.get_context("fork")
 tasks, results = context.Queue(2), context.Queue(2)
 
 
 def work():
-    signal.alarm(25)  # it is not inherited
+    signal.alarm(60)  # it is not inherited
     while True:
         results.put(tasks.get())
 

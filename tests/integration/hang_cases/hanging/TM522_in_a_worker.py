@@ -20,7 +20,7 @@ def train_step():
     return loss.item()
 
 
-signal.alarm(25)
+signal.alarm(60)
 path = tempfile.mktemp(suffix=".lock")
 mine = open(path, "w")
 fcntl.flock(mine, fcntl.LOCK_EX)

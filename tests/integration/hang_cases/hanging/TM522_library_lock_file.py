@@ -19,7 +19,7 @@ def train_step():
     return loss.item()
 
 
-signal.alarm(25)
+signal.alarm(60)
 path = os.path.join(tempfile.mkdtemp(), "data.lock")
 open(path, "w").close()
 os.utime(path, (1, 1))

@@ -17,10 +17,10 @@ def train_step():
     return loss.item()
 
 
-signal.alarm(25)
+signal.alarm(60)
 server = socket.create_server(("127.0.0.1", 0))
 if os.fork() == 0:
-    signal.alarm(25)  # it is not inherited
+    signal.alarm(60)  # it is not inherited
     connection, _ = server.accept()
     signal.pause()
 PORT = server.getsockname()[1]

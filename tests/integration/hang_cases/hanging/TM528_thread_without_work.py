@@ -17,7 +17,7 @@ def train_step():
     return loss.item()
 
 
-signal.alarm(25)
+signal.alarm(60)
 work = queue.Queue()
 
 
