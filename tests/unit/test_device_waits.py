@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from torchmedic.observe.device_waits import DeviceWaits, Waited
+from torchmedic.observe.wait_calls import WaitCalls
 
 SYNC, COPY = 1, 2  # sites
 Step = Callable[["Device"], None]
@@ -181,3 +182,21 @@ def test_the_calls_of_torch_are_seen_at_their_line_and_put_back() -> None:
     assert waits.over
     assert {name: torch.Tensor.__dict__.get(name) for name in before} == before
     assert {(one.place.line, one.name) for one in found} == {(line, "__float__")}
+
+
+def test_tensors_are_no_sequences_to_torch_while_calls_are_watched_and_after() -> None:
+    class Nobody:
+        def begins(self, *args: object, **kwargs: object) -> bool:
+            return False
+
+        def ended(self) -> None: ...
+
+    calls = WaitCalls(Nobody())
+    calls.arm()
+    try:
+        armed = torch.tensor([torch.rand(1), torch.rand(1)]).shape
+    finally:
+        calls.disarm()
+    assert armed == torch.tensor([torch.rand(1), torch.rand(1)]).shape == (2,)
+    with pytest.raises(ValueError, match="only one element"):
+        torch.tensor([torch.rand(3), torch.rand(3)])

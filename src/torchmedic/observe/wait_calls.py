@@ -15,9 +15,11 @@ from torchmedic.contained import contained
 from torchmedic.observe.frames import is_user_file, outside_torch
 from torchmedic.observe.loop_events import NOWHERE, Place
 
+# Not `__getitem__`: a class of Python's that has one is a sequence to C code, for good. `torch.tensor` would take a
+# list of tensors apart, and fail on the numbers in them.
 _METHODS = (
     "item tolist cpu cuda to numpy nonzero masked_select unique copy_ __float__ __int__ __bool__ __index__ __repr__ "
-    "__format__ __contains__ __getitem__ __setitem__"
+    "__format__ __contains__ __setitem__"
 ).split()
 _FUNCTIONS = "nonzero masked_select unique equal allclose tensor as_tensor".split()
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep

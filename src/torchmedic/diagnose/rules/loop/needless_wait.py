@@ -25,7 +25,6 @@ _WORDS = {
     "__index__": "int",
     "__repr__": "print",
     "__format__": "print",
-    "__getitem__": "a selection whose size depends on values",
     "__setitem__": "a selection whose size depends on values",
     "__contains__": "a question that needs the value of a tensor",
 }
