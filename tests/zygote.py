@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 import types
 import weakref
 from pathlib import Path
@@ -229,7 +230,10 @@ def _become(command: list[str], env: dict[str, str]) -> NoReturn:
         status = 1
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ is not None else None
         sys.last_value = error
-        sys.excepthook(type(error), error, error.__traceback__)
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+        except BaseException:  # torch's handler of dead workers, for one, raises wherever it is called
+            sys.stderr.write("Error in sys.excepthook:\n" + traceback.format_exc())
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -131,11 +131,19 @@ def test_the_terminal_is_not_lost_when_input_is_a_pipe(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(status) == 9
 
 
-def in_terminal(folder: Path, answers: dict[str, bytes], redirect: str = "") -> tuple[str, int]:
+def test_a_timer_set_before_us_is_for_the_script(tmp_path: Path) -> None:
+    """An `alarm` outlives exec; it comes from the kernel, as what a terminal sends does, and reaches only us."""
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(60)\n")
+    output, status = in_terminal(tmp_path, {}, before="import signal; signal.alarm(5)")
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGALRM, output
+
+
+def in_terminal(folder: Path, answers: dict[str, bytes], redirect: str = "", before: str = "") -> tuple[str, int]:
     """Run train.py in a terminal of its own, and type each answer once its prompt is seen."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
+        exec(before)
         command = f"exec {sys.executable} -m torchmedic run train.py {redirect}"
         os.execve("/bin/bash", ["bash", "-c", command], clean_environment())
     output, waiting, end = "", dict(answers), time.monotonic() + 60

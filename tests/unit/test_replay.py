@@ -330,6 +330,48 @@ def test_missing_source_is_said(case: Any) -> None:
         from_traceback(tb.tb_next if tb is not None else None, failing.agent)
 
 
+def test_a_replay_that_only_waits_ends_in_time(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = case("""
+        w = torch.ones(2, requires_grad=True)
+        ready = [True]
+        def step():
+            while not ready:  # for ever, the second time
+                pass
+            ready.clear()
+            w.sum().detach().backward()
+        step()
+        """)
+    step = failing.run()
+    monkeypatch.setattr(step.runner, "_seconds", 0.1)
+
+    assert isinstance(step.runner.play().error, ReplayTooLong)
+
+
+def test_a_loader_that_a_replay_begins_to_read_has_an_end_and_no_workers(case: Any) -> None:
+    failing = case("""
+        import multiprocessing, os
+        data = torch.utils.data.TensorDataset(torch.ones(6, 2))
+        w = torch.ones(2, requires_grad=True)
+        seen = []
+        def fit():
+            for (x,) in torch.utils.data.DataLoader(data, batch_size=2, num_workers=2, persistent_workers=True):
+                seen.append((len(x), len(multiprocessing.active_children())))
+            (w * x).sum().detach().backward()
+        fit()
+        """)
+    step = failing.run()
+    seen = failing.namespace["seen"]
+    assert seen == [(2, 2)] * 3
+    seen.clear()
+    step.runner._batch = (torch.ones(2, 2),)
+
+    played = step.runner.play()
+
+    assert BOOM in str(played.error)
+    assert [rows for rows, _ in seen] == [2, 2, 2]
+    assert max(workers for _, workers in seen) <= 2  # those of the loader before, if any
+
+
 def test_a_replay_ends_in_time(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = case("""
         w = torch.ones(2, requires_grad=True)

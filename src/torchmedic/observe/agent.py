@@ -41,6 +41,7 @@ from torchmedic.observe.notes import StepNotes
 from torchmedic.observe.past import Pasts
 from torchmedic.observe.rewind import Rewind
 from torchmedic.observe.suspicions import Suspicions
+from torchmedic.observe.worker_news import undisturbed
 from torchmedic.records import Fault
 from torchmedic.run_files import BLACK_BOX, reserve
 from torchmedic.rundir import claim_process_folder, wants_checkup
@@ -137,7 +138,7 @@ class Agent:
         self.clock.flush()
         self.habits.stop()
         self.checkup.stop()
-        with self.paused(), workers.undisturbed():
+        with self.paused(), undisturbed():
             later_stages.in_process().exception(error, self)
 
     @contained("observe.nonfinite")

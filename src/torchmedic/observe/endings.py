@@ -20,6 +20,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from torchmedic.contained import is_short
+from torchmedic.observe.worker_news import undisturbed
 
 Handler = Callable[[BaseException], None]
 
@@ -89,11 +90,12 @@ def _chain_sys_excepthook(handler: Handler) -> None:
     previous = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-        _without_our_frames(error)
-        try:
-            previous(kind, error, error.__traceback__ if tb is not None else None)
-        finally:  # where there is no memory, that may fail too
-            _handle(error, handler)
+        with undisturbed():
+            _without_our_frames(error)
+            try:
+                previous(kind, error, error.__traceback__ if tb is not None else None)
+            finally:  # where there is no memory, that may fail too
+                _handle(error, handler)
 
     sys.excepthook = excepthook
 

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from torchmedic.observe import headroom, later_stages, side_look
 from torchmedic.observe.batches import through_subsets
 from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.sketch import plain, shape_of, text_of, variables_of
+from torchmedic.observe.worker_news import undisturbed
 from torchmedic.records import StackFrame, WorkerFailure
 
 ATTRIBUTE = "_torchmedic_worker_failure"
@@ -188,22 +189,6 @@ def shared_bytes(frames: list[FrameType]) -> int:
             if "share" in code.co_name or code.co_name == "wrapper":
                 return int(known["self"].nbytes())
     return 0
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Have no word of dying workers: torch's handler of SIGCHLD raises wherever the main thread is, in our code too."""
-    before = None
-    if threading.current_thread() is threading.main_thread():
-        before = signal.getsignal(signal.SIGCHLD)
-    if not callable(before):
-        yield
-        return
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, before)
 
 
 def is_fetch(filename: str) -> bool:

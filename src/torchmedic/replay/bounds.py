@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _LONGEST = 120.0  # seconds
 _SHORTEST = 15.0
 _STEPS = 20  # usual steps that a replay may take
+GRACE = 2.0  # seconds between the end at an operation, which is the gentler one, and the end wherever it is
 _HOST_FLOOR = 0.03  # of the host's memory that stays free
 _DEVICE_FLOOR = 0.02  # of the device's
 _EVERY = 64  # operations between two looks at memory

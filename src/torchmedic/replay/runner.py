@@ -17,8 +17,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from torchmedic.observe.batches import tensors_in
 from torchmedic.observe.notes import StepNotes, released
+from torchmedic.replay.alarm import Alarm
 from torchmedic.replay.arguments import lost_arguments
-from torchmedic.replay.bounds import SHADOW_LIMIT, Bounds, ReplayTooBig, ReplayTooLong, check_memory, time_limit
+from torchmedic.replay.bounds import GRACE, SHADOW_LIMIT, Bounds, ReplayTooBig, ReplayTooLong, check_memory, time_limit
 from torchmedic.replay.graph import leaves_behind
 from torchmedic.replay.iterators import draws_from_iterator
 from torchmedic.replay.keeping import KeptWeights
@@ -146,7 +147,8 @@ class Runner:
             for context in contexts:
                 stack.enter_context(context)
             try:
-                self._execute(namespace, played, replace or {})
+                with Alarm(started + seconds + GRACE, ReplayTooLong):
+                    self._execute(namespace, played, replace or {})
             except SegmentEnd:
                 pass
             except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 import torch.autograd.graph
 from torch.amp.grad_scaler import GradScaler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 from torchmedic.replay.played import BackwardCall, Played
 from torchmedic.replay.spots import user_spots
@@ -51,11 +52,15 @@ def no_side_effects(
             raise StopIteration
         return batch
 
+    def iterate(loader: Any) -> Iterator[Any]:
+        return _repeated(batch, loader)
+
     scheduler = importlib.import_module("torch.optim.lr_scheduler").LRScheduler
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_attribute(torch.autograd, "_engine_run_backward", run_backward))
         stack.enter_context(_attribute(_BaseDataLoaderIter, "__next__", next_batch))
+        stack.enter_context(_attribute(DataLoader, "__iter__", iterate))
         stack.enter_context(_attribute(scheduler, "step", lambda *args, **kwargs: None))
         stack.enter_context(_attribute(torch, "save", lambda *args, **kwargs: None))
         # Other ranks are not in this replay, and would be waited for.
@@ -69,6 +74,15 @@ def no_side_effects(
         for optimizer in optimizers:
             stack.enter_context(_instance_attribute(optimizer, "step", _touch(optimizer, played)))
         yield
+
+
+def _repeated(batch: Any, loader: Any) -> Iterator[Any]:
+    """What a loader gives that a replay itself begins to read: as many batches as it has, and no worker is started."""
+    try:
+        given: Iterator[Any] = itertools.repeat(batch, 0 if batch is None else len(loader))
+    except (TypeError, NotImplementedError):  # of unknown length
+        given = itertools.repeat(batch)
+    return given
 
 
 def _unwrapped(wrapper: Any, *args: Any, **kwargs: Any) -> Any:

@@ -24,6 +24,8 @@ FORWARDED = frozenset(signal.valid_signals() - _OURS)
 
 _LAUNCHERS = frozenset({signal.SIGTERM})  # what a launcher sends to the ranks that are left
 
+_TERMINALS = frozenset({signal.SIGINT, signal.SIGHUP, *([signal.SIGQUIT] if hasattr(signal, "SIGQUIT") else [])})
+
 _SI_KERNEL = 0x80
 _DOUBLE = 5.0  # seconds within which a second Ctrl-C is meant as "end it"
 _GRACE = 5.0  # seconds between that and the end
@@ -70,7 +72,8 @@ class Forwarder:
             received = signal.sigtimedwait(self.blocked, self._tick)
             if received is not None and received.si_signo in FORWARDED:
                 # What a terminal sends comes from the kernel and has reached the child, which shares our group.
-                from_terminal = received.si_code == _SI_KERNEL and shares_terminal
+                # A timer's do as well, of an `alarm` that was set before us: that one has reached nobody else.
+                from_terminal = received.si_code == _SI_KERNEL and received.si_signo in _TERMINALS and shares_terminal
                 self._pass_on(child, received.si_signo, already_there=from_terminal)
             self._end_if_due(child)
             on_tick()

@@ -14,6 +14,8 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from torchmedic.replay.alarm import Alarm
+from torchmedic.replay.bounds import GRACE, ReplayTooLong
 from torchmedic.replay.iterators import draws_from_iterator
 from torchmedic.replay.memory.ledger import ByteLedger, FailurePoint
 from torchmedic.replay.played import Played
@@ -92,7 +94,8 @@ class FakeRunner(Runner):
             stack.enter_context(ledger)
             fake_recurrent_weights(ledger, self.modules)
             try:
-                self._execute_fake(namespace)
+                with Alarm(time.monotonic() + _SECONDS + GRACE, ReplayTooLong):
+                    self._execute_fake(namespace)
             except (SegmentEnd, FailurePoint):
                 pass
             except Exception as failure:

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.replay.bounds import Bounds, ReplayTooBig, ReplayTooLong
+from torchmedic.replay.alarm import Alarm
+from torchmedic.replay.bounds import GRACE, Bounds, ReplayTooBig, ReplayTooLong
 from torchmedic.replay.evidence import is_short
 from torchmedic.replay.graph import leaves_behind
 from torchmedic.replay.memory.whole_step import Change, NotRows, WholeStep
@@ -83,10 +84,11 @@ class RealStep(WholeStep):
             with contextlib.ExitStack() as stack:
                 stack.enter_context(muted())
                 namespace = self._changed(stack, change, played, (), keep_rng=True)
-                stack.enter_context(Bounds(time.monotonic() + seconds))
+                deadline = time.monotonic() + seconds
+                stack.enter_context(Bounds(deadline))
                 for _ in self._turns(stack, change):
                     rewind_rng(self._notes)
-                    with contextlib.suppress(SegmentEnd):
+                    with contextlib.suppress(SegmentEnd), Alarm(deadline + GRACE, ReplayTooLong):
                         self._run(dict(namespace), change.rows)
                 outcome = self._judged(played)
             self._update_weights()

@@ -12,6 +12,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from torchmedic.observe.batches import tensors_in
+from torchmedic.replay.alarm import Alarm
+from torchmedic.replay.bounds import GRACE, ReplayTooLong
 from torchmedic.replay.memory.fake_step import FakeRunner, device_left_alone, fake_recurrent_weights, untouched
 from torchmedic.replay.memory.peak import Counting, Fakes, LiveBytes
 from torchmedic.replay.memory.rows import Rows, fewer
@@ -144,7 +146,7 @@ class WholeStep(FakeRunner):
             stack.enter_context(ledger)
             fake_recurrent_weights(ledger, self.modules)
             self._lay_out(namespace, left, change.rows)
-            with contextlib.suppress(SegmentEnd):
+            with contextlib.suppress(SegmentEnd), Alarm(deadline + GRACE, ReplayTooLong):
                 self._run(namespace, change.rows)
             ledger.end_course()
             if change.updates and not ledger.has_updated:
