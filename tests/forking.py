@@ -29,7 +29,7 @@ def watch_script(folder: Path) -> Watched:
     """Run `train.py` of a folder."""
     run = folder / "run"
     run.mkdir()
-    status, output = Zygote.watch(folder, "train.py", run, clean_environment(), 100)
+    status, output = Zygote.watch(folder, "train.py", run, clean_environment(), 250)
     parts = process_folders(run)
     return Watched(
         status,

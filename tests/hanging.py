@@ -33,7 +33,7 @@ def run_each(folder: Path, scripts: Mapping[str, tuple[str, Sequence[str]]]) -> 
             wanted = dict(word.split("=") for word in source.splitlines()[0].removeprefix(_SETS).split())
             return torchmedic(place, "--stall-after", str(STALL_AFTER), *options, "train.py", **wanted)
         command = ["run", "--output", "run", "--stall-after", str(STALL_AFTER), *options, "train.py"]
-        status, out, err = Zygote.run(place, command, clean_environment(), 100)
+        status, out, err = Zygote.run(place, command, clean_environment(), 250)
         return Finished(status, out, err, place / "run")
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:

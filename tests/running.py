@@ -41,7 +41,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1", **extra}
 
 
-def torchmedic(folder: Path, *arguments: str, timeout: float = 100, **environment: str) -> Finished:
+def torchmedic(folder: Path, *arguments: str, timeout: float = 250, **environment: str) -> Finished:
     """`torchmedic run --output run <arguments>` in a folder."""
     done = subprocess.run(
         [sys.executable, "-m", "torchmedic", "run", "--output", "run", *arguments],
@@ -69,7 +69,7 @@ def run_script(
     """
     (folder / name).write_text(source)
     command = ["run", "--output", "run", *options, name, *arguments]
-    status, out, err = Zygote.run(folder, command, clean_environment(**environment), 100)
+    status, out, err = Zygote.run(folder, command, clean_environment(**environment), 250)
     return Finished(status, out, err, folder / "run")
 
 

@@ -43,7 +43,7 @@ def through_pipes(folder: Path, command: list[str], *, both: bool = False) -> Wr
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if both else subprocess.PIPE,
-        timeout=100,
+        timeout=250,
     )
     return Written(_shell(done.returncode), done.stdout, done.stderr or b"")
 
@@ -54,7 +54,7 @@ def into_files(folder: Path, command: list[str], *, both: bool = False, flags: i
     first = os.open(folder / "out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags)
     second = first if both else os.open(folder / "err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags)
     done = subprocess.run(
-        command, cwd=folder, env=clean_environment(), stdin=subprocess.DEVNULL, stdout=first, stderr=second, timeout=100
+        command, cwd=folder, env=clean_environment(), stdin=subprocess.DEVNULL, stdout=first, stderr=second, timeout=250
     )
     for descriptor in {first, second}:
         os.close(descriptor)

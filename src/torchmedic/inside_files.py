@@ -5,6 +5,7 @@ inside/<pid>.heard   there as soon as the question was heard
 inside/<pid>.json    the answer, replaced as a whole
 inside/<pid>.saved   where the weights were saved to, if that was the question
 inside/<pid>.held    who holds its memory, if that was the question
+inside/<pid>.busy    there as long as torchmedic itself keeps the process from going on
 inside/<pid>.txt     the stacks, written by faulthandler on a signal if nobody answers
 """
 
@@ -14,7 +15,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -51,6 +52,10 @@ def held(run: Path, pid: int) -> Path:
     return run / FOLDER / f"{pid}.held"
 
 
+def busy(run: Path, pid: int) -> Path:
+    return run / FOLDER / f"{pid}.busy"
+
+
 def dump(run: Path, pid: int) -> Path:
     return run / FOLDER / f"{pid}.txt"
 
@@ -59,6 +64,19 @@ def signal_number() -> int | None:
     """A signal that nobody else uses, where the system has such."""
     first = getattr(signal, "SIGRTMIN", None)
     return None if first is None else int(first) + 11
+
+
+@contextlib.contextmanager
+def kept_waiting(run: Path, pid: int) -> Iterator[None]:
+    """Tell the parent for how long a process does not go on because of us."""
+    path = busy(run, pid)
+    with contextlib.suppress(OSError):
+        path.touch()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def ask(run: Path, pid: int, word: bytes = LOOK) -> bool:

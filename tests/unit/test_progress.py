@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from torchmedic import inside_files
 from torchmedic.observe import blackbox
 from torchmedic.observe.blackbox import BlackBox
 from torchmedic.observe.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER
+from torchmedic.supervise.stall import watch
 from torchmedic.supervise.stall.progress import FIRST, LEAST, Progress
+from torchmedic.supervise.vigil import Vigil
 
 
 class Run:
@@ -84,3 +89,32 @@ def test_a_process_that_ended_is_not_waited_for(run: Run) -> None:
     assert not run.progress.ended
     run.box.mark_clean_exit()
     assert run.progress.ended
+
+
+def test_who_is_kept_waiting_by_us_does_not_stand_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "rank0"
+    folder.mkdir()
+    (tmp_path / inside_files.FOLDER).mkdir()
+    examined: list[int] = []
+
+    def examine(_: Path, progress: Progress, *__: object) -> Iterator[None]:
+        examined.append(progress.pid)
+        yield None
+
+    monkeypatch.setattr(watch, "examine", examine)
+    monkeypatch.setattr(blackbox, "now", lambda: 1000.0)  # long ago
+    BlackBox(folder / "blackbox").write(FORWARD, 0, 0, 1, "train.py", 1, 0, 0)
+    watching = watch.StallWatch(tmp_path, None, 1.0)
+
+    def look() -> None:
+        watching._due = 0.0
+        for _ in range(2):  # what the first begins, the second goes on with
+            list(watching.look(Vigil(tmp_path)))
+
+    busy = inside_files.busy(tmp_path, os.getpid())
+    busy.touch()
+    look()
+    assert examined == []
+    os.utime(busy, (1000, 1000))
+    look()
+    assert examined == [os.getpid()], "not for ever"

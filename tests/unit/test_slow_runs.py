@@ -157,6 +157,15 @@ def test_a_thread_of_ours_that_got_no_core_says_nothing_of_the_gil() -> None:
     assert asked("gil_held", _mute(_WORKS_IN_A_CROWD, _ASKS, starved)) is None
 
 
+def test_who_gets_no_core_is_not_said_to_hold_the_gil() -> None:
+    starved = {"state": "R", "syscall": "running", "wakes": 5.0, "busy": 0.02, "demand": 1.0}
+    assert asked("gil_held", _mute(starved, _ASKS, _ASKS)) is None
+
+
+def test_our_own_thread_may_still_be_at_the_question_before() -> None:
+    assert asked("gil_held", _mute(_WAITS_FOR_EVER, _ASKS, _WORKS_IN_A_CROWD)) is None
+
+
 def test_a_compiler_that_does_nothing_is_no_reason() -> None:
     waiting = thread(library("torch/_inductor/async_compile.py", "wait"), user(3, "model(x)"))
     busy, idle = (

@@ -19,6 +19,7 @@ import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 
 from torchmedic import contained as containment
+from torchmedic import inside_files
 from torchmedic.contained import contained, is_short
 from torchmedic.observe import cuda_start, endings, headroom, later_stages, no_room, out_of_memory, workers
 from torchmedic.observe.batches import Batches
@@ -122,6 +123,12 @@ class Agent:
         finally:
             self.step.paused = False
 
+    @contextlib.contextmanager
+    def examining(self) -> Iterator[None]:
+        """The same, and the parent is told: that the process stands still is our doing."""
+        with inside_files.kept_waiting(self.run, os.getpid()), self.paused():
+            yield
+
     @contained("observe.exception")
     def raised(self, error: BaseException) -> None:
         """An exception has ended this process's work: find out why, while its frames are alive."""
@@ -138,7 +145,7 @@ class Agent:
         self.clock.flush()
         self.habits.stop()
         self.checkup.stop()
-        with self.paused(), undisturbed():
+        with self.examining(), undisturbed():
             later_stages.in_process().exception(error, self)
 
     @contained("observe.nonfinite")
@@ -146,7 +153,7 @@ class Agent:
         """A number is NaN or infinite: find its origin, while the step that made it is there, and let the run go on."""
         self.open()
         self.checkup.pause()
-        with self.paused():
+        with self.examining():
             return later_stages.in_process().nonfinite(optimizer, frame, what, at, self)
 
     @contained("observe.nonfinite")
@@ -158,7 +165,7 @@ class Agent:
     def device_died(self, error: BaseException, frame: FrameType) -> None:
         """The device has failed before the user's own code has come to notice it."""
         self.open()
-        with self.paused():
+        with self.examining():
             later_stages.in_process().device_died(error, frame, self)
 
     def mark(self, what: str) -> None:
@@ -176,7 +183,7 @@ class Agent:
         """The script is about to leave by `sys.exit`, with no exception under way."""
         if self.clock.updates or self.clock.micro_step or self.clock.optimizers:
             self.open()
-            with self.paused():
+            with self.examining():
                 later_stages.in_process().gave_up(frame, self)
 
     @contained("observe.exit")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchmedic import run_files, rundir
+from torchmedic import inside_files, run_files, rundir
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import Diagnosis
 from torchmedic.stall_records import Stall
@@ -20,6 +20,7 @@ from torchmedic.supervise.vigil import Vigil
 _INTERVAL = 1.0  # seconds between two looks,
 _SHORT = 0.5  # or between those of somebody who will not wait
 _HURRY = 10.0
+_EXAMINATION = 300.0  # seconds that our own look at a failed step may take
 _AGAIN = 2.0  # what was examined and found to move is examined again after this many times as long
 
 
@@ -97,7 +98,7 @@ class StallWatch:
                 self._go_on(case)
             if progress.ended or not os.path.exists(f"/proc/{progress.pid}"):
                 self._cases.pop(progress.pid, None)
-            elif progress.still(time.time()) < progress.limit(self._wanted):
+            elif progress.still(time.time()) < progress.limit(self._wanted) or self._is_examined(progress.pid):
                 moving.add(progress.pid)
             else:
                 silent.append((box, progress))
@@ -114,6 +115,12 @@ class StallWatch:
                 vigil.look_closely_at_gpus()
                 case.next = _AGAIN * max(case.next, progress.still(time.time()))
                 case.examination = examine(self._run, progress, case.limit, case.rank, vigil.ended)
+
+    def _is_examined(self, pid: int) -> bool:
+        """Whether torchmedic itself keeps a process from going on, which ends by itself."""
+        with contextlib.suppress(OSError):
+            return time.time() - inside_files.busy(self._run, pid).stat().st_mtime < _EXAMINATION
+        return False
 
     def _go_on(self, case: Case, silence: float = 0.0) -> None:
         self._cases.pop(case.progress.pid, None)

@@ -13,9 +13,13 @@ batch smaller.
 
 from __future__ import annotations
 
+from collections import Counter
+
+from torchmedic.diagnose.last_words import line_location
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.standstill import StallDraft, at
-from torchmedic.records import Diagnosis
+from torchmedic.inside_records import LoopView, PyThread
+from torchmedic.records import Diagnosis, Location
 from torchmedic.stall_records import Stall
 
 CODE, NAME = "TM513", "empty-loader-cycled"
@@ -35,13 +39,23 @@ def check(stall: Stall) -> Diagnosis | None:
         "the loader yields no batch, and is started again and again",
         f"it was asked for a batch {inner.requests} times in a second and had none",
     )
-    frame = thread.user_frame
-    draft.at(at(frame, "cause", "this loop finds the loader empty every time"))
+    draft.at(_asking(thread, inner.loop))
     if inner.empty_loader:
         draft.because(inner.empty_loader)
     draft.because(f"in the loop at line {inner.loop.line}: `{inner.loop.code}`" if inner.loop is not None else "")
     draft.help("check `len(loader)` before training; with `drop_last=True` a batch may not exceed the dataset")
     return draft.finish()
+
+
+def _asking(thread: PyThread, loop: LoopView | None) -> Location | None:
+    """The line that asks the loader: where the thread was seen most. For a moment it is in a loop around that, too."""
+    label = "this loop finds the loader empty every time"
+    frame = thread.user_frame
+    if frame is None or loop is None or loop.file != frame.file:
+        return at(frame, "cause", label)
+    inside = Counter(line for line in thread.lines if loop.line <= line <= loop.end_line)
+    line = inside.most_common(1)[0][0] if inside else frame.line
+    return at(frame, "cause", label) if line == frame.line else line_location("cause", frame.file, line, label)
 
 
 RULE = Rule(CODE, NAME, check)

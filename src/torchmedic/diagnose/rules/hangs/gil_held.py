@@ -24,6 +24,7 @@ CODE, NAME = "TM501", "gil-held-by-native-code"
 _LONG = 60.0  # seconds, and this many times the limit, after which nobody would call it one long call
 _TIMES = 10
 _STARVED = 0.3
+_SHARE = 0.1  # of a core
 _ASKED = 8  # turns on a core in which our thread would have had the GIL, had it been free
 _WAKES = 50.0  # a second: who waits for the GIL wakes every five milliseconds to ask for it again
 _TURN = 0.0002  # seconds: to ask for it takes less than that, and to work takes more
@@ -37,20 +38,27 @@ def check(stall: Stall) -> Diagnosis | None:
         if _is_starved(process):
             continue
         holder = _holder(process, view)
-        if holder is not None:
+        if holder is not None and not _has_no_core(process.thread(holder.tid)):
             return _told(stall, process, holder)
     return None
 
 
 def _is_starved(process: ProcessView) -> bool:
-    """Whether our thread did not answer because it was given no core: that says nothing of the GIL.
+    """Whether our thread did not answer because it was given no core, or not enough: that says nothing of the GIL.
 
     On a machine that is taken, it waits for a core each time that it wants to ask for the GIL again.
     """
     ours = process.listener
+    if ours is not None and _works(ours):
+        return True  # it has the GIL, and is still busy with the question before
     if ours is None or (ours.demand or 0.0) <= _STARVED or (ours.busy or 0.0) >= (ours.demand or 0.0) / 2:
         return False
     return (ours.wakes or 0.0) * process.elapsed < _ASKED
+
+
+def _has_no_core(row: ThreadView | None) -> bool:
+    """Whether a thread hardly ran and wants to: it may hold the GIL, but what it lacks is a core."""
+    return row is not None and row.state == "R" and (row.busy or 0.0) < _SHARE
 
 
 def _main_is_idle(stall: Stall) -> bool:
@@ -59,7 +67,8 @@ def _main_is_idle(stall: Stall) -> bool:
 
 def _holder(process: ProcessView, view: InsideView | None) -> PyThread | None:
     """The thread of Python that is at work in the kernel's eyes, or the one that does not even ask for the GIL."""
-    known = [thread for thread in (view.threads if view is not None else ()) if thread.frames]
+    ours = process.listener.tid if process.listener is not None else None
+    known = [each for each in (view.threads if view is not None else ()) if each.frames and each.tid != ours]
     if owners := [thread for thread in known if thread.holds_gil]:
         return owners[0]  # py-spy knows
     seen = {thread.tid: process.thread(thread.tid) for thread in known if thread.tid}
