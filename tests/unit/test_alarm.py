@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from torchmedic.replay import alarm
 from torchmedic.replay.alarm import Alarm
 
 
@@ -43,6 +44,18 @@ def test_the_main_thread_is_ended_wherever_it_is(endless: Callable[[], None]) ->
     with pytest.raises(Late), Alarm(time.monotonic() + 0.05, Late):
         endless()
     assert signal.getsignal(signal.SIGURG) is before
+
+
+class Idle(Exception):
+    pass
+
+
+def test_who_waits_for_ever_is_ended_long_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarm, "_TICK", 0.05)
+    with pytest.raises(Idle), Alarm(time.monotonic() + 1000, Late, Idle):
+        _wait()
+    with pytest.raises(Late), Alarm(time.monotonic() + 1, Late, Idle):
+        _spin()
 
 
 def test_another_thread_is_ended_in_python() -> None:

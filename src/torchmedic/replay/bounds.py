@@ -9,12 +9,15 @@ import psutil
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchmedic.replay.outside import refuse
+
 _LONGEST = 120.0  # seconds
 _SHORTEST = 15.0
 _STEPS = 20  # usual steps that a replay may take
 GRACE = 2.0  # seconds between the end at an operation, which is the gentler one, and the end wherever it is
 _HOST_FLOOR = 0.03  # of the host's memory that stays free
 _DEVICE_FLOOR = 0.02  # of the device's
+_COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional")
 _EVERY = 64  # operations between two looks at memory
 
 
@@ -23,6 +26,13 @@ class ReplayTooLong(Exception):
 
     def __init__(self) -> None:
         super().__init__("it took too long")
+
+
+class ReplayWaits(ReplayTooLong):
+    """The replay waits for what does not come a second time: a lock that the step holds, an item that it has taken."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "it waits for something that does not come again")
 
 
 class ReplayTooBig(Exception):
@@ -70,6 +80,8 @@ class Bounds(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if time.monotonic() > self._deadline:
             raise ReplayTooLong
+        if func.namespace in _COLLECTIVE and torch.distributed.get_world_size() > 1:
+            refuse("a collective of torch.distributed")  # the other ranks are not in this replay
         if self._count % _EVERY == 0:
             check_memory()
         self._count += 1

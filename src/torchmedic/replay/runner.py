@@ -19,11 +19,23 @@ from torchmedic.observe.batches import tensors_in
 from torchmedic.observe.notes import StepNotes, released
 from torchmedic.replay.alarm import Alarm
 from torchmedic.replay.arguments import lost_arguments
-from torchmedic.replay.bounds import GRACE, SHADOW_LIMIT, Bounds, ReplayTooBig, ReplayTooLong, check_memory, time_limit
+from torchmedic.replay.batch_names import bind_batch
+from torchmedic.replay.bounds import (
+    GRACE,
+    SHADOW_LIMIT,
+    Bounds,
+    ReplayTooBig,
+    ReplayTooLong,
+    ReplayWaits,
+    check_memory,
+    time_limit,
+)
 from torchmedic.replay.graph import leaves_behind
+from torchmedic.replay.harmless import harmless
 from torchmedic.replay.iterators import draws_from_iterator
-from torchmedic.replay.keeping import KeptWeights
+from torchmedic.replay.keeping import KeptTensors
 from torchmedic.replay.name_use import names_read, names_written, read_first
+from torchmedic.replay.outside import refusals
 from torchmedic.replay.played import Played
 from torchmedic.replay.segment import Segment
 from torchmedic.replay.shadow import Shadow
@@ -66,6 +78,7 @@ class Runner:
         self._locals = dict(frame.f_locals)
         self._arguments = lost_arguments(frame, segment.statements)
         self._module_calls = 0
+        self._waits = False  # it has been seen that it waits for ever
         self.frozen: set[int] = set()  # lines of statements that are not run again: their result is taken over
         self.takes_over = False  # whether calls that leave torch are not made again either, where that can be
         self.shadow: Shadow | None = None  # runs the step on the CPU, where its device is lost
@@ -124,11 +137,14 @@ class Runner:
         started = time.monotonic()
         try:
             check_memory()
-        except ReplayTooBig as error:
+            if self._waits:
+                raise ReplayWaits
+        except (ReplayTooBig, ReplayWaits) as error:
             played.error = error
             return played
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
+            stack.enter_context(harmless(self._frame))
             if self.shadow is None:
                 self._preserve(stack)
             stack.enter_context(
@@ -143,16 +159,18 @@ class Runner:
             for device, dtype in self._notes.autocast.items():
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             seconds = self._seconds if self.shadow is None else SHADOW_LIMIT
-            stack.enter_context(Bounds(started + seconds))
+            deadline = time.monotonic() + seconds
+            stack.enter_context(Bounds(deadline))
             for context in contexts:
                 stack.enter_context(context)
             try:
-                with Alarm(started + seconds + GRACE, ReplayTooLong):
+                with Alarm(deadline + GRACE, ReplayTooLong, ReplayWaits):
                     self._execute(namespace, played, replace or {})
             except SegmentEnd:
                 pass
             except Exception as error:
                 played.error = error
+                self._waits = isinstance(error, ReplayWaits)
             if not contexts:
                 try:
                     self._judge(played)
@@ -165,7 +183,7 @@ class Runner:
     def _preserve(self, stack: contextlib.ExitStack) -> None:
         trained = [*self.parameters, *self.loose_leaves]
         stack.enter_context(preserved(self.modules, trained))
-        stack.enter_context(KeptWeights([*trained, *(each for root in self.modules for each in root.parameters())]))
+        stack.enter_context(KeptTensors([*trained, *(each for root in self.modules for each in root.parameters())]))
 
     def _count_call(self, module: Any, args: Any) -> None:
         self._module_calls += 1
@@ -191,10 +209,8 @@ class Runner:
                 played.taken.update(taken)
                 continue
             before = (torch.get_rng_state(), _get_sequence_nr(), self._module_calls)
-            try:
-                exec(replace.get(statement.lineno, code), namespace)
-            except Waits:
-                continue  # what was waited for has come, and its name still holds it
+            if not self._run_statement(statement, replace.get(statement.lineno, code), namespace):
+                continue
             if not isinstance(statement, ast.Assign | ast.AnnAssign):
                 continue
             # Data that was drawn at random can be taken over; what a model computed from it cannot.
@@ -205,6 +221,29 @@ class Runner:
                 results.update(names_written(statement))
             if not computed and not torch.equal(before[0], torch.get_rng_state()):
                 played.drew_random.add(statement.lineno)
+
+    def _run_statement(self, statement: ast.stmt, code: Any, namespace: dict[str, Any]) -> bool:
+        """Run one statement; False where the step goes on without it.
+
+        Raises:
+            Exception: What it raised, or that it reaches outside and computes something too.
+        """
+        before = (refusals(), _get_sequence_nr(), self._module_calls)
+        try:
+            exec(code, namespace)
+        except Waits:
+            return False  # what was waited for has come, and its name still holds it
+        except SystemExit as end:
+            raise RuntimeError("the step ends the program") from end
+        except Exception:
+            if refusals() == before[0] or (_get_sequence_nr(), self._module_calls) != before[1:]:
+                raise
+            taken = taken_over(statement, self.segment.statements, self._known)
+            if taken is None and not (isinstance(statement, ast.Expr) and statement is not self.segment.statements[-1]):
+                raise
+            namespace.update(taken or {})
+            return False
+        return True
 
     @property
     def _known(self) -> dict[str, Any]:
@@ -221,7 +260,7 @@ class Runner:
                 if back is not None:
                     namespace[name] = back
         if self._batch is not None and self._target is not None:
-            _assign_batch(namespace, self._target, self._batch)
+            bind_batch(namespace, self._target, self._batch)
         if self.shadow is not None:
             namespace = {name: self.shadow.answer_variable(value) for name, value in namespace.items()}
         namespace[END] = SegmentEnd
@@ -255,31 +294,3 @@ def _run_to_end(awaitable: Any) -> Any:
     except StopIteration as end:
         return end.value
     raise Waits
-
-
-def _assign_batch(namespace: dict[str, Any], target: ast.expr, batch: Any) -> None:
-    """Bind the loop's names to the batch anew, where the names that were not changed show that it is this batch."""
-    candidates = [target]
-    if isinstance(target, ast.Tuple) and len(target.elts) == 2:
-        candidates.append(target.elts[1])  # `for i, batch in enumerate(loader)`
-    for candidate in candidates:
-        trial: dict[str, Any] = {"__batch__": batch}
-        assignment = ast.Assign([candidate], ast.Name("__batch__", ast.Load()))
-        module = ast.fix_missing_locations(ast.Module([assignment], []))
-        try:
-            exec(compile(module, "<batch>", "exec"), trial)
-        except Exception:
-            continue
-        trial.pop("__batch__")
-        trial.pop("__builtins__", None)
-        same_kind = all(
-            namespace.get(name) is value
-            or (
-                type(namespace.get(name)) is type(value)
-                and getattr(namespace.get(name), "shape", None) == getattr(value, "shape", None)
-            )
-            for name, value in trial.items()
-        )
-        if trial and same_kind:
-            namespace.update(trial)
-            return

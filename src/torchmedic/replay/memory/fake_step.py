@@ -15,11 +15,12 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchmedic.replay.alarm import Alarm
-from torchmedic.replay.bounds import GRACE, ReplayTooLong
+from torchmedic.replay.bounds import GRACE, ReplayTooLong, ReplayWaits
+from torchmedic.replay.harmless import harmless
 from torchmedic.replay.iterators import draws_from_iterator
 from torchmedic.replay.memory.ledger import ByteLedger, FailurePoint
 from torchmedic.replay.played import Played
-from torchmedic.replay.runner import Runner, SegmentEnd, Waits
+from torchmedic.replay.runner import Runner, SegmentEnd
 from torchmedic.replay.side_effects import no_side_effects
 from torchmedic.replay.state import muted, set_version
 
@@ -81,6 +82,7 @@ class FakeRunner(Runner):
         error: BaseException | None = None
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
+            stack.enter_context(harmless(self._frame))
             stack.enter_context(untouched(self.modules, [*self.parameters, *self.loose_leaves], self._optimizers))
             stack.enter_context(device_left_alone())
             stack.enter_context(
@@ -94,7 +96,7 @@ class FakeRunner(Runner):
             stack.enter_context(ledger)
             fake_recurrent_weights(ledger, self.modules)
             try:
-                with Alarm(time.monotonic() + _SECONDS + GRACE, ReplayTooLong):
+                with Alarm(time.monotonic() + _SECONDS + GRACE, ReplayTooLong, ReplayWaits):
                     self._execute_fake(namespace)
             except (SegmentEnd, FailurePoint):
                 pass
@@ -108,9 +110,7 @@ class FakeRunner(Runner):
         for statement, code in self.segment.code():
             if statement.lineno in self.frozen or draws_from_iterator(statement, namespace):
                 continue
-            try:
-                exec(code, namespace)
-            except Waits:
+            if not self._run_statement(statement, code, namespace):
                 continue
             if after is not None:
                 after(statement)

@@ -18,17 +18,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.replay.alarm import Alarm
-from torchmedic.replay.bounds import GRACE, Bounds, ReplayTooBig, ReplayTooLong
+from torchmedic.replay.bounds import Bounds, ReplayTooBig, ReplayTooLong
 from torchmedic.replay.evidence import is_short
 from torchmedic.replay.graph import leaves_behind
 from torchmedic.replay.memory.whole_step import Change, NotRows, WholeStep
+from torchmedic.replay.outside import sealed
 from torchmedic.replay.played import Played
 from torchmedic.replay.runner import SegmentEnd
 from torchmedic.replay.state import muted, rewind_rng
 from torchmedic.replay.step import Step
 from torchmedic.replay.trial import attempt
 
+OTHER_ERROR = "it raised"  # something that has nothing to do with memory
 _YIELDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -83,19 +84,20 @@ class RealStep(WholeStep):
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(muted())
+                stack.enter_context(sealed())  # a copy of the process has the files and connections of the first
                 namespace = self._changed(stack, change, played, (), keep_rng=True)
-                deadline = time.monotonic() + seconds
-                stack.enter_context(Bounds(deadline))
+                # No `Alarm`: it might take of the memory that is to suffice, and whoever forked us ends us in time.
+                stack.enter_context(Bounds(time.monotonic() + seconds))
                 for _ in self._turns(stack, change):
                     rewind_rng(self._notes)
-                    with contextlib.suppress(SegmentEnd), Alarm(deadline + GRACE, ReplayTooLong):
+                    with contextlib.suppress(SegmentEnd):
                         self._run(dict(namespace), change.rows)
                 outcome = self._judged(played)
             self._update_weights()
         except (ReplayTooLong, ReplayTooBig, NotRows):
             return Outcome(None)
         except Exception as failure:
-            words = f"it raised {type(failure).__name__}: {failure}".splitlines()[0][:80]
+            words = f"{OTHER_ERROR} {type(failure).__name__}: {failure}".splitlines()[0][:80]
             return Outcome(False, "it ran out of memory as well" if is_short(failure) else words)
         return outcome
 

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from torchmedic.observe.batches import tensors_in
 from torchmedic.replay.alarm import Alarm
-from torchmedic.replay.bounds import GRACE, ReplayTooLong
+from torchmedic.replay.bounds import GRACE, ReplayTooLong, ReplayWaits
+from torchmedic.replay.harmless import harmless
 from torchmedic.replay.memory.fake_step import FakeRunner, device_left_alone, fake_recurrent_weights, untouched
 from torchmedic.replay.memory.peak import Counting, Fakes, LiveBytes
 from torchmedic.replay.memory.rows import Rows, fewer
@@ -136,6 +137,7 @@ class WholeStep(FakeRunner):
         left = self.left_over()
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
+            stack.enter_context(harmless(self._frame))
             stack.enter_context(untouched(self.modules, [*self.parameters, *self.loose_leaves], self._optimizers))
             stack.enter_context(device_left_alone())
             namespace = self._changed(stack, change, Played(), left, keep_rng=False)
@@ -146,7 +148,7 @@ class WholeStep(FakeRunner):
             stack.enter_context(ledger)
             fake_recurrent_weights(ledger, self.modules)
             self._lay_out(namespace, left, change.rows)
-            with contextlib.suppress(SegmentEnd), Alarm(deadline + GRACE, ReplayTooLong):
+            with contextlib.suppress(SegmentEnd), Alarm(deadline + GRACE, ReplayTooLong, ReplayWaits):
                 self._run(namespace, change.rows)
             ledger.end_course()
             if change.updates and not ledger.has_updated:

@@ -1,0 +1,162 @@
+"""Files that are open before a replay, which gets nothing into them.
+
+Python's file objects are of C, yet each looks its own methods up, and those of the one beneath it, by name: so a method
+can be put in front of `write` for a while. Text waits in the upper object until it is flushed, so what the step has
+written before goes down first, and what the replay wrote goes nowhere at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+_KINDS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)
+
+
+class _Seal(Protocol):
+    @property
+    def is_ours(self) -> bool: ...
+
+
+class _Muted:
+    """One text file; what other threads write to it meanwhile is kept."""
+
+    def __init__(self, text: io.TextIOWrapper, seal: _Seal) -> None:
+        self.text = text
+        self._seal = seal
+        self._write: Callable[[str], int] = text.write
+        self.is_shared = False
+
+    def write(self, data: str) -> int:
+        if self._seal.is_ours:
+            return len(data)
+        self.is_shared = True
+        return self._write(data)
+
+
+@contextlib.contextmanager
+def open_files_muted(seal: _Seal) -> Iterator[None]:
+    """Keep what the thread of the replay writes out of all files that are open now."""
+    found = {id(each): each for each in [*living(*_KINDS), *_standard()]}
+    files = [each for each in found.values() if _is_written(each)]
+    texts = [each for each in files if isinstance(each, io.TextIOWrapper)]
+    buffers = [each for each in files if isinstance(each, io.BufferedWriter | io.BufferedRandom)]
+    below = {id(each.raw) for each in buffers}
+    raws = [each for each in files if isinstance(each, io.FileIO) and id(each) not in below]
+    muted: list[_Muted] = []
+    with contextlib.ExitStack() as stack:
+        for text in texts:
+            if _moved_down(text):
+                muted.append(_Muted(text, seal))
+        above = {id(each.text.buffer): each for each in muted}
+        for binary in [*buffers, *raws]:
+            _shadow(stack, binary, "write", _swallowing(seal, binary.write, above.get(id(binary))))
+        for each in muted:
+            _shadow(stack, each.text, "write", each.write)
+        try:
+            yield
+        finally:
+            for each in muted:  # those that had their `write` looked up before: a csv writer
+                if not each.is_shared:
+                    _moved_down(each.text)
+
+
+def living(*kinds: type) -> list[Any]:
+    """All objects of these classes and of those derived from them that have something open.
+
+    There are very many objects to look through, so that is only done where what is open has changed.
+    """
+    state = _open_now()
+    known, found = _found.get(kinds, (None, list[Any]()))
+    again: list[Any] = [each() for each in found]
+    if state and state == known and all(each is not None and not _is_closed(each) for each in again):
+        return again
+    wanted = set(kinds)
+    pending = list(kinds)
+    derived: type
+    while pending:
+        for derived in type.__subclasses__(pending.pop()):
+            if derived not in wanted:
+                wanted.add(derived)
+                pending.append(derived)
+    now = [each for each in gc.get_objects() if type(each) in wanted and not _is_closed(each)]
+    with contextlib.suppress(TypeError):  # a class of which there are no weak references
+        _found[kinds] = (state, [weakref.ref(each) for each in now])
+    return now
+
+
+def _is_closed(file: Any) -> bool:
+    try:
+        return bool(getattr(file, "closed", False))
+    except ValueError:
+        return True  # the file beneath it was taken away
+
+
+_found: dict[tuple[type, ...], tuple[Any, list[weakref.ref[Any]]]] = {}
+
+
+def _open_now() -> frozenset[tuple[str, str]]:
+    """What the process has open, as the system sees it."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the list itself was one of them
+                found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return frozenset(found)
+
+
+def _standard() -> Iterator[Any]:
+    """The streams of the process, which `gc.freeze` hides."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        buffer = getattr(stream, "buffer", None)
+        yield from (each for each in (stream, buffer, getattr(buffer, "raw", None)) if isinstance(each, _KINDS))
+
+
+def _is_written(file: io.IOBase) -> bool:
+    try:
+        return not file.closed and file.writable()
+    except Exception:
+        return False
+
+
+def _moved_down(text: io.TextIOWrapper) -> bool:
+    """Hand what waits in a text file to the one beneath it, but not on to the disk."""
+    with contextlib.ExitStack() as stack:
+        try:
+            _shadow(stack, text.buffer, "flush", lambda: None)
+            type(text).flush(text)
+        except Exception:
+            return False
+    return True
+
+
+def _swallowing(seal: _Seal, original: Callable[[Any], int], above: _Muted | None) -> Callable[[Any], int]:
+    def write(data: Any) -> int:
+        if not seal.is_ours or (above is not None and above.is_shared):  # then what comes down may be another's
+            return original(data)
+        return memoryview(data).nbytes
+
+    return write
+
+
+def _shadow(stack: contextlib.ExitStack, file: Any, name: str, value: Any) -> None:
+    """Put a function in front of a method of this one object."""
+    own: dict[str, Any] | None = getattr(file, "__dict__", None)
+    if own is None:
+        return
+    had, before = name in own, own.get(name)
+
+    def put_back() -> None:
+        if had:
+            own[name] = before
+        else:
+            own.pop(name, None)
+
+    own[name] = value
+    stack.callback(put_back)
