@@ -22,10 +22,10 @@ def run_limited(folder: Path, source: str, limit: int = LIMIT, *, high: int | No
     (folder / "train.py").write_text(source)
     tree, log = folder / "cgroup", folder / "bin"
     whole = source.startswith(HOST_MARK)
-    _write_tree(tree, None if whole else limit, 0, high)
+    write_tree(tree, None if whole else limit, 0, high)
     _write_log(log, None)
     environment = clean_environment(TORCHMEDIC_CGROUP_ROOT=str(tree), PATH=f"{log}{os.pathsep}{os.environ['PATH']}")
-    run = Zygote.start(folder, ["run", "--output", "run", "train.py"], environment, 100)
+    run = Zygote.start(folder, ["run", "--output", "run", "train.py"], environment, 250)
     while not run.is_over():
         for child in _children(run.pid):
             with contextlib.suppress(psutil.Error):
@@ -33,7 +33,7 @@ def run_limited(folder: Path, source: str, limit: int = LIMIT, *, high: int | No
                     if whole:
                         _write_log(log, child.pid)
                     else:
-                        _write_tree(tree, limit, 1, high)
+                        write_tree(tree, limit, 1, high)
                     child.kill()
         time.sleep(0.02)
     return Finished(run.wait(), *Zygote.output(folder), folder / "run")
@@ -45,7 +45,7 @@ def _children(pid: int) -> list[psutil.Process]:
     return []
 
 
-def _write_tree(tree: Path, limit: int | None, kills: int, high: int | None) -> None:
+def write_tree(tree: Path, limit: int | None, kills: int, high: int | None) -> None:
     """Both versions of cgroups, whichever the machine lists for its processes."""
     (tree / "memory").mkdir(parents=True, exist_ok=True)
     (tree / "memory.max").write_text("max\n" if limit is None else f"{limit}\n")

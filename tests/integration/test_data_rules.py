@@ -241,6 +241,44 @@ for x in DataLoader(Data(), batch_size=4, num_workers=2):
 """,
         "exited with status 1",
     ),
+    "exit-in-collate": (
+        "TM822",
+        """
+class Data(Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, i):
+        return torch.ones(2), i
+class Collate:
+    def __call__(self, batch):
+        if any(i == 21 for _, i in batch):
+            os._exit(9)  # <- cause
+        return torch.stack([x for x, _ in batch])
+for x in DataLoader(Data(), batch_size=4, num_workers=2, collate_fn=Collate()):
+    pass
+""",
+        "exited with status 9",
+    ),
+    "killed-in-a-stream-of-another-loader": (
+        "TM822",
+        """
+class Noise(Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, i):
+        return torch.ones(64, 64)
+class Stream(IterableDataset):
+    def __iter__(self):
+        for i in range(400):
+            if i == 60:
+                os.kill(os.getpid(), 9)  # <- cause
+            yield torch.ones(64, 64)
+noise = DataLoader(Noise(), batch_size=4, num_workers=1, prefetch_factor=4)
+for x, y in zip(noise, DataLoader(Stream(), batch_size=4, num_workers=1)):
+    pass
+""",
+        "was ended by SIGKILL",
+    ),
     "no-memory-in-a-worker": (
         "TM401",
         """

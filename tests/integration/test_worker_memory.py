@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from memory_limit import write_tree
 from running import Finished, marked_line, run_script, torchmedic
 
 HEAD = """import json, os, resource, time
@@ -95,6 +96,22 @@ for x in DataLoader(Lines(), batch_size=2, num_workers=1, worker_init_fn=limited
 """,
         ("`rows` has collected", " dicts", "Python objects of yours"),
     ),
+    "rows-so-small-that-not-a-byte-is-left": (
+        "TM412",
+        """
+SMALL = json.dumps({"text": "word " * 80, "tokens": list(range(300, 340)), "label": 1})
+class Lines(IterableDataset):
+    def __iter__(self):
+        rows = []
+        while True:
+            rows.append(json.loads(SMALL))  # <- cause
+            if len(rows) > 10_000_000:
+                yield rows.pop()["label"]
+for x in DataLoader(Lines(), batch_size=2, num_workers=1, worker_init_fn=lambda worker: limited(more=120)):
+    pass
+""",
+        ("`rows` has collected", " dicts"),
+    ),
 }
 
 IN_MAIN = {
@@ -141,6 +158,36 @@ def test_a_worker_says_who_holds_its_memory(tmp_path: Path) -> None:
     for name, (code, body, words) in (IN_WORKERS | IN_MAIN).items():
         (tmp_path / name).mkdir()
         check(run_script(tmp_path / name, HEAD + body), HEAD + body, code, words)
+
+
+KILLED = (
+    HEAD
+    + """
+class Images(Dataset):
+    def __init__(self):
+        self.cache = {}
+    def __len__(self):
+        return 4000
+    def __getitem__(self, i):
+        self.cache[i] = torch.ones(1 << 18)  # <- cause
+        if len(self.cache) == 150 and torch.utils.data.get_worker_info().id:
+            os.replace("later", "cgroup")  # as the kernel does
+            os.kill(os.getpid(), 9)
+        return self.cache[i].mean()
+for x in DataLoader(Images(), batch_size=10, num_workers=2):
+    pass
+"""
+)
+
+
+def test_a_worker_that_lives_on_says_what_the_killed_one_held(tmp_path: Path) -> None:
+    for kills, link in enumerate(("cgroup", "later")):
+        write_tree(tmp_path / f"killed-{kills}", 1 << 30, kills, None)
+        (tmp_path / link).symlink_to(tmp_path / f"killed-{kills}")
+    finished = run_script(tmp_path, KILLED, TORCHMEDIC_CGROUP_ROOT=str(tmp_path / "cgroup"))
+    place = finished.only.cause_location
+    assert (finished.only.code, place and place.line) == ("TM417", marked_line(KILLED)), finished.stderr
+    assert "cache` held" in "\n".join(finished.only.evidence)
 
 
 SPAWNED = (

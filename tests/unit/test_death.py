@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from torchmedic.death_records import Death
-from torchmedic.detect.death import fatal_signal, named_death, raised_elsewhere, read_stacks, signal_name
+from torchmedic.detect.death import (
+    fatal_signal,
+    is_told_by_loader,
+    lost_senders,
+    named_death,
+    raised_elsewhere,
+    read_stacks,
+    signal_name,
+)
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import diagnose
 from torchmedic.records import BoxContents, Diagnosis, Moment, StackFrame, ThreadStack
@@ -210,3 +218,56 @@ def test_exceptions_that_only_pass_on_a_death() -> None:
     assert named_death(RuntimeError("DataLoader worker (pid(s) 3) exited unexpectedly")) is None
     assert named_death(ConnectionResetError()) is None
     assert named_death(KeyError("a")) is None
+
+
+class Gone:
+    """Such as `multiprocessing.Process` is, once it has ended."""
+
+    def __init__(self, pid: int, exitcode: int | None) -> None:
+        self.pid, self.exitcode = pid, exitcode
+
+
+class Loader:
+    """As torch's iterator, which fetches the memory of a batch from the worker that made it."""
+
+    def __init__(self, error: Exception, *workers: Gone) -> None:
+        self.error, self._workers = error, list(workers)
+
+    def get(self) -> None:
+        def rebuild_storage_fd() -> None:
+            raise self.error
+
+        rebuild_storage_fd()
+
+    def wait(self) -> None:
+        raise self.error
+
+
+def noticed(work: Any) -> BaseException:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of any kind
+        work()
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", [ConnectionResetError, FileNotFoundError, EOFError])
+def test_a_sender_that_is_gone_is_known_however_that_is_noticed(kind: type[Exception]) -> None:
+    error = noticed(Loader(kind(), Gone(1, None), Gone(2, -9)).get)
+    assert [worker.pid for worker in lost_senders(error)] == [2]
+    death = named_death(error)
+    assert death is not None
+    assert (death.pid, death.signal, death.part) == (2, "SIGKILL", "worker")
+
+
+def test_a_file_that_is_not_there_is_no_lost_sender() -> None:
+    error = noticed(Loader(FileNotFoundError(), Gone(2, -9)).wait)
+    assert (lost_senders(error), named_death(error)) == ([], None)
+
+
+def test_the_thread_that_pins_batches_leaves_it_to_the_loader() -> None:
+    def _pin_memory_loop() -> None:
+        Loader(ConnectionResetError()).get()
+
+    assert is_told_by_loader(noticed(_pin_memory_loop))
+    assert not is_told_by_loader(noticed(Loader(ConnectionResetError()).get))
+    ended = noticed(Loader(RuntimeError("Pin memory thread exited unexpectedly"), Gone(1, 0), Gone(2, -9)).wait)
+    assert [worker.pid for worker in lost_senders(ended)] == [2]

@@ -79,6 +79,9 @@ class NamedDeath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _WORKER = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([^.\n]+)")
+_RECEIVING = frozenset({"rebuild_storage_fd", "rebuild_storage_filename"})
+_PINNING, _PINNING_ENDED = "_pin_memory_loop", "Pin memory thread exited unexpectedly"
+_PATIENCE = 10.0  # seconds: on a machine that is taken, a process takes long to end
 _WORKERS = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
 
 
@@ -97,8 +100,39 @@ def named_death(error: BaseException) -> NamedDeath | None:
             return None if found is None else NamedDeath(pid=int(match[1]), signal=found.name, part="worker")
         chain = chain.__cause__ if chain is not None else None
     if _WORKERS.search(str(error)) or isinstance(error, ConnectionError | EOFError):
-        return _failed_worker(error)
-    return None
+        return _dead_of(lost_senders(error) or _workers_in(error))
+    return _dead_of(lost_senders(error))
+
+
+def lost_senders(error: BaseException) -> list[Any]:
+    """The DataLoader workers that are gone, where a batch could not be received: its memory is had from the sender."""
+    if isinstance(error, RuntimeError) and _PINNING_ENDED in str(error):
+        return [worker for worker in _workers_in(error) if worker.exitcode]
+    workers = _workers_in(error) if _receives(error) else []
+    # The end of a process is seen in its connections before it can be waited for.
+    deadline = time.monotonic() + _PATIENCE
+    gone: list[Any] = []
+    while workers and not gone and time.monotonic() < deadline:
+        time.sleep(0.02)
+        gone = [worker for worker in workers if worker.exitcode]
+    return gone
+
+
+def is_told_by_loader(error: BaseException) -> bool:
+    """Whether the thread that pins batches has lost a sender: the loader notices by itself, and knows which one."""
+    return _receives(error) and _PINNING in _functions(error)
+
+
+def _receives(error: BaseException) -> bool:
+    return isinstance(error, OSError | EOFError) and not _RECEIVING.isdisjoint(_functions(error))
+
+
+def _functions(error: BaseException) -> set[str]:
+    found, tb = set(), error.__traceback__
+    while tb is not None:
+        found.add(tb.tb_frame.f_code.co_name)
+        tb = tb.tb_next
+    return found
 
 
 def _failed_rank(failures: dict[Any, Any]) -> NamedDeath | None:
@@ -111,19 +145,19 @@ def _failed_rank(failures: dict[Any, Any]) -> NamedDeath | None:
     return None
 
 
-def _failed_worker(error: BaseException) -> NamedDeath | None:
+def _workers_in(error: BaseException) -> list[Any]:
     """The loader saw that workers are gone, or only that nobody answers; its own frame still holds them."""
     tb = error.__traceback__
     while tb is not None:
         workers = getattr(tb.tb_frame.f_locals.get("self"), "_workers", None)
         if isinstance(workers, list) and workers and hasattr(workers[0], "exitcode"):
-            return _dead_of(workers)
+            return workers
         tb = tb.tb_next
-    return None
+    return []
 
 
 def _dead_of(workers: list[Any]) -> NamedDeath | None:
-    for _ in range(20):  # its connections close a moment before a process is gone
+    for _ in range(20 if workers else 0):  # its connections close a moment before a process is gone
         for worker in workers:
             status = worker.exitcode
             name = signal_name(status) if isinstance(status, int) and status < 0 else None

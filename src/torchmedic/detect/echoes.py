@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -9,7 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from torchmedic import run_files
-from torchmedic.detect.death import REQUESTED, named_death, raised_elsewhere
+from torchmedic.detect import survivors
+from torchmedic.detect.death import REQUESTED, is_told_by_loader, lost_senders, named_death, raised_elsewhere
 from torchmedic.observe.frames import is_user_file
 from torchmedic.records import StackFrame
 
@@ -25,6 +27,9 @@ def is_echo(error: BaseException, agent: Any) -> bool:
         if folder is not None and run_files.read_diagnoses(folder):
             agent.events.write("echo", pid=pid)
             return True
+    if is_told_by_loader(error):
+        agent.events.write("echo", pid=os.getpid())
+        return True
     if _lost_another_rank(error):
         if _is_explained_soon(agent):
             agent.events.write("echo", rank=agent.rank)
@@ -35,14 +40,17 @@ def is_echo(error: BaseException, agent: Any) -> bool:
         return False
     at = _user_line(error.__traceback__)
     agent.events.write("death", pid=death.pid, signal=death.signal, part=death.part, at=at)
+    if death.part == "worker" and death.signal == "SIGKILL":
+        survivors.ask(death.pid, agent)
     # A killed worker has left no word of its own: here it is at least known what it was reading.
-    return not (death.part == "worker" and death.signal == "SIGKILL" and isinstance(error, RuntimeError))
+    return not (death.part == "worker" and death.signal == "SIGKILL")
 
 
 def _ended_workers(error: BaseException) -> list[int]:
     """The DataLoader workers whose end an exception tells of: one without memory cannot send its own."""
     found = _ENDED.search(str(error)) if isinstance(error, RuntimeError) else None
-    return [int(pid) for pid in found[1].split(",")] if found is not None else []
+    named = [int(pid) for pid in found[1].split(",")] if found is not None else []
+    return [*named, *(worker.pid for worker in lost_senders(error))]
 
 
 def _lost_another_rank(error: BaseException) -> bool:
@@ -66,6 +74,6 @@ def _user_line(tb: TracebackType | None) -> StackFrame | None:
     while tb is not None:
         code = tb.tb_frame.f_code
         if is_user_file(code.co_filename):
-            found = StackFrame(file=code.co_filename, line=tb.tb_lineno, function=code.co_name)
+            found = StackFrame(file=code.co_filename, line=tb.tb_lineno or code.co_firstlineno, function=code.co_name)
         tb = tb.tb_next
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import importlib
 import multiprocessing.process
 import multiprocessing.queues
@@ -20,6 +21,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from torchmedic.contained import is_short
+from torchmedic.observe import headroom, torn_tracebacks
 from torchmedic.observe.worker_news import undisturbed
 
 Handler = Callable[[BaseException], None]
@@ -27,7 +29,7 @@ Handler = Callable[[BaseException], None]
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _DEMOS = os.path.join(_PACKAGE, "demos") + os.sep
 
-_seen: BaseException | None = None
+_seen: BaseException | None = None  # of the main thread, which ends with it
 _leaving: Exception | None = None
 _lost = False  # something that was put into a queue, and that has been told
 
@@ -48,7 +50,7 @@ def look_back(handler: Handler) -> None:
     """
     error = getattr(sys, "last_value", None) or _leaving
     if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
-        _without_our_frames(error)
+        without_our_frames(error)
         _handle(error, handler)
 
 
@@ -82,8 +84,14 @@ def _handle(error: BaseException, handler: Handler) -> None:
     global _seen
     if error is _seen or isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
         return
-    _seen = error
+    torn_tracebacks.mend(error)
+    if threading.current_thread() is threading.main_thread():
+        _seen = error
+        handler(error)
+        return
     handler(error)
+    # Whoever is connected to what the frames of a thread held waits until that is gone: nothing of ours may keep it.
+    gc.collect()
 
 
 def _chain_sys_excepthook(handler: Handler) -> None:
@@ -91,7 +99,7 @@ def _chain_sys_excepthook(handler: Handler) -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         with undisturbed():
-            _without_our_frames(error)
+            without_our_frames(error)
             try:
                 previous(kind, error, error.__traceback__ if tb is not None else None)
             finally:  # where there is no memory, that may fail too
@@ -105,7 +113,7 @@ def _chain_threading_excepthook(handler: Handler) -> None:
 
     def excepthook(args: Any) -> None:
         if args.exc_value is not None:
-            _without_our_frames(args.exc_value)
+            without_our_frames(args.exc_value)
         previous(args)
         if args.exc_value is not None:
             _handle(args.exc_value, handler)
@@ -126,6 +134,17 @@ def _watch_multiprocessing(handler: Handler, child_ends: Callable[[], None]) -> 
         return status
 
     multiprocessing.process.BaseProcess._bootstrap = _bootstrap  # type: ignore[attr-defined]
+    work: Callable[[Any], None] = multiprocessing.process.BaseProcess.run
+
+    @functools.wraps(work)
+    def run(process: Any) -> None:
+        try:
+            work(process)
+        except MemoryError:
+            headroom.release()  # there may be no room for a single word
+            raise
+
+    multiprocessing.process.BaseProcess.run = run  # type: ignore[method-assign, assignment]
 
 
 def _watch_torch_spawn(handler: Handler) -> None:
@@ -169,7 +188,7 @@ def _watching(show: Callable[..., Any], caller: CodeType, handler: Handler) -> C
         error = sys.exception()
         if error is None or sys._getframe(1).f_code is not caller:
             return show(*args, **kwargs)
-        _without_our_frames(error)
+        without_our_frames(error)
         try:
             return show(*args, **kwargs)
         finally:  # where there is no memory, that may fail too
@@ -178,7 +197,7 @@ def _watching(show: Callable[..., Any], caller: CodeType, handler: Handler) -> C
     return watched
 
 
-def _without_our_frames(error: BaseException) -> None:
+def without_our_frames(error: BaseException) -> None:
     """Take the frames of our patches out of a traceback, so that it reads as it would have without us."""
     chain: BaseException | None = error
     for _ in range(50):

@@ -29,17 +29,15 @@ def reserve(*, for_thread: bool = False) -> None:
     stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
     more = _WORDS + (stack if 0 < stack <= _STACK else 0) if for_thread else 0
     with contextlib.suppress(OSError, ValueError):
-        _spare[:] = [mmap.mmap(-1, _SPARE + more, prot=mmap.PROT_READ)]
+        # Such as counts against the limits of all that is mapped and of all that may be written to.
+        _spare[:] = [mmap.mmap(-1, _SPARE + more, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)]
 
 
 def release() -> None:
     """Give up the room that was set aside."""
-    try:  # with nothing that would take memory itself
-        for room in _spare:
-            room.close()
-    except BufferError:
-        pass
-    _spare.clear()
+    if _spare:  # and nothing here that would take memory itself, not even a loop over them
+        _spare[0].close()
+        _spare.clear()
 
 
 @contextlib.contextmanager

@@ -16,16 +16,23 @@ from collections.abc import Callable
 
 from torchmedic.observe import headroom
 
-_PATIENCE = 5.0  # seconds; a copy may wait for a lock whose owner it has lost
+_WORK = 10.0  # seconds of CPU that a copy may take,
+_IDLE = 3.0  # seconds that it may do nothing: it may wait for a lock whose owner it has lost,
+_LONGEST = 40.0  # and seconds of the clock, on a machine on which it seldom gets a turn
+_GLANCE = 0.2  # seconds between two looks at it
+_TICKS = os.sysconf("SC_CLK_TCK")
 _MOST = 1 << 20  # bytes of an answer
 
 
-def seen_by_copy(look: Callable[[], bytes], at_end: Callable[[], None] = lambda: None) -> bytes:
+def seen_by_copy(
+    look: Callable[[], bytes], at_end: Callable[[], None] = lambda: None, longest: float = _LONGEST
+) -> bytes:
     """What a function gives in a forked copy of this process; nothing where that cannot be had.
 
     Args:
         look: Called with the soft limits of memory lifted.
         at_end: Called in the copy, before it goes.
+        longest: Seconds to wait for the answer, at most.
     """
     sizes = headroom.sizes()
     reading, writing = os.pipe()
@@ -41,7 +48,7 @@ def seen_by_copy(look: Callable[[], bytes], at_end: Callable[[], None] = lambda:
         _be_copy(look, at_end, writing, sizes)
     os.close(writing)
     try:
-        return _answer(reading)
+        return _answer(reading, child, min(longest, _LONGEST))
     finally:
         os.close(reading)
         _end(child)
@@ -60,15 +67,30 @@ def _be_copy(look: Callable[[], bytes], at_end: Callable[[], None], writing: int
         os._exit(0)
 
 
-def _answer(reading: int) -> bytes:
-    found, end = b"", time.monotonic() + _PATIENCE
+def _answer(reading: int, child: int, longest: float) -> bytes:
+    found, began, worked = b"", time.monotonic(), 0.0
+    stirred = began  # when it was last seen at work
     while len(found) < _MOST:
-        ready, _, _ = select.select([reading], [], [], max(0.0, end - time.monotonic()))
-        part = os.read(reading, 1 << 16) if ready else b""
-        if not part:
-            return found if ready else b""
-        found += part
+        if select.select([reading], [], [], _GLANCE)[0]:
+            part = os.read(reading, 1 << 16)
+            if not part:
+                return found
+            found += part
+            continue
+        now, (runs, work) = time.monotonic(), _at_work(child)
+        if runs or work > worked:
+            stirred, worked = now, work
+        if work > _WORK or now - stirred > _IDLE or now - began > longest:
+            break
     return b""
+
+
+def _at_work(child: int) -> tuple[bool, float]:
+    """Whether a process runs or would if it could, and the seconds of CPU that it has had."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{child}/stat", "rb", buffering=0) as file:
+        words = file.read(1024).rpartition(b")")[2].split()
+        return words[0] == b"R", (int(words[11]) + int(words[12])) / _TICKS
+    return False, 0.0
 
 
 def _end(child: int) -> None:

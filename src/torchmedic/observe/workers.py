@@ -25,8 +25,9 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from torchmedic.contained import contained, is_short
-from torchmedic.observe import headroom, later_stages, side_look
+from torchmedic.observe import headroom, later_stages, side_look, worker_room
 from torchmedic.observe.batches import through_subsets
+from torchmedic.observe.endings import without_our_frames
 from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.sketch import plain, shape_of, text_of, variables_of
 from torchmedic.observe.worker_news import undisturbed
@@ -35,6 +36,7 @@ from torchmedic.records import StackFrame, WorkerFailure
 ATTRIBUTE = "_torchmedic_worker_failure"
 
 _FETCH = os.path.join("torch", "utils", "data", "_utils", "fetch.py")
+_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 _STORAGE = os.path.join("torch", "storage.py")
 _SAMPLES = 1024
 _TO_SEND = 32 << 20  # bytes that it may take to send a batch or an exception
@@ -47,6 +49,7 @@ Entry = tuple[FrameType, TracebackType]
 def install() -> None:
     _wrap_init()
     _wrap_reraise()
+    worker_room.install()
 
 
 _PR_SET_PDEATHSIG = 1
@@ -82,6 +85,7 @@ def _wrap_init() -> None:
 
     @functools.wraps(original)
     def __init__(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+        _prepare()
         original(wrapper, *args, **kwargs)
         _note(wrapper)
 
@@ -103,12 +107,21 @@ def _wrap_reraise() -> None:
 
 
 @contained("observe.worker")
+def _prepare() -> None:
+    """Before torch writes the traceback down as text."""
+    error = sys.exception()
+    if isinstance(error, MemoryError | RuntimeError | OSError):
+        headroom.release()  # there may be no room for a single word
+    if error is not None:
+        without_our_frames(error)
+
+
+@contained("observe.worker")
 def _note(wrapper: Any) -> None:
     error = sys.exception()
     if error is None:
         return
-    if isinstance(error, MemoryError | RuntimeError | OSError):
-        headroom.release()  # there may be no room for a single word
+    worker_room.complete_traceback(error)
     info = torch.utils.data.get_worker_info()
     worker = None if info is None else info.id
     is_exhausted = worker is not None and is_short(error)
@@ -129,7 +142,18 @@ def _explained(error: BaseException, worker: int) -> bytes:
         return msgspec.json.encode(msgspec.structs.replace(failure, diagnosis=found))
 
     with undisturbed():
-        return side_look.seen_by_copy(look, later_stages.ends_well)
+        return side_look.seen_by_copy(look, later_stages.ends_well, *_time_left())
+
+
+def _time_left() -> list[float]:
+    """Half of the time that the user lets a loader wait, if there is such: it would end before the exception came."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:  # a forked process has the frames of its parent below its own
+        loader = frame.f_locals.get("loader") if frame.f_code.co_filename.endswith(_LOADER) else None
+        if loader is not None and loader.timeout:
+            return [loader.timeout / 2]
+        frame = frame.f_back
+    return []
 
 
 @contained("observe.worker")
@@ -161,7 +185,7 @@ def describe(error: BaseException, worker: int | None) -> WorkerFailure:
         index=plain(_failing_index([frame for frame, _ in entries], batch, dataset)) if stage == "sample" else None,
         batch_indices=_indices(through_subsets(dataset, batch)),
         frames=tuple(
-            StackFrame(file=frame.f_code.co_filename, line=tb.tb_lineno, function=frame.f_code.co_name)
+            StackFrame(file=frame.f_code.co_filename, line=tb.tb_lineno or 0, function=frame.f_code.co_name)
             for frame, tb in reversed(
                 entries if len(entries) <= _INNER + _OUTER else entries[:_OUTER] + entries[-_INNER:]
             )
@@ -216,7 +240,9 @@ def _stage(fetch: Entry | None) -> Literal["sample", "collate", "other"]:
     if fetch is None:
         return "other"
     return (
-        "collate" if "collate_fn(" in linecache.getline(fetch[0].f_code.co_filename, fetch[1].tb_lineno) else "sample"
+        "collate"
+        if "collate_fn(" in linecache.getline(fetch[0].f_code.co_filename, fetch[1].tb_lineno or 0)
+        else "sample"
     )
 
 

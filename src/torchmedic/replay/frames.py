@@ -164,7 +164,8 @@ def frames_of(tb: TracebackType | None) -> list[Frame]:
     """Outermost first, as in a printed traceback."""
     frames = []
     while tb is not None:
-        frames.append(Frame(tb.tb_frame, tb.tb_lasti, tb.tb_lineno))
+        # A signal handler may raise at an instruction that has no line.
+        frames.append(Frame(tb.tb_frame, tb.tb_lasti, tb.tb_lineno or tb.tb_frame.f_code.co_firstlineno))
         tb = tb.tb_next
     return frames
 

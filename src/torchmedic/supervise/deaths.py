@@ -165,6 +165,7 @@ def _holders(left: Left, pid: int) -> tuple[HeldMemory, ...]:
     told = left.told.get(pid)
     is_worker = told is not None and told.part == "worker"
     folder = left.folders.get(pid) or run_files.worker_folder_of(left.run, pid, is_worker=is_worker)
-    others = left.known if is_worker else ()  # a worker that is alike may have been asked
+    others = left.known - left.folders.keys() if is_worker else ()  # a worker that is alike may have been asked later
     asked = (found for each in (pid, *others) if (found := inside_files.read_held(left.run, each)))
-    return next(asked, ()) or (holders(folder) if folder is not None else ())
+    most = max(asked, key=lambda found: found[0].nbytes, default=())
+    return most or (holders(folder) if folder is not None else ())

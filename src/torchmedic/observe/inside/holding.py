@@ -30,8 +30,8 @@ def tell(agent: Any) -> None:
         return
     try:
         found = biggest(agent)
-        if found:
-            inside_files.write_held(agent.run, os.getpid(), later_stages.lines_of_holders().with_lines(found))
+        told = later_stages.lines_of_holders().with_lines(found) if found else ()
+        inside_files.write_held(agent.run, os.getpid(), told)  # nothing is an answer, too
     except Exception as error:
         report_fault("observe.holding", error)
 

@@ -23,7 +23,8 @@ from torchmedic.replay.memory.fillers import Filler
 _LOOPS = ast.For | ast.While | ast.AsyncFor
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _UNSEEN = frozenset("forward __call__ __getitem__ __getitems__ __next__".split())  # called without their names
-_WORKER = os.path.join("torch", "utils", "data", "_utils", "worker.py")  # its loop asks for batch after batch
+_LOADING = os.path.join("torch", "utils", "data", "_utils", "")
+_BATCHES = (_LOADING + "worker.py", _LOADING + "fetch.py")  # which ask for batch after batch
 _ONCE = frozenset({"__init__", "__iter__"})  # which it does not call for each of them
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -39,8 +40,9 @@ def is_run_again(filler: Filler, frames: Sequence[Frame], modules: Iterable[torc
     around = _functions_around(filler.file, filler.node.lineno)
     calls: dict[str, set[str]] | None = None
     for position, frame in enumerate(frames):
-        if frame.file.endswith(_WORKER):
+        if frame.file.endswith(_BATCHES):
             under_way = {inner.function for inner in frames[position + 1 :] if inner.is_user} - _ONCE
+            under_way |= _name_of(frame.variables.get("collate_fn"))
             if not around.isdisjoint(under_way | _reached(under_way | _UNSEEN, _calls(frames))):
                 return True
         tree = syntax_tree(frame.file, frame.live.f_globals) if frame.is_user else None
@@ -107,7 +109,12 @@ def _hooks(modules: Iterable[torch.nn.Module]) -> set[str]:
     for module in modules:
         for kind in _HOOKS:
             hooks += (module.__dict__.get(kind) or {}).values()
-    return {str(getattr(getattr(each, "func", each), "__name__", "")) for each in hooks}
+    return set().union(*map(_name_of, hooks))
+
+
+def _name_of(function: Any) -> set[str]:
+    """Of a function, also behind a `partial`; none of what has no name."""
+    return {str(getattr(getattr(function, "func", function), "__name__", ""))} - {""}
 
 
 def _functions_around(file: str, line: int) -> set[str]:

@@ -14,20 +14,22 @@ from __future__ import annotations
 import ast
 import re
 import signal
-import time
+from types import CodeType
 from typing import Any
 
+from torchmedic.detect.death import lost_senders
 from torchmedic.diagnose.describe import listed
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.observe import agent
+from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import Frame, frames_of, node_location
+from torchmedic.replay.frames import frames_of, node_location
 from torchmedic.replay.loading import Request, function_node, iterator_in, samples_code
+from torchmedic.replay.returns import code_of
 
 CODE, NAME = "TM822", "worker-killed"
 
-_PATIENCE = 10.0  # seconds: on a machine that is taken, a process takes long to end
 _NEWS = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is killed by signal)")
 _ENDS = frozenset({"exit", "_exit", "quit", "abort", "kill", "killpg", "raise_signal"})
 
@@ -39,10 +41,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     news = _NEWS.search(str(error)) if isinstance(error, RuntimeError) else None
     if news is not None:
         pids = [int(pid) for pid in news[1].split(",")]
-        iterator = iterator if iterator is not None else _iterator_of(pids)
+        owner = _iterator_of(pids)  # the batch that was waited for may be of another loader
+        iterator = owner if owner is not None else iterator
         workers = [worker for worker in getattr(iterator, "_workers", ()) if worker.pid in pids]
     else:
-        workers = _lost_sender(evidence, frames, iterator)
+        workers = lost_senders(error) if evidence.incident.worker is None else []
         pids = [worker.pid for worker in workers]
     if not pids:
         return None
@@ -57,7 +60,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     )
     request = Request(frames, iterator)
     draft.at(
-        _ending_call(request.dataset)
+        _ending_call(iterator)
         or request.at_method("cause", "this runs in the worker")
         or request.at_loop("cause", "noticed here"),
         request.at_loop("surfaced", "noticed here"),
@@ -73,20 +76,6 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
 
 
-def _lost_sender(evidence: RaisedEvidence, frames: list[Frame], iterator: Any) -> list[Any]:
-    """The workers that are gone, where a batch could not be received: its memory is fetched from the sender."""
-    if evidence.incident.worker is not None or not isinstance(evidence.incident.error, OSError | EOFError):
-        return []
-    if not any(frame.function in ("rebuild_storage_fd", "rebuild_storage_filename") for frame in frames):
-        return []
-    workers = list(getattr(iterator, "_workers", ()))
-    # The end of a process is seen in its connections before it can be waited for.
-    deadline = time.monotonic() + _PATIENCE
-    while not (gone := [worker for worker in workers if worker.exitcode]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return gone
-
-
 def _ending(exitcode: int) -> str:
     if exitcode >= 0:
         return f"exited with status {exitcode}"
@@ -97,7 +86,7 @@ def _ending(exitcode: int) -> str:
 
 
 def _iterator_of(pids: list[int]) -> Any:
-    """The iterator of a worker whose end was noticed outside of the loader: a signal handler raises anywhere."""
+    """The iterator of a worker whose end was noticed outside of its loader: a signal handler raises anywhere."""
     watching = agent.current()
     for iterator in watching.batches.iterators() if watching is not None else ():
         if any(worker.pid in pids for worker in getattr(iterator, "_workers", ())):
@@ -118,19 +107,28 @@ def _undelivered(iterator: Any, worker: Any) -> list[Any]:
     return [item for item in items if item is not None]
 
 
-def _ending_call(dataset: Any) -> Location | None:
-    """The one call in the dataset's own method that ends a process."""
-    code = samples_code(dataset)
-    method = function_node(code) if code is not None else None
+def _ending_call(iterator: Any) -> Location | None:
+    """The one call that ends a process, in what a worker runs of the user's own."""
     calls = [
-        node
-        for node in (ast.walk(method) if method is not None else ())
+        (code, node)
+        for code in _codes_of_worker(iterator)
+        if (method := function_node(code)) is not None
+        for node in ast.walk(method)
         if isinstance(node, ast.Call)
         and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in _ENDS
     ]
-    if code is None or len(calls) != 1:
+    if len(calls) != 1:
         return None
-    return node_location("cause", code.co_filename, calls[0], "this call ends the process that it is made in")
+    code, call = calls[0]
+    return node_location("cause", code.co_filename, call, "this call ends the process that it is made in")
+
+
+def _codes_of_worker(iterator: Any) -> list[CodeType]:
+    """The user's functions that a worker calls: for a sample, for a batch, and when it starts."""
+    given = [each for name in ("_collate_fn", "_worker_init_fn") if (each := getattr(iterator, name, None)) is not None]
+    functions = [getattr(each, "func", each) for each in given]  # behind a `partial`
+    codes = [samples_code(getattr(iterator, "_dataset", None)), *(code_of(each) for each in functions)]
+    return list(dict.fromkeys(code for code in codes if code is not None and is_user_file(code.co_filename)))
 
 
 RULE = Rule(CODE, NAME, check)
