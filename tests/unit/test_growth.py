@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import linecache
 import sys
+from collections import namedtuple
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +16,20 @@ import pytest
 import torch
 
 from torchmedic.detect.growth import Growth, growths
+from torchmedic.observe import holders, user_variables
 from torchmedic.observe.holders import Held, Walk
+from torchmedic.observe.inherited_methods import owners_of_methods
 from torchmedic.observe.key_kinds import keys_of
 from torchmedic.observe.leaks import LeakWatch, Look, Point
 from torchmedic.observe.own_locals import looks_at_locals
+from torchmedic.observe.running_iterators import unnamed_objects
 from torchmedic.observe.weighing import Weight, weigh
 from torchmedic.replay.graph_bytes import own_bytes
-from torchmedic.replay.keys import counts, never_returns
+from torchmedic.replay.keys import counts, is_bounded, is_by_identity, never_returns
 from torchmedic.replay.length_limits import NO_LIMIT, LengthLimit
+from torchmedic.replay.lifetimes import Lifetime
 from torchmedic.replay.putters import traffic
-from torchmedic.replay.readers import is_read
+from torchmedic.replay.readers import is_only_sampled, is_read
 from torchmedic.replay.sites import Traffic
 from torchmedic.replay.training_loops import training_loops
 
@@ -111,6 +119,33 @@ def test_items_are_weighed_with_what_hangs_on_them() -> None:
     assert not again.has_witness(weight)
 
 
+def test_what_will_run_some_time_is_weighed_with_what_it_keeps() -> None:
+    graph = torch.ones(4, requires_grad=True) * 2
+
+    def waiting(value: torch.Tensor) -> Iterator[torch.Tensor]:
+        while True:
+            yield value
+
+    async def task() -> list[asyncio.Task[Any]]:
+        return [asyncio.create_task(asyncio.sleep(0, graph)), asyncio.create_task(asyncio.sleep(0))]
+
+    async def done() -> list[asyncio.Task[Any]]:
+        tasks = await task()
+        await asyncio.gather(*tasks)
+        return tasks
+
+    begun = waiting(graph)
+    next(begun)
+    kept = [partial(print, graph), lambda: graph, graph.item, begun, asyncio.run(done())[0]]
+    for each in kept:
+        weight = weigh([each, each])
+        assert weight is not None
+        assert weight.graphs == 1, each
+    plain = weigh([partial(print, 1), [].append])
+    assert plain is not None
+    assert plain.graphs == plain.tensors == 0
+
+
 def of_source(source: str, name: str = "kept", *, local: int = 0, **more: Any) -> Traffic:
     file = f"<ipython-input-{abs(hash(source))}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
@@ -130,6 +165,7 @@ def of_source(source: str, name: str = "kept", *, local: int = 0, **more: Any) -
         ("kept.setdefault('a', []).append(loss)", "kept['a']"),
         ("trainer.kept.extend([loss])", "self.kept"),
         ("heapq.heappush(kept, (0, loss))", "kept"),
+        ("out.register_hook(kept.append)", "kept"),
     ],
 )
 def test_the_line_that_puts_in_is_found(line: str, name: str) -> None:
@@ -167,7 +203,8 @@ def test_a_number_comes_after_what_may_be_a_tensor() -> None:
     "line",
     [
         *("kept.clear()", "kept.pop(0)", "del kept[:5]", "kept[:] = []", "kept = kept[-5:]", "kept = []"),
-        *("if kept: kept = []", "if len(kept) > 9: kept = []"),
+        *("if kept: kept = []", "if len(kept) > 9: kept = []", "task.add_done_callback(kept.remove)"),
+        *("kept = {name: [] for name in kept}", "kept = [[] for _ in kept]", "with run() as kept: pass"),
     ],
 )
 def test_the_line_that_takes_out_is_found(line: str) -> None:
@@ -293,9 +330,141 @@ def test_keys_that_count_never_end_and_names_do(source: str, endless: bool) -> N
     assert counts(Held("kept", "kept", "items", 9, site.file, 0), site, [site.file]) is endless
 
 
-def test_a_walk_adds_up_what_stands_behind_one_name_in_many_pieces() -> None:
-    import torch
+@pytest.mark.parametrize(
+    ("line", "bounded", "by_identity"),
+    [
+        ("kept[step % size] = x", True, False),
+        ("at = self.n & 63\n    kept[at] = x", True, False),
+        ("kept[epoch, step % 4] = x", False, False),
+        ("kept['%d' % step] = x", False, False),
+        ("key = (id(x), x.shape)\n    kept[key] = x", False, True),
+    ],
+)
+def test_a_remainder_comes_again_and_an_identity_does_not(line: str, bounded: bool, by_identity: bool) -> None:
+    (site,) = of_source(f"for x in data:\n    {line}\n").puts
+    assert (is_bounded(site), is_by_identity(site)) == (bounded, by_identity)
 
+
+def test_a_graph_that_is_cut_off_now_and_then_has_an_end() -> None:
+    loop = "for x in data:\n    kept = cell(x, kept)\n"
+    helper = "def cut(h):\n    return tuple(v.detach() for v in h)\n"
+    for more, is_cut in (
+        ("", False),
+        ("    if last: kept = kept.detach()\n", True),
+        ("    if last: kept = tuple(h.detach() for h in kept)\n", True),
+        ("    if last: kept = cut(kept)\n", True),
+        ("    if last: kept = kept - x.detach()\n", False),
+    ):
+        file = f"<ipython-input-cut {more}>"
+        linecache.cache[file] = (0, None, (helper + loop + more).splitlines(keepends=True), file)
+        found = traffic(Held("kept", "kept", "age", 9, file, 0), [])
+        assert [site.node.lineno for site in found.puts][:1] == [4]
+        assert bool(found.takes) is is_cut, more
+
+
+def test_a_method_that_begins_anew_counts_where_it_is_called_again() -> None:
+    meter = (
+        "class Meter:\n    def __init__(self):\n        self.reset()\n    def reset(self):\n        self.kept = []\n"
+    )
+    meter += "    def add(self, x):\n        self.kept.append(x)\n"
+    assert of_source(meter, "meter.kept").takes == []
+    assert of_source(f"{meter}meter.reset()\n", "meter.kept").takes != []
+
+
+def test_who_made_it_says_how_long_it_lives() -> None:
+    file = "<ipython-input-lives>"
+    source = (
+        "def step(meter, values):\n    return frames()\n"
+        "def epoch(meter, make):\n    own = meter or make()\n    return step(own, own.kept)\n"
+        "def run(meter):\n    for _ in range(1):\n        return epoch(meter, Meter)\n"
+        "def whole():\n    ours = Meter()\n    for _ in range(1):\n        return epoch(ours, None)\n"
+    )
+
+    class Meter:
+        def __init__(self) -> None:
+            self.kept: list[object] = []
+
+    frames: list[Any] = []
+
+    def look() -> None:
+        frame: Any = sys._getframe(1)
+        frames.clear()
+        while frame.f_code.co_filename == file:
+            frames.append(frame)
+            frame = frame.f_back
+
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    variables: dict[str, Any] = {"Meter": Meter, "frames": look}
+    exec(compile(source, file, "exec"), variables)
+    held = Held("meter.kept", "kept", "items", 9, file, 0)
+    variables["run"](None)
+    assert Lifetime(held, frames, [file]).is_one_call  # `epoch` has made it, and is called in a loop
+    variables["whole"]()
+    assert not Lifetime(held, frames, [file]).is_one_call  # it was handed on, and is older than the loop
+
+
+def test_an_owner_under_another_name_is_the_same_owner() -> None:
+    loop = "for x in data:\n    stats = self.config.stats\n    stats.kept.append(x)\n"
+    for more, passes in (("", False), ("    self.config.stats = Stats()\n", True), ("    stats = Stats()\n", True)):
+        file = f"<ipython-input-owner {more}>"
+        linecache.cache[file] = (0, None, (loop + more).splitlines(keepends=True), file)
+        held = Held("stats.kept", "kept", "items", 9, file, 0)
+        assert Lifetime(held, [], [file]).has_passing_owner is passes
+
+
+@pytest.fixture
+def only_locals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk has its limit, and the tests' own modules, of which a whole run loads many, would use it up."""
+    monkeypatch.setattr(holders, "roots", lambda frame: (root for root in user_variables.roots(frame) if root[1]))
+
+
+@pytest.mark.usefixtures("only_locals")
+def test_fields_have_their_names() -> None:
+    rollout_type = namedtuple("rollout_type", "values rewards")
+
+    def walked() -> dict[tuple[int, str], Held]:
+        rollout = rollout_type([1], [2])
+        return Walk(1, {}, weigh).run(sys._getframe()).holders if rollout else {}
+
+    assert {"rollout.values", "rollout.rewards"} <= {held.name for held in walked().values()}
+
+
+def test_what_only_a_library_knows_is_found_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchmedic.observe.running_iterators._LONE", 1_000_000)  # there are those of other tests
+    found: list[object] = []
+
+    class Visitor(ast.NodeVisitor):
+        def visit_Name(self, node: ast.Name) -> None:
+            found.extend(owners_of_methods(sys._getframe()))
+
+    Visitor().visit(ast.parse("name"))
+    assert {type(each) for each in found} >= {Visitor}
+
+    class Record:
+        pass
+
+    lone, many = Visitor(), [Record() for _ in range(9)]
+    unnamed = unnamed_objects()
+    assert any(each is lone for each in unnamed)
+    assert not any(type(each) is Record for each in unnamed), many
+
+
+def test_a_replay_buffer_is_only_sampled() -> None:
+    for use, is_sampled in (
+        ("random.sample(self.kept, 8)", True),
+        ("[self.kept[i] for i in order]", False),
+        ("len(self.kept)", False),
+    ):
+        source = (
+            f"class Agent:\n    def put(self, x):\n        self.kept.append(x)\n    def use(self):\n        {use}\n"
+        )
+        found = of_source(source, "agent.kept")
+        file = found.puts[0].file
+        assert is_only_sampled(Held("agent.kept", "kept", "items", 9, file, 0), found, [file]) is is_sampled
+
+
+@pytest.mark.usefixtures("only_locals")
+def test_a_walk_adds_up_what_stands_behind_one_name_in_many_pieces() -> None:
     class Link:
         def __init__(self, value: object, before: object) -> None:
             self.value, self.before = value, before

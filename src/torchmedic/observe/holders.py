@@ -17,6 +17,7 @@ import torch
 from torchmedic.observe.containers import CONTAINERS, length, pairs
 from torchmedic.observe.crowds import ROOT, Branch, Crowds
 from torchmedic.observe.graph_age import node_of, oldest
+from torchmedic.observe.inherited_methods import owners_of_methods
 from torchmedic.observe.insides import Part, cache_of, classes_of, is_users, module_of, parts, parts_of
 from torchmedic.observe.key_kinds import keys_of
 from torchmedic.observe.user_variables import PLAIN, roots
@@ -122,7 +123,7 @@ class Walk:
         most = most or _MOST
         for file, local, name, value in roots(frame):
             self._pending.append(_Todo(value, name, name, 0, file, local))
-        for value in others:
+        for value in (*owners_of_methods(frame), *others):
             name = type(value).__name__
             self._pending.append(_Todo(value, name, name, 0, "", 0))
         pending, seen = self._pending, self._seen
@@ -168,7 +169,7 @@ class Walk:
             self._note(todo, "bytes", len(value), least=_BIG)
         elif issubclass(kind, CONTAINERS):
             self._container(todo)
-        elif kind is tuple or issubclass(kind, tuple):
+        elif issubclass(kind, tuple) and not hasattr(kind, "_fields"):
             self._items(todo, pairs(value, _WIDE), length(value))
         elif kind.__name__ == "ndarray" and module_of(kind) == "numpy":
             nbytes = value.nbytes if value.base is None else 0

@@ -85,6 +85,10 @@ def parts(value: Any, kind: type) -> Iterator[Part]:
         yield from (Part("", handler) for handler in list(value.handlers))
     elif isinstance(value, logging.Handler):
         yield from _attributes(value, kind)
+    elif isinstance(value, tuple):  # with names
+        yield from (
+            Part(name, item) for name, item in zip(getattr(kind, "_fields", ()), tuple.__iter__(value), strict=False)
+        )
     elif not isinstance(value, ModuleType) and _is_open(kind):
         yield from _attributes(value, kind)
         if is_users(kind):

@@ -21,7 +21,7 @@ from torchmedic.contained import contained
 from torchmedic.observe.gradient_cycles import GradientCycles
 from torchmedic.observe.holders import Found, Held, Walk
 from torchmedic.observe.memory import device_bytes, resident_bytes
-from torchmedic.observe.running_iterators import running_iterators
+from torchmedic.observe.running_iterators import unnamed_objects
 from torchmedic.observe.weighing import Weight, weigh
 
 _NEVER = 1 << 62
@@ -211,7 +211,7 @@ class LeakWatch:
         ):
             self._searches += 1
             self._unexplained = held + (_UNEXPLAINED << self._searches)
-            self._iterators = [weakref.ref(each) for each in running_iterators()]
+            self._iterators = [weakref.ref(each) for each in unnamed_objects()]
             self._soon = _SOON if self._iterators else 0
 
     def _keep(self, look: Look, found: Found) -> None:

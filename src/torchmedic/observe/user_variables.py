@@ -27,8 +27,10 @@ def roots(frame: FrameType | None) -> Iterator[tuple[str, int, str, Any]]:
         code = frame.f_code
         if is_user_file(code.co_filename):
             if code.co_flags & inspect.CO_OPTIMIZED:
+                others = code.co_freevars
                 for name, value in locals_of(frame):
-                    yield code.co_filename, code.co_firstlineno, name, value
+                    line = _owner(name, frame) if name in others else code.co_firstlineno
+                    yield code.co_filename, line, name, value
             if id(frame.f_globals) not in modules:
                 modules.add(id(frame.f_globals))
                 yield from _globals(code.co_filename, frame.f_globals)
@@ -36,6 +38,16 @@ def roots(frame: FrameType | None) -> Iterator[tuple[str, int, str, Any]]:
     for file, variables in _user_modules():
         if id(variables) not in modules:
             yield from _globals(file, variables)
+
+
+def _owner(name: str, frame: FrameType) -> int:
+    """The first line of the running function whose variable another one uses; 0 if it has returned."""
+    file, outer = frame.f_code.co_filename, frame.f_back
+    while outer is not None:
+        if name in outer.f_code.co_cellvars and outer.f_code.co_filename == file:
+            return outer.f_code.co_firstlineno
+        outer = outer.f_back
+    return 0
 
 
 def _globals(file: str, variables: dict[str, Any]) -> Iterator[tuple[str, int, str, Any]]:

@@ -10,7 +10,8 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from types import FunctionType
+from functools import partial
+from types import AsyncGeneratorType, BuiltinMethodType, CoroutineType, FunctionType, GeneratorType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ _FEW = 8  # and of a long list
 _OWN = 16  # storages of one item that its neighbours are asked for
 _NEAR = 128  # such neighbours on each side
 _OPEN = ("torch.utils.data", "torch.distributions", "torch.optim")  # of torch, whose objects hold tensors of the user
+_PUT_OFF = (FunctionType, partial, GeneratorType, CoroutineType, AsyncGeneratorType)  # what will run some time
 _SIZED = frozenset({int, float, str, bytes, bytearray, list, dict, tuple, set, frozenset})
 
 
@@ -176,7 +178,9 @@ class _Item:
         elif isinstance(part, torch.nn.Module):
             self._witness(part)
             return [*part.parameters(), *part.buffers()], 1.0
-        elif isinstance(part, FunctionType):
+        elif isinstance(part, BuiltinMethodType):  # `loss.item`, to be called later
+            return ([part.__self__] if isinstance(part.__self__, torch.Tensor) else []), 1.0
+        elif isinstance(part, _PUT_OFF):
             self._witness(part)
             held = [each.item for each in parts(part, kind)][:_WIDE]
             return [each for each in held if isinstance(each, (torch.Tensor, *CONTAINERS, tuple))], 1.0
@@ -188,6 +192,8 @@ class _Item:
         if hasattr(kind, "next_functions"):  # a node of a graph, or the context of a function, which is one
             self.graphs += self._share
         module = module_of(kind)
+        if module == "_asyncio":  # a task or future, which is written in C
+            return [getattr(part, "_result", None), getattr(part, "_coro", None)]
         if module.startswith("torch.") and not module.startswith(_OPEN):
             return []
         attributes = object.__getattribute__(part, "__dict__") if kind.__dictoffset__ else {}

@@ -12,6 +12,7 @@ from torchmedic.replay.sites import Site, Traffic, functions_of, is_empty, nodes
 from torchmedic.replay.training_loops import training_loops
 
 _DEPTH = 2  # names that one holder is given in turn
+_CUTTING = frozenset({"detach", "detach_", "item", "tolist", "numpy"})
 
 
 def of_container(held: Held, files: list[str]) -> Traffic:
@@ -23,6 +24,10 @@ def of_container(held: Held, files: list[str]) -> Traffic:
         if direct.puts:
             return direct
     found = _under_name(held, files)
+    if not found.puts and owner.isidentifier() and owner != "self" and held.kind == "bytes":
+        whole = _under_name(held._replace(name=owner, last=owner, owners=()), files)
+        if whole.puts:
+            return whole  # `table = table.concat(rows)`
     # A class may go by another name than the one that the source gives it.
     return found if found.puts or not held.owners else _under_name(held._replace(owners=()), files)
 
@@ -45,6 +50,10 @@ def _under_name(held: Held, files: list[str], depth: int = _DEPTH) -> Traffic:
     others = [_under_name(other, [other.file], depth - 1) for other in _renamed(name, held, files)] if depth else []
     if not puts:
         puts = [site for other in others for site in other.puts if not _binds(site.node)] or list(_stored(name, files))
+    if held.kind == "age":
+        cuts = [site for site in puts if _cuts(site.value, files)]
+        puts = [site for site in puts if site not in cuts]
+        takes += [site._replace(value=None) for site in cuts]
     if not puts and held.kind == "age":
         # It is made from its own last value, if by way of another variable.
         anew = [site for site in takes if not (site.value is None or site.builds or is_empty(site.value))]
@@ -90,6 +99,35 @@ def _ends(site: Site, held: Held) -> bool:
     return False
 
 
+def _cuts(value: ast.expr | None, files: list[str]) -> bool:
+    """Whether a value has no graph, by a call that stands around all of it: `h.detach()`, or several such."""
+    match value:
+        case ast.Call(func=ast.Attribute(attr=method, value=owner), args=args):
+            return method in _CUTTING or (not args and _cuts(owner, files)) or _cuts_inside(method, files)
+        case ast.Attribute(attr="data"):
+            return True
+        case ast.Call(func=ast.Name(id="tuple" | "list"), args=[inner]):
+            return _cuts(inner, files)
+        case ast.Call(func=ast.Name(id=name)):
+            return _cuts_inside(name, files)
+        case ast.GeneratorExp(elt=inner) | ast.ListComp(elt=inner) | ast.DictComp(value=inner):
+            return _cuts(inner, files)
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            return bool(elements) and all(_cuts(each, files) for each in elements)
+    return False
+
+
+def _cuts_inside(name: str, files: list[str]) -> bool:
+    """Whether a function of the user's does so, as far as one look at it shows."""
+    returned = [
+        node.value
+        for _, function in functions_of(name, files)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Return) and node.value is not None
+    ]
+    return any(isinstance(part, ast.Call) and called(part) == "detach" for each in returned for part in ast.walk(each))
+
+
 def _leads_back(site: Site, name: str, files: list[str]) -> bool:
     """Whether a value is made from the variable that it is assigned to, through others or through functions."""
     pending, seen = _names(site.value), set[str]()
@@ -129,6 +167,11 @@ def _renamed(name: HolderName, held: Held, files: list[str]) -> Iterator[Held]:
             if not name.may_stand(file, path):
                 continue
             function = next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None)
+            if held.name.endswith("]"):  # it is one of several, and a loop may go over them
+                for other in _loop_names(name.at(path), path):
+                    yield plain._replace(
+                        name=other, last=other, file=file, local=first_line(function) if function else 0
+                    )
             match node:
                 case ast.Assign(targets=[ast.Name(id=other)], value=value) if name.at(path).is_meant_by(value):
                     local = first_line(function) if function is not None else 0
@@ -137,6 +180,16 @@ def _renamed(name: HolderName, held: Held, files: list[str]) -> Iterator[Held]:
                     yield from _arguments(name.at(path), node, plain, [file, *files])
     for file, method in _methods(held.own, files):
         yield plain._replace(name="self", last="self", file=file, local=first_line(method))
+
+
+def _loop_names(name: HolderName, path: tuple[ast.AST, ...]) -> Iterator[str]:
+    """What loops around a line call the items of the holder: `for values in history.values():`."""
+    for loop in path:
+        match loop:
+            case ast.For(target=target, iter=ast.Call(func=ast.Attribute(attr="values" | "items", value=whole))):
+                if name.is_meant_by(whole):
+                    last = target.elts[-1] if isinstance(target, ast.Tuple) else target
+                    yield from [last.id] if isinstance(last, ast.Name) else []
 
 
 def _arguments(name: HolderName, call: ast.Call, held: Held, files: list[str]) -> Iterator[Held]:
@@ -206,7 +259,21 @@ def _again(start: Site, starts: list[Site], puts: list[Site], files: list[str]) 
     if function is None:
         return False
     is_attribute = any(isinstance(each, ast.Attribute) for each in flat(getattr(start.node, "targets", [])))
-    return is_attribute and not start.builds and len(starts) > 1
+    return is_attribute and not start.builds and (len(starts) > 1 or _is_called_again(start, files))
+
+
+def _is_called_again(start: Site, files: list[str]) -> bool:
+    """Whether a method that makes it anew is called at several places, as `reset` is at first and after an epoch."""
+    name = getattr(start.function, "name", "")
+    owner = next((each for each in reversed(start.path) if isinstance(each, ast.ClassDef)), None)
+    calls = 0
+    for file in dict.fromkeys([start.file, *files]):
+        for node, path in nodes_of(file):
+            match node:
+                case ast.Call(func=ast.Attribute(attr=attribute, value=whose)) if attribute == name:
+                    is_own = isinstance(whose, ast.Name) and whose.id == "self"
+                    calls += not is_own or owner in path
+    return calls > 1
 
 
 def _asks_for_none(test: ast.expr, assignment: ast.AST) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchmedic.observe.holders import Held
+from torchmedic.replay.counted_branches import counts_up_to
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _ADDING = frozenset(
@@ -83,6 +84,8 @@ class HolderName:
                 yield node.args[-1] if node.args else None
             case ast.Call(args=[first, *rest]) if called(node) in _PUSHING and self._is(first):
                 yield rest[-1] if rest else None
+            case ast.Call() if self._hands_on(node, _ADDING):
+                yield None
             case ast.AugAssign(target=target) if self._is(target):
                 yield node.value
             case ast.Assign():
@@ -123,7 +126,7 @@ class HolderName:
         rooms |= self._measures(path)
         if any(isinstance(node, ast.If | ast.While) and self._compares_length(node.test, rooms) for node in path):
             return True
-        if any(isinstance(node, ast.If) and _counts_up_to(node) is not None for node in path):
+        if any(isinstance(node, ast.If) and counts_up_to(node) is not None for node in path):
             return True
         return any(
             isinstance(node, ast.If)
@@ -143,7 +146,7 @@ class HolderName:
                     yield right
                 elif self._takes_length(right, known):
                     yield left
-        if isinstance(branch, ast.If) and branch in path and (most := _counts_up_to(branch)) is not None:
+        if isinstance(branch, ast.If) and branch in path and (most := counts_up_to(branch)) is not None:
             yield most
 
     def _measures(self, path: tuple[ast.AST, ...]) -> set[str]:
@@ -178,7 +181,7 @@ class HolderName:
             case ast.Call(args=[first, *_]) if called(node) in _POPPING and self._is(first):
                 return True
             case ast.Call(func=ast.Attribute(attr=method, value=owner)):
-                return method in _TAKING and self._is(owner)
+                return (method in _TAKING and self._is(owner)) or self._hands_on(node, _TAKING)
             case ast.Delete(targets=targets):
                 return any(self._is(target) for target in targets)
             case ast.Assign():
@@ -193,6 +196,11 @@ class HolderName:
                 )
         return False
 
+    def _hands_on(self, call: ast.Call, methods: frozenset[str]) -> bool:
+        """Whether a call is given such a method, to be called later: `add_done_callback(tasks.discard)`."""
+        given = [*call.args, *(each.value for each in call.keywords)]
+        return any(isinstance(each, ast.Attribute) and each.attr in methods and self._is(each.value) for each in given)
+
     def starts(self, node: ast.AST) -> ast.expr | None:
         """The value of an assignment that forgets what was there."""
         if isinstance(node, ast.Assign):
@@ -201,12 +209,18 @@ class HolderName:
                     return value
         if isinstance(node, ast.AnnAssign) and node.value is not None and self._is_plain(node.target):
             return node.value
+        for item in node.items if isinstance(node, ast.With | ast.AsyncWith) else ():
+            if item.optional_vars is not None and self._is_plain(item.optional_vars):
+                return item.context_expr
         return None
 
     def _is_plain(self, target: ast.AST) -> bool:
         return not isinstance(target, ast.Subscript) and self._is(target)
 
     def _reads(self, value: ast.expr) -> bool:
+        made = value.value if isinstance(value, ast.DictComp) else getattr(value, "elt", None)
+        if made is not None and _is_blank(made):
+            return False  # of `{name: [] for name in losses}` only the keys are the same
         return any(
             self._is(part) and not isinstance(part, ast.Subscript | ast.Call)
             for part in ast.walk(value)
@@ -235,32 +249,12 @@ def _terms(value: ast.expr) -> Iterator[ast.expr]:
         yield value
 
 
-def _counts_up_to(branch: ast.If) -> ast.expr | None:
-    """How often a branch is taken, if no more often than that: `if self.count < self.most: self.count += 1`."""
-    test = branch.test
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
-        return None
-    left, right = test.left, test.comparators[0]
-    match test.ops[0]:
-        case ast.Lt() | ast.LtE():
-            small, big = left, right
-        case ast.Gt() | ast.GtE():
-            small, big = right, left
-        case _:
-            return None
-    if _is_counted(small, branch.body):
-        return big
-    return small if _is_counted(big, branch.orelse) else None
-
-
-def _is_counted(name: ast.expr, body: list[ast.stmt]) -> bool:
-    return any(
-        isinstance(node, ast.AugAssign)
-        and isinstance(node.op, ast.Add)
-        and ast.unparse(node.target) == ast.unparse(name)
-        for statement in body
-        for node in ast.walk(statement)
-    )
+def _is_blank(value: ast.expr) -> bool:
+    """Whether it is a new container with nothing in it."""
+    match value:
+        case ast.List(elts=[]) | ast.Dict(keys=[]) | ast.Call(func=ast.Name(id="list" | "dict" | "set"), args=[]):
+            return True
+    return isinstance(value, ast.Constant)
 
 
 def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -53,6 +53,29 @@ def never_returns(held: Held, site: Site, files: list[str]) -> bool:
     return key is not None and _is_counter(key, site.path, site.file, files, strictly=True)
 
 
+def is_bounded(site: Site) -> bool:
+    """Whether the key is a remainder, of which there are so many and no more: `ring[step % size]`."""
+    key = key_of(site)
+    if isinstance(key, ast.Name):
+        values = list(_assigned({key.id}, site.function, site.path, site.file))
+        return bool(values) and all(_is_remainder(value) for value in values)
+    return key is not None and _is_remainder(key)
+
+
+def _is_remainder(value: ast.expr) -> bool:
+    return isinstance(value, ast.BinOp) and isinstance(value.op, _BOUNDED) and not _is_text(value.left)
+
+
+def is_by_identity(site: Site) -> bool:
+    """Whether the key is the `id` of an object, so that each new object has a new one."""
+    key = key_of(site)
+    if key is None:
+        return False
+    names = {part.id for part in ast.walk(key) if isinstance(part, ast.Name)}
+    values = [key, *_assigned(names, site.function, site.path, site.file)]
+    return any(isinstance(part, ast.Call) and called(part) == "id" for value in values for part in ast.walk(value))
+
+
 def _is_called_with_counter(held: Held, files: list[str], *, strictly: bool) -> bool:
     return any(
         _is_counter(argument, path, file, files, strictly=strictly)
@@ -74,7 +97,7 @@ def _is_counter(
 ) -> bool:
     """Whether a key is made from a counter; `strictly` if it is one, and not only looked up by it."""
     parts = list(_made_of(key) if strictly else ast.walk(key))
-    if any(isinstance(part, ast.BinOp) and isinstance(part.op, _BOUNDED) and not _is_text(part.left) for part in parts):
+    if any(isinstance(part, ast.BinOp) and _is_remainder(part) for part in parts):
         return False
     if any(isinstance(part, ast.Call) and called(part) in _NEW for part in parts):
         return True

@@ -5,23 +5,24 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from types import FrameType
 
 from torchmedic.observe.loop_events import Place
 from torchmedic.observe.user_variables import user_files
 from torchmedic.records import Location, Role
 from torchmedic.replay.frames import node_location, place, syntax_tree
 from torchmedic.replay.grown_memory import GrownMemory
-from torchmedic.replay.keys import counts, never_returns
+from torchmedic.replay.keys import counts, is_bounded, is_by_identity, never_returns
 from torchmedic.replay.length_limits import LengthLimit
+from torchmedic.replay.lifetimes import Lifetime
 from torchmedic.replay.putters import traffic
-from torchmedic.replay.readers import is_read
+from torchmedic.replay.readers import is_only_sampled, is_read
 from torchmedic.replay.sites import Site, Traffic
 from torchmedic.replay.training_loops import training_loops
 
 _PASSES = 3  # over the data, after which a cache has all of it
 _TWICE = 2
 _LEAST = 64  # bytes of any item
+_EACH = 0.9  # items per step
 _BEYOND = 1.2  # times the memory that is left
 
 
@@ -74,7 +75,8 @@ class LeakEvidence(GrownMemory):
         takes = [site for site in traffic.takes if not (far and self._limit.governs(site))]
         takes = [site for site in takes if not self._limit.is_off(site)]
         limited = not far and (traffic.is_limited or bool(self.growth.held.most))
-        return bool(takes) or limited or self._is_of_repeated_call() or self._has_passing_owner()
+        lifetime = Lifetime(self.growth.held, self._frames, self._files)
+        return bool(takes) or limited or lifetime.is_one_call or lifetime.has_passing_owner
 
     @functools.cached_property
     def _limit(self) -> LengthLimit:
@@ -98,36 +100,13 @@ class LeakEvidence(GrownMemory):
         """Whether it is filled by key, and may soon have all the keys that there are."""
         if self.put is None or self.far_limit is not None or self.is_critical:
             return False
+        if is_bounded(self.put):
+            return True
         if counts(self.growth.held, self.put, self._files):
             return False
-        return self.grew_over_passes() < _TWICE if self.has_passes else not self.is_notable
-
-    def _is_of_repeated_call(self) -> bool:
-        """A variable of a function that is called in a loop lives no longer than one of its calls."""
-        held = self.growth.held
-        if not held.local:
+        if self.growth.what == "graphs" and is_by_identity(self.put):
             return False
-        inside = [
-            number
-            for number, frame in enumerate(self._frames)
-            if frame.f_code.co_firstlineno == held.local and frame.f_code.co_filename == held.file
-        ]
-        return bool(inside) and any(_is_in_loop(frame) for frame in self._frames[inside[0] + 1 :])
-
-    def _has_passing_owner(self) -> bool:
-        """Whether the object that it is an attribute of is made anew."""
-        held = self.growth.held
-        owners = re.findall(r"[A-Za-z_]\w*", re.sub(r"\[.*?\]", "", held.name))[:-1]
-        for number, owner in enumerate(owners):
-            if owner in ("self", "cls"):
-                continue
-            name = ".".join(owners[: number + 1])
-            local = held.local if number == 0 else 0
-            plain = held._replace(name=name, last=owner, local=local, via="", inner="", own="", owners=())
-            found = traffic(plain, self._files)
-            if any(site.value is not None for site in found.takes):
-                return True
-        return False
+        return self.grew_over_passes() < _TWICE if self.has_passes else not self.is_notable
 
     @property
     def is_cache(self) -> bool:
@@ -162,9 +141,27 @@ class LeakEvidence(GrownMemory):
     @functools.cached_property
     def is_trained_on(self) -> bool:
         """Whether it is filled between trainings, which then use all of it: samples that get labels, games, stages."""
-        if self.put is None or self.is_critical:
-            return False
+        if self.put is None or self.is_critical or self.growth.held.via == "cache":
+            return False  # a cached function is filled wherever it is called
+        if self._is_queue and self.put.loops and all(isinstance(loop, ast.While) for loop in self.put.loops):
+            return False  # somebody runs ahead of who takes one after the other, without end
+        growth = self.growth
+        each_step = growth.period == "step" and growth.held.kind == "items" and growth.rate >= _EACH
+        if each_step and is_only_sampled(growth.held, self.traffic, self._files):
+            return False  # it comes with the steps, and none of them uses all of it: a replay buffer
         return training_loops(self._files).read_what_others_fill(self.growth.held, self.put)
+
+    @property
+    def _is_queue(self) -> bool:
+        held = self.growth.held
+        return held.name.endswith((".queue", "._queue")) and not held.name.endswith(f".{held.last}")
+
+    @property
+    def is_of_library(self) -> bool:
+        """Whether it belongs to an object of a library, and no line of the user's own fills it."""
+        held = self.growth.held
+        whole = re.sub(r"\[.*?\]", "", held.name)
+        return self.put is None and "." in whole and not whole.endswith(f".{held.last}")
 
     @property
     def goes_backward(self) -> bool:
@@ -174,15 +171,3 @@ class LeakEvidence(GrownMemory):
     def here(self) -> Place | None:
         frame = self._frames[0] if self._frames else None
         return Place(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
-
-
-def _is_in_loop(frame: FrameType) -> bool:
-    """Whether the line that a frame is at stands in a loop."""
-    tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
-    line = frame.f_lineno
-    return any(
-        isinstance(node, ast.For | ast.AsyncFor | ast.While)
-        and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
-        and node.lineno >= frame.f_code.co_firstlineno
-        for node in (ast.walk(tree) if tree is not None else ())
-    )

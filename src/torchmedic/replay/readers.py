@@ -11,16 +11,24 @@ from torchmedic.replay.holder_names import FUNCTIONS, HolderName, called
 from torchmedic.replay.keys import key_of
 from torchmedic.replay.sites import Traffic
 
+_SAMPLING = frozenset({"sample", "choice", "choices"})
 
-def is_read(held: Held, traffic: Traffic, files: list[str]) -> bool:
+
+def is_only_sampled(held: Held, traffic: Traffic, files: list[str]) -> bool:
+    """Whether all that is ever used of it are some items by chance, as of a replay buffer."""
+    return is_read(held, traffic, files) and not is_read(held, traffic, files, but_for_samples=True)
+
+
+def is_read(held: Held, traffic: Traffic, files: list[str], *, but_for_samples: bool = False) -> bool:
     """Whether a line uses it for more than to put something in, or to ask how long it is."""
     name = HolderName(held)
+    passing = _SAMPLING | {"len"} if but_for_samples else {"len"}
     filling = {id(owner) for site in traffic.puts for owner in _owners(site.node)}
     keys = {(site.function, ast.dump(key)) for site in traffic.puts if (key := key_of(site)) is not None}
     for file in dict.fromkeys([held.file, *files]):
         tree = syntax_tree(file) if file else None
         for node, path in _expressions(tree) if tree is not None else ():
-            if isinstance(node, ast.Call) and called(node) == "len":
+            if isinstance(node, ast.Call) and called(node) in passing:
                 filling |= {id(each) for each in node.args}
             elif isinstance(node, ast.Subscript) and (_function(path), ast.dump(node.slice)) in keys:
                 filling.add(id(node.value))  # what was put in at this moment

@@ -11,6 +11,7 @@ from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.holder_names import FUNCTIONS
 
 _LOOPS = ast.For | ast.AsyncFor | ast.While
+_NOTED = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete | ast.Call | ast.With | ast.AsyncWith
 _BUILDERS = frozenset({"__init__", "__post_init__", "__new__", "setup", "build", "<module>"})
 _GIVING = frozenset({"__getitem__", "__next__", "__iter__"})
 _MAKERS = frozenset("list dict set deque defaultdict OrderedDict Counter".split())
@@ -113,12 +114,12 @@ def nodes_of(file: str) -> list[tuple[ast.AST, tuple[ast.AST, ...]]]:
 
 @functools.lru_cache(maxsize=32)
 def _paths(tree: ast.Module) -> list[tuple[ast.AST, tuple[ast.AST, ...]]]:
-    """The assignments, deletions and calls of a file, each with what stands around it."""
+    """The assignments, deletions, calls and contexts of a file, each with what stands around it."""
     found: list[tuple[ast.AST, tuple[ast.AST, ...]]] = []
     pending: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(tree, ())]
     while pending:
         node, path = pending.pop()
-        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete | ast.Call):
+        if isinstance(node, _NOTED):
             found.append((node, path))
         inner = (
             (*path, node) if isinstance(node, FUNCTIONS | _LOOPS | ast.If | ast.ExceptHandler | ast.ClassDef) else path
