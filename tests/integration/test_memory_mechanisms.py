@@ -5,18 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from address_space import HEAD_WITH_ROOM, marked
 from running import run_script
 
-HEAD = """
-import resource
-import torch
-from torch import nn
-import torch.nn.functional as F
-torch.manual_seed(0)
-def room(mib):
-    used = int(open("/proc/self/statm").read().split()[0]) * 4096
-    resource.setrlimit(resource.RLIMIT_AS, (used + mib * 2**20, -1))
-"""
 HOST = ("TM401", "TM414")  # there is no memory on the host; or a limit of the process refused it
 
 FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -299,14 +290,10 @@ model(torch.arange(64), torch.arange(64)).backward()
 """
 
 
-def marked(source: str) -> list[int]:
-    return [number for number, line in enumerate(source.splitlines(), 1) if line.endswith("# <- cause")]
-
-
 @pytest.mark.parametrize("name", FAILURES)
 def test_the_verdict_and_the_line(tmp_path: Path, name: str) -> None:
     codes, body = FAILURES[name]
-    source = HEAD + body
+    source = HEAD_WITH_ROOM + body
     finished = run_script(tmp_path, source)
 
     assert finished.returncode == 1, finished.stderr
@@ -319,7 +306,7 @@ def test_the_verdict_and_the_line(tmp_path: Path, name: str) -> None:
 
 def test_a_table_that_a_helper_has_made_is_told_by_its_line(tmp_path: Path) -> None:
     (tmp_path / "tables.py").write_text(HELPER)
-    found = run_script(tmp_path, HEAD + USES_HELPER).report.diagnoses[-1]
+    found = run_script(tmp_path, HEAD_WITH_ROOM + USES_HELPER).report.diagnoses[-1]
 
     assert found.code == "TM409"
     assert found.cause_location is not None

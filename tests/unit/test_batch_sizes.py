@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import NamedTuple
+
 import torch
 
-from torchmedic.observe.batches import Given
-from torchmedic.replay.memory.sizes import comparable, is_growing, unusual
+from torchmedic.observe.batches import Batches, Given, main_input
+from torchmedic.replay.memory.rows import rows_in
+from torchmedic.replay.memory.sizes import comparable, is_growing, largest_item, unusual
 
 
 def calls(*rows: int, grad: bool = True, module: int = 1) -> list[Given]:
@@ -38,3 +42,38 @@ def test_what_is_larger_than_all_before_it() -> None:
     assert found is not None
     assert (found.usual, found.factor, found.dimension) == ((11, 4), 9000 / 11, 0)
     assert unusual(calls(8, 9, 10, 9000)) is None  # too few to tell what is usual
+
+
+class Pair(NamedTuple):
+    ids: torch.Tensor
+    mask: torch.Tensor
+
+
+def test_what_a_model_is_called_with_may_be_in_a_list_a_dict_or_an_object() -> None:
+    small, large, flag = torch.zeros(2), torch.zeros(3, 9), object()
+
+    assert main_input([small, large]) is small  # the first tensor, whatever comes after it
+    assert main_input(["train", large]) is large
+    assert main_input([[small, large]]) is large
+    assert main_input([{"y": small, "x": large}]) is large
+    assert main_input([Pair(small, large)]) is large
+    assert main_input([SimpleNamespace(store={"x": large}, y=small, name="graph")]) is large
+    assert main_input([flag, None, 3, torch.nn.Linear(9, 9)]) is None  # a module is no input
+
+
+def test_the_first_dimension_of_one_image_is_not_that_of_the_batch() -> None:
+    module, batches = torch.nn.Identity(), Batches()
+    batches.given((torch.zeros(8, 3),), module)
+    assert rows_in([], [], batches.shapes, [module]) == 8
+    batches.given(([torch.zeros(3, 20, 30), torch.zeros(3, 5, 5)],), module)
+    assert batches.shapes[-1].shape == (3, 20, 30)
+    assert rows_in([], [], batches.shapes, [module]) is None
+
+
+def test_the_item_of_a_list_that_is_far_larger_than_the_others() -> None:
+    images = [torch.zeros(3, 4, 4), torch.zeros(3, 90, 90), torch.zeros(3, 5, 4)]
+    found = largest_item(images, [7, 25, 31])
+    assert found is not None
+    assert (found.item, found.shape, found.usual) == (25, (3, 90, 90), (3, 5, 4))
+    assert largest_item(images[::2], [7, 31]) is None
+    assert largest_item(images, [7, 25]) is None  # not one for each item

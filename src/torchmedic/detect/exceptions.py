@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from torchmedic.detect.exhaustion import exhaustion_of
+from torchmedic.detect.hidden_exhaustion import hidden_exhaustion
 from torchmedic.observe.batches import tensors_in_frames
 from torchmedic.observe.workers import failure_of
 from torchmedic.records import Phase, WorkerFailure
@@ -29,9 +30,9 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
 
 def symptom_of(error: BaseException) -> str:
     """The kind of failure as a user would name it; `outcome.symptom` in the report."""
-    names = {kind.__name__ for kind in type(error).__mro__}
+    names = frozenset(kind.__name__ for kind in type(error).__mro__)
     text = str(error)
-    if exhaustion_of(frozenset(names), text) is not None:
+    if (exhaustion_of(names, text) or hidden_exhaustion(names, text)) is not None:
         return "out-of-memory"
     if "AcceleratorError" in names or "CUDA error" in text:
         return "cuda-error"

@@ -24,6 +24,7 @@ from torchmedic.replay.loading import batch_under_way, loading_of
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of, exhaustion_in
 from torchmedic.replay.memory.file_reads import file_read
 from torchmedic.replay.memory.unfinished import Unfinished, unfinished_list
+from torchmedic.replay.memory.wanted_graphs import is_wanted
 
 _THREAD, _LIBRARY = "can't start new thread", "failed to map segment from shared object"
 
@@ -112,7 +113,7 @@ class HostRefusal:
         return made if made is not None and (top is None or top[1] < made.gone) else None
 
     def hold(self, draft: Draft) -> str:
-        """Say what the process and its variables hold; return the name of one that keeps graphs alive."""
+        """Say what the process and its variables hold; return what to do about one that keeps graphs alive."""
         memory, autopsy = self.memory, self.autopsy
         if memory.cgroup_limit is not None:
             draft.because(f"its cgroup may hold {size(memory.cgroup_limit)}")
@@ -126,7 +127,9 @@ class HostRefusal:
         kept = next(iter(autopsy.retained), None)
         if kept is None or not kept.is_container or kept.nbytes <= autopsy.book.everything // 10:
             return ""
-        return kept.holder.path
+        if is_wanted(kept, self.evidence):
+            return f"go backward through each part by itself: `{kept.holder.path}` holds the graphs of all of them"
+        return f"keep numbers in `{kept.holder.path}` (`.item()`), or detached tensors: each holds its whole graph"
 
 
 def refusal_of_host(evidence: RaisedEvidence) -> HostRefusal | None:

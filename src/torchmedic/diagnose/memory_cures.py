@@ -14,6 +14,7 @@ from torchmedic.diagnose.rule import Draft
 from torchmedic.records import Diagnosis, Safety, Treatment
 from torchmedic.replay.memory.autopsy import Autopsy
 from torchmedic.replay.memory.forked_trials import ForkedTrials, Proof, forked_trials, trial_of
+from torchmedic.replay.memory.real_step import OTHER_ERROR
 from torchmedic.replay.memory.trials import Prediction, Tried, predict
 from torchmedic.replay.memory.whole_step import Change, Rewritten
 from torchmedic.replay.segment import CannotCut
@@ -72,7 +73,11 @@ def after_trials(diagnosis: Diagnosis, proofs: Sequence[Proof]) -> Diagnosis:
     ]
     in_vain = [(change, outcome.result) for change, outcome in proofs if outcome.passed is False]
     fewest = min((change.rows for change, _ in in_vain if change.rows is not None), default=None)
-    failed = [f"tried: {_how(change)} {result}" for change, result in in_vain if change.rows in (None, fewest)]
+    failed = [
+        f"tried: {_how(change)} {result}"
+        for change, result in in_vain
+        if change.rows in (None, fewest) and not (change.rows is not None and result.startswith(OTHER_ERROR))
+    ]
     told = {_title(change) for change, _ in in_vain if change.cut is None} | {each.title for each in proven}
     cut = any(change.rows is not None and outcome.passed for change, outcome in proofs)
     others = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -12,11 +13,14 @@ from torchmedic.diagnose.rule import Draft
 from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.limits import refusing
 from torchmedic.records import Location, Role
+from torchmedic.replay.frames import Frame
 from torchmedic.replay.memory.attempts import pinned_by_first_attempt
 from torchmedic.replay.memory.autopsy import Autopsy
 from torchmedic.replay.memory.fillers import assigned_at, fillers_of
+from torchmedic.replay.memory.ledger import Made
 from torchmedic.replay.memory.lines import Line
 from torchmedic.replay.memory.names import Holder
+from torchmedic.replay.memory.run_again import is_run_again
 from torchmedic.replay.memory.table import Row
 from torchmedic.replay.source import relative
 
@@ -141,9 +145,12 @@ def most_held(autopsy: Autopsy, role: Role) -> Location | None:
     lines = [line for line in autopsy.saved_lines if line.spot is not None and is_user_file(line.spot.file)]
     if lines and lines[0].nbytes < _FAINT * (autopsy.book.everything + (autopsy.asked or 0)):
         lines = []  # it is not that: weights, say
+    others = [line.nbytes for line in autopsy.saved_lines if line not in lines]
+    if lines and lines[0].nbytes < max(others, default=0):
+        lines = []  # most was saved where no line of the user's is known of
     again = [] if lines else _made_again(autopsy)
+    here = sum(line.nbytes for line in lines if failing and _is_at(line, failing[0]))
     if failing and autopsy.asked and not (autopsy.in_backward and (lines or again)):
-        here = sum(line.nbytes for line in lines if _is_at(line, failing[0]))
         at = failing[0]
         if here > autopsy.asked:
             at = msgspec.structs.replace(
@@ -159,14 +166,37 @@ def most_held(autopsy: Autopsy, role: Role) -> Location | None:
         label = f"{size(line.nbytes)} are there in backward that were made here"
         candidates.append((line.nbytes, line.spot.location(role, label)))
     for holder, nbytes, _ in autopsy.holders()[:1]:
-        where = filled_at(holder, role, f"`{holder.path}` holds {size(nbytes)}")
+        where = filled_at(holder, role, f"`{holder.path}` holds {size(nbytes)}", autopsy.evidence.frames)
         if where is not None:
             candidates.append((nbytes, where))
     if not autopsy.asked:  # it may be large itself: what is to blame instead must be so, too
         candidates = [each for each in candidates if each[0] > autopsy.measured.used // 4]
+    if (giant := _giant(autopsy)) is not None and giant.place.spot is not None and here <= giant.nbytes:
+        return giant.place.spot.location(role, f"{size(giant.nbytes)} made here")
     if not candidates:
         return failing[0] if failing else None
     return max(candidates, key=lambda each: each[0])[1]
+
+
+def _giant(autopsy: Autopsy) -> Made | None:
+    """The one tensor that is most of all there is, where no more than that was asked for: the step has made it before.
+
+    What failed has only made another of its size, as `torch.tanh(pairs)` does.
+    """
+    ledger, asked, book = autopsy.replayed, autopsy.asked or 0, autopsy.book
+    if ledger is None or not asked or autopsy.in_backward:
+        return None
+    loose = ("saved activations", "held", "not traced")
+    largest = max((memory.nbytes for under, memory in book.entries.values() if under in loose), default=0)
+    if largest < asked or largest < book.everything // 2:
+        return None
+    user, last = autopsy.evidence.user_frame, None
+    for each in ledger.made:
+        spot = each.place.spot
+        if each is autopsy.failing or (spot and user and (spot.file, spot.line) == (user.file, user.line)):
+            break  # a replay may go on where the step had failed
+        last = each if each.nbytes == largest else last
+    return last if last is not None and last.place.spot is not None and is_user_file(last.place.spot.file) else None
 
 
 def _made_again(autopsy: Autopsy) -> list[Line]:
@@ -179,10 +209,11 @@ def _is_at(line: Line, place: Location) -> bool:
     return line.spot is not None and (relative(line.spot.file), line.spot.line) == (place.file, place.line)
 
 
-def filled_at(holder: Holder, role: Role, label: str) -> Location | None:
-    """The statement that puts things into a container, or gives a variable its value."""
+def filled_at(holder: Holder, role: Role, label: str, frames: Sequence[Frame] = ()) -> Location | None:
+    """The statement that puts things into a container, or gives a variable its value: one that is run now, if any."""
     found = [each for each in fillers_of(holder) or assigned_at(holder) if is_user_file(each.file)]
-    return found[0].location(role, label) if found else None
+    running = (each for each in found if is_run_again(each, frames))
+    return next(running, found[0]).location(role, label) if found else None
 
 
 def differentiated(autopsy: Autopsy) -> Location | None:

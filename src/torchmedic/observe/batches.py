@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import FrameType, GeneratorType
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ class Given(NamedTuple):
     training: bool
     grad: bool = True
     module: int = 0  # its identity
+    nested: bool = False  # it is the largest tensor of a list, a dict or an object: its first dimension may be anything
 
 
 class HostBatch(NamedTuple):
@@ -149,8 +150,10 @@ class Batches:
     def given(self, args: Any, module: torch.nn.Module) -> None:
         """A root module is called: note how large its first argument is, should one turn out too large."""
         first = args[0] if args else None
-        if type(first) is torch.Tensor:
-            self.shapes.append(Given(first.shape, module.training, torch.is_grad_enabled(), id(module)))
+        main = first if type(first) is torch.Tensor else main_input(args)
+        if main is not None:
+            nested = main is not first and not any(main is each for each in args)
+            self.shapes.append(Given(main.shape, module.training, torch.is_grad_enabled(), id(module), nested))
 
     def settle(self, in_use: Iterable[torch.Tensor]) -> None:
         """Make the batch that these tensors belong to the current one; forget it if that cannot be told."""
@@ -253,6 +256,18 @@ def through_subsets(dataset: Any, index: Any) -> Any:
         except (IndexError, KeyError, TypeError):
             return index
     return index
+
+
+def main_input(args: Collection[Any]) -> torch.Tensor | None:
+    """What a module is called with: its first tensor, or the largest one in a list of images, a graph, a dict."""
+    first = next((each for each in args if type(each) is torch.Tensor), None)
+    for each in args if first is None else ():
+        plain = isinstance(each, list | tuple | torch.nn.Module) or _is_mapping(each)
+        inside = tensors_in(each if plain else getattr(each, "__dict__", None), 2)
+        tensors = [tensor for tensor in inside if type(tensor) is torch.Tensor]
+        if tensors:
+            return max(tensors, key=torch.Tensor.numel)
+    return first
 
 
 def _is_mapping(value: Any) -> bool:

@@ -166,7 +166,8 @@ _SMALL = 1 << 20
 def held(value: Any) -> Any:
     """A value to go back to. Big tensors are held weakly: notes must not keep them alive."""
     if isinstance(value, torch.Tensor):
-        return value if value.nbytes <= _SMALL else weakref.ref(value)
+        small = value.layout is torch.strided and value.nbytes <= _SMALL  # a sparse tensor does not know its bytes
+        return value if small else weakref.ref(value)
     if isinstance(value, tuple | list) and len(value) <= 8:
         return type(value)(held(item) for item in value) if type(value) in (tuple, list) else value
     return value

@@ -10,6 +10,7 @@ from typing import Any
 
 from torchmedic.detect.exceptions import Raised
 from torchmedic.detect.exhaustion import exhaustion_of
+from torchmedic.detect.hidden_exhaustion import hidden_exhaustion
 from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Location, Role
 from torchmedic.replay.calls import Argument, Call, raising_call
@@ -217,7 +218,8 @@ def _root(error: BaseException) -> tuple[BaseException, list[Frame]]:
 
 def is_short(error: BaseException) -> bool:
     """Whether an exception says that memory has run out."""
-    return exhaustion_of(frozenset(kind.__name__ for kind in type(error).__mro__), str(error)) is not None
+    kinds, text = frozenset(kind.__name__ for kind in type(error).__mro__), str(error)
+    return (exhaustion_of(kinds, text) or hidden_exhaustion(kinds, text)) is not None
 
 
 def _is_failed_handling(frames: list[Frame], inner: list[Frame]) -> bool:

@@ -116,4 +116,4 @@ class ForwardHooks:
 def _keywords(caller: FrameType) -> tuple[Any, ...]:
     """What a module is called with by keyword, as by `model(**batch)`: torch tells its global hooks nothing of that."""
     given = caller.f_locals.get("kwargs")
-    return tuple(value for value in given.values() if type(value) is torch.Tensor) if isinstance(given, dict) else ()
+    return tuple(given.values()) if isinstance(given, dict) else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from types import CodeType
@@ -9,7 +10,7 @@ from types import CodeType
 import torch
 from torch.optim import LBFGS
 
-from torchmedic.observe.batches import Given, tensors_in
+from torchmedic.observe.batches import Given, main_input, tensors_in
 from torchmedic.observe.frames import is_user_file
 from torchmedic.replay.evidence import RaisedEvidence, is_short
 from torchmedic.replay.frames import Frame, frames_of
@@ -19,6 +20,8 @@ from torchmedic.replay.memory.saved import is_counted, node_of, tensors_saved_by
 from torchmedic.replay.memory.storages import distinct
 
 _LOOSE = ("saved activations", "held", "not traced")  # headings of what goes when its holder goes
+
+_WORKER = os.path.join("torch", "utils", "data", "_utils", "worker.py")  # given a data set, for all of its batches
 
 _HISTORY = ("old_dirs", "old_stps", "prev_flat_grad", "d")
 
@@ -37,9 +40,12 @@ def call_under_way(evidence: RaisedEvidence, grad: bool) -> Given | None:
     """What the root module was called with that the failure came out of, and whether gradients were on."""
     for frame in evidence.frames:
         if frame.function == "_wrapped_call_impl" and frame.module is not None:
-            given = [*frame.variables.get("args", ()), *frame.variables.get("kwargs", {}).values()]
-            first = next((each for each in given if type(each) is torch.Tensor), None)
-            return Given(first.shape, frame.module.training, grad, id(frame.module)) if first is not None else None
+            given = frame.variables.get("args", ()) or frame.variables.get("kwargs", {}).values()
+            main = main_input(given)
+            if main is None:
+                return None
+            nested = not any(main is each for each in given)
+            return Given(main.shape, frame.module.training, grad, id(frame.module), nested)
     return None
 
 
@@ -59,7 +65,8 @@ def is_lent(holder: Holder) -> bool:
     base = re.split(r"[.\[]", holder.path, maxsplit=1)[0]
     if isinstance(code, CodeType) and base in code.co_freevars and is_user_file(holder.file):
         return True  # of the function around it
-    if not isinstance(code, CodeType) or not is_user_file(holder.file) or (holder.path == base and not holder.many):
+    is_told = is_user_file(holder.file) or holder.file.endswith(_WORKER)
+    if not isinstance(code, CodeType) or not is_told or (holder.path == base and not holder.many):
         return False
     return base in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 

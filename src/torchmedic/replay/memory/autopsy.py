@@ -16,6 +16,7 @@ from torch._C._autograd import _get_sequence_nr
 
 from torchmedic.contained import report_fault
 from torchmedic.detect.exhaustion import Exhaustion, exhaustion_of
+from torchmedic.detect.hidden_exhaustion import hidden_exhaustion
 from torchmedic.replay.device_room import asked_beside
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.memory import lines as by_lines
@@ -59,16 +60,16 @@ class Autopsy:
         self.book = Book(self.is_wanted, optimizers, self.since)
         arrays: list[FoundArray] = []
         kinds = (None, None) if exhaustion.on_device else (arrays, self.book.piles)
-        self.found = list(held_tensors(self._frames, self._skipped, *kinds))
-        self.found += list(self.book.gradients_with_graph())
+        self.found = [*held_tensors(self._frames, self._skipped, *kinds), *self.book.gradients_with_graph()]
         self.batch = self._batch()
-        collected = [each.tensor for each in self.found if each.holder.many]
-        self.book.enter_known(self.batch, self._ours(), history_of(evidence.frames), collected)
+        own = {id(part) for optimizer in optimizers for part in (optimizer.state, optimizer.param_groups)}
+        collected = [each.tensor for each in self.found if each.holder.many and id(each.holder.owner) not in own]
+        trained = self.agent is not None and self.agent.clock.updates > 0
+        self.book.enter_known(self.batch, self._ours(), history_of(evidence.frames), collected, was_trained=trained)
         self.book.enter_graphs()
         self.book.enter_held(self.found)
         self.book.enter_older()
-        self.book.enter_rest()
-        self.book.enter_arrays(arrays)
+        self.book.enter_rest(arrays)
         self.measured: Measured = measure(exhaustion, self.book.addresses)
 
     # What the rules ask
@@ -294,5 +295,6 @@ def exhaustion_in(evidence: RaisedEvidence) -> Exhaustion | None:
         return None
     worker = evidence.incident.worker
     kinds = evidence.kinds | ({"MemoryError"} if "MemoryError" in getattr(worker, "exception", "") else set())
-    found = exhaustion_of(kinds, worker.message if worker is not None else evidence.message)
+    text = worker.message if worker is not None else evidence.message
+    found = exhaustion_of(kinds, text) or hidden_exhaustion(kinds, text)
     return found if found is None or not found.beside else asked_beside(found)

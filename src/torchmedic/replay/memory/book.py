@@ -122,6 +122,8 @@ class Book:
         ours: Iterable[torch.Tensor],
         stepping: Iterable[torch.Tensor] = (),
         collected: Iterable[torch.Tensor] = (),
+        *,
+        was_trained: bool = False,
     ) -> None:
         """What has a heading of its own.
 
@@ -130,13 +132,14 @@ class Book:
             ours: What torchmedic itself holds.
             stepping: State that an optimizer has not filed yet.
             collected: What lies in lists and the like: of models that nobody trains, copies that were put aside.
+            was_trained: Whether there were updates of weights, by optimizers that may be gone.
         """
         kept = distinct(collected).keys()
         optimizers = self._not_kept(kept)
         trained = [tensor for optimizer in optimizers for tensor in _parameters_of(optimizer)]
         own = [each for module in self.modules for each in parts_of(module, "_parameters") if each is not None]
         self.enter("parameters", trained)
-        aside = kept - self.entries.keys() if trained else set()
+        aside = kept - self.entries.keys() if trained or was_trained else set()
         self.enter("parameters", [each for each in own if aside.isdisjoint(distinct([each]))])
         buffers = [each for module in self.modules for each in parts_of(module, "_buffers") if each is not None]
         self.enter("buffers", buffers)
@@ -150,7 +153,12 @@ class Book:
 
     def _not_kept(self, kept: AbstractSet[int]) -> list[Any]:
         """The optimizers, without those of trainings that are over and whose results somebody has collected."""
-        over = [each for each in self._optimizers if distinct(_parameters_of(each)).keys() <= kept]
+        over = [
+            each
+            for each in self._optimizers
+            if distinct(_parameters_of(each)).keys() <= kept
+            or ((state := distinct(_state_of(each)).keys()) and state <= kept)  # it was itself collected
+        ]
         is_rest = _SEVERAL <= len(over) < len(self._optimizers)
         return (
             [each for each in self._optimizers if not any(each is one for one in over)] if is_rest else self._optimizers
@@ -199,11 +207,9 @@ class Book:
         for key, entry in self.older.items():
             self.entries.setdefault(key, ("held", entry.memory))
 
-    def enter_rest(self) -> None:
+    def enter_rest(self, arrays: Iterable[FoundArray]) -> None:
+        """What nothing leads to, and NumPy arrays of the host, unless a tensor stands for the same memory."""
         self.enter("not traced", self.live)
-
-    def enter_arrays(self, arrays: Iterable[FoundArray]) -> None:
-        """NumPy arrays of the host, unless a tensor stands for the same memory."""
         if not arrays:
             return
         known = {memory_address(tensor) for tensor in self.live}

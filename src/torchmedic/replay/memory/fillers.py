@@ -13,6 +13,7 @@ from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.holders import Held
 from torchmedic.records import Location, Role
 from torchmedic.replay.frames import node_location, syntax_tree
+from torchmedic.replay.memory.library_fillers import given_at
 from torchmedic.replay.memory.names import Holder
 from torchmedic.replay.putters import traffic
 from torchmedic.replay.sites import Traffic
@@ -55,7 +56,7 @@ def fillers_of(holder: Holder) -> list[Filler]:
     found = [
         Filler(site.file, site.node, site.value, bool(cached or site.loops or site.function is not None))
         for site in puts
-    ]
+    ] or [Filler(file, call, None, True) for file, call in given_at(holder, _sources(holder))]
     return sorted(found, key=lambda filler: (filler.frees_graph, not filler.in_loop))
 
 
@@ -119,7 +120,8 @@ def assigned_at(holder: Holder) -> list[Filler]:
     found: list[Filler] = []
     for file, tree in _sources(holder):
         for scope in _scopes(tree, holder, file):
-            for node, in_loop in _with_loops(scope, False):
+            others = _with_own(scope, holder) if scope is tree else frozenset()
+            for node, in_loop in _with_loops(scope, False, others):
                 targets: list[ast.expr] = []
                 if isinstance(node, ast.Assign):
                     targets = [part for target in node.targets for part in _flat(target)]
@@ -154,12 +156,27 @@ def _flat(target: ast.expr) -> Iterator[ast.expr]:
         yield target
 
 
-def _with_loops(node: ast.AST, in_loop: bool) -> Iterator[tuple[ast.AST, bool]]:
+def _with_own(tree: ast.AST, holder: Holder) -> frozenset[ast.AST]:
+    """The functions in which the name of a variable of the module means one of their own."""
+    if holder.function or holder.parent is not None:
+        return frozenset()
+    name = re.split(r"[.\[]", holder.path, maxsplit=1)[0]
+    functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS[:2])]
+    return frozenset(
+        node
+        for node in functions
+        if not any(isinstance(each, ast.Global) and name in each.names for each in ast.walk(node))
+    )
+
+
+def _with_loops(node: ast.AST, in_loop: bool, without: frozenset[ast.AST]) -> Iterator[tuple[ast.AST, bool]]:
     """Every node with whether it is run again and again: in a loop, or in a function, which is called."""
     for child in ast.iter_child_nodes(node):
+        if child in without:
+            continue
         inside = in_loop or isinstance(node, ast.For | ast.AsyncFor | ast.While | _FUNCTIONS[0] | _FUNCTIONS[2])
         yield child, inside
-        yield from _with_loops(child, inside)
+        yield from _with_loops(child, inside, without)
 
 
 def _is(node: ast.expr, wanted: tuple[str, ...], holder: Holder) -> bool:

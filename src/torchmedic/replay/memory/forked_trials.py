@@ -70,7 +70,7 @@ class ForkedTrials:
         try:
             with self._agent.hidden_forks():
                 child = os.fork()
-        except OSError:
+        except (OSError, RuntimeError):  # the latter from Python 3.12 on, where the interpreter is shutting down
             os.close(reader)
             os.close(writer)
             return Outcome(None)

@@ -41,7 +41,8 @@ def rows_in(
             return None
     elif any(_is_time_major(module) for root in modules for module in root.modules()):
         return None  # the first dimension is probably not that of the batch
-    count = leading.pop() if leading else given[-1].shape[0] if given and len(given[-1].shape) > 1 else 0
+    called = given[-1].shape if given and not given[-1].nested else ()
+    count = leading.pop() if leading else called[0] if len(called) > 1 else 0
     return count if count > 1 else None
 
 

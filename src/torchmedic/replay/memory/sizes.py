@@ -109,6 +109,23 @@ def longest_row(batch: Sequence[torch.Tensor], indices: Sequence[Any], length: i
     return None
 
 
+class Largest(NamedTuple):
+    item: Any
+    shape: tuple[int, ...]
+    usual: tuple[int, ...]
+
+
+def largest_item(batch: Sequence[torch.Tensor], indices: Sequence[Any]) -> Largest | None:
+    """Of a batch that is a list with one tensor for each item, as images of any size are: the one that is too large."""
+    if len(batch) != len(indices) or len(batch) < 2:
+        return None
+    ordered = sorted(range(len(batch)), key=lambda at: batch[at].numel())
+    top, next_one = ordered[-1], ordered[-2]
+    if batch[top].numel() <= 2 * batch[next_one].numel():
+        return None
+    return Largest(indices[top], tuple(batch[top].shape), tuple(batch[next_one].shape))
+
+
 def _lengths(tensor: torch.Tensor) -> list[int]:
     """How far each row goes until nothing but its padding, the value at the end of most rows, follows."""
     flat = tensor.reshape(len(tensor), tensor.shape[1], -1)

@@ -26,7 +26,7 @@ from torchmedic.diagnose.memory_words import noticed, table
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import expressions
+from torchmedic.replay.frames import expressions, syntax_tree
 from torchmedic.replay.holdings import results_of
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
 from torchmedic.replay.memory.ledger import Made
@@ -38,6 +38,8 @@ from torchmedic.replay.trial import Edit
 CODE, NAME = "TM404", "accidental-broadcast"
 
 Shape = tuple[int, ...]
+
+_PRODUCTS = frozenset({"mm", "matmul", "bmm", "einsum", "dot"})
 
 
 class _Table(NamedTuple):
@@ -62,7 +64,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if direct is None and autopsy.failing is not None and (pair := _pair(autopsy.failing)) is not None:
         direct = _Table(pair, autopsy.failing.shape, autopsy.failing.nbytes)
     if direct is not None:
-        if _is_meant(evidence.user_frame.node if evidence.user_frame is not None else None) or _is_one(evidence):
+        frame = evidence.user_frame
+        if (frame is not None and _is_meant(frame.node, frame.tree)) or _is_one(evidence):
             return None
         return _said(autopsy, direct, evidence.at_user_line("cause", "stretched here"), _cure(evidence, direct))
     earlier = _earlier(autopsy)
@@ -115,20 +118,25 @@ def _earlier(autopsy: Autopsy) -> Made | None:
     tables = [
         each
         for each in (ledger.made if ledger is not None else ())
-        if each.nbytes >= everything // 8 and _pair(each) is not None and not _is_meant(_expression(each.place.spot))
+        if each.nbytes >= everything // 8 and _pair(each) is not None and not _is_meant(*_expression(each.place.spot))
     ]
     return max(tables, key=lambda each: each.nbytes, default=None)
 
 
-def _expression(spot: Spot | None) -> ast.expr | None:
+def _expression(spot: Spot | None) -> tuple[ast.expr | None, ast.AST | None]:
+    """The expression of a spot, and the tree of its file."""
     if spot is None or spot.column is None or spot.end_line is None or spot.end_column is None:
-        return None
+        return None, None
     found = expressions(spot.file).get((spot.line, spot.column, spot.end_line, spot.end_column))
-    return found[0] if found else None
+    return (found[0] if found else None), syntax_tree(spot.file)
 
 
-def _is_meant(node: ast.expr | None) -> bool:
-    """Whether the expression itself gives one side another dimension, as who wants all pairs writes it."""
+def _is_meant(node: ast.expr | None, tree: ast.AST | None) -> bool:
+    """Whether the source itself shows that all pairs are wanted.
+
+    One side is given another dimension, or has kept one, in the expression itself; or the result is put together with a
+    product of matrices, as squared distances are: `x.pow(2).sum(1, keepdim=True) + y.pow(2).sum(1) - 2 * x @ y.T`.
+    """
     match node:
         case ast.BinOp(left=left, right=right):
             sides = [left, right]
@@ -136,16 +144,39 @@ def _is_meant(node: ast.expr | None) -> bool:
             sides = [left, *others]
         case _:
             return False
-    return any(_adds_dimension(side) for side in sides)
+    return any(_adds_dimension(side) for side in sides) or _is_beside_product(node, tree)
 
 
 def _adds_dimension(side: ast.expr) -> bool:
     match side:
         case ast.Call(func=ast.Attribute(attr="unsqueeze")):
             return True
+        case ast.Call(keywords=options):
+            kept = [each.value for each in options if each.arg in ("keepdim", "keepdims")]
+            return any(isinstance(each, ast.Constant) and each.value is True for each in kept)
         case ast.Subscript(slice=index):
             parts = index.elts if isinstance(index, ast.Tuple) else [index]
             return any(ast.unparse(part).rpartition(".")[2] in ("None", "newaxis") for part in parts)
+    return False
+
+
+def _is_beside_product(node: ast.expr, tree: ast.AST | None) -> bool:
+    """Whether a sum or difference has an expression on one side, and a product of matrices on the other."""
+    place = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
+    for outer in ast.walk(tree) if tree is not None else ():
+        if isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Add | ast.Sub):
+            for side, other in ((outer.left, outer.right), (outer.right, outer.left)):
+                if (side.lineno, side.col_offset, side.end_lineno, side.end_col_offset) == place:
+                    return any(_is_product(each) for each in ast.walk(other))
+    return False
+
+
+def _is_product(node: ast.AST) -> bool:
+    match node:
+        case ast.BinOp(op=ast.MatMult()):
+            return True
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+            return name in _PRODUCTS
     return False
 
 

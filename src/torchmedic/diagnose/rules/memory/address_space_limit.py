@@ -70,7 +70,7 @@ def _inside(evidence: object) -> Diagnosis | None:
         draft.because("there was no room left to look closer: the hard limit is as low as the soft one")
     _advise(draft, bound, line is not None)
     if graphs:
-        draft.help(f"keep numbers in `{graphs}` (`.item()`), or detached tensors: each of them holds its whole graph")
+        draft.help(graphs)
     elif refusal.autopsy is None or not cured(draft, refusal.autopsy):
         draft.help(_less(refusal.autopsy))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)

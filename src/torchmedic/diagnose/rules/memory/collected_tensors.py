@@ -50,8 +50,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         if nbytes < (autopsy.asked or 0):
             continue
         # It must be the loop that fills it: a data set in memory is filled before.
-        filler = next((each for each in fillers_of(holder) if each.in_loop), None)
-        if filler is None or not _is_filled(holder, filler, autopsy):
+        looped = (each for each in fillers_of(holder) if each.in_loop)
+        filler = next((each for each in looped if _is_filled(holder, each, autopsy)), None)
+        if filler is None:
             continue
         draft = Draft(
             CODE,

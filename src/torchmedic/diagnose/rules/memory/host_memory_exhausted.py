@@ -49,7 +49,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     elif refusal.overflow is not None or (asked is not None and memory.total is not None and asked > memory.total):
         draft.help("check the sizes on this line: no host of this size can hold the result")
     elif graphs:
-        draft.help(f"keep numbers in `{graphs}` (`.item()`), or detached tensors: each of them holds its whole graph")
+        draft.help(graphs)
     elif refusal.autopsy is None or not cured(draft, refusal.autopsy):
         draft.help("work in smaller parts, or keep less from earlier steps")
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)

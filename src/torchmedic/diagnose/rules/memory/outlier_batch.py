@@ -24,7 +24,15 @@ from torchmedic.replay.memory.attempts import call_under_way, callers_of
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
 from torchmedic.replay.memory.giant_sample import giant_sample
 from torchmedic.replay.memory.model_call import trained_call
-from torchmedic.replay.memory.sizes import Longest, comparable, is_growing, is_whole_data_set, longest_row, unusual
+from torchmedic.replay.memory.sizes import (
+    Longest,
+    comparable,
+    is_growing,
+    is_whole_data_set,
+    largest_item,
+    longest_row,
+    unusual,
+)
 
 CODE, NAME = "TM406", "outlier-batch"
 
@@ -49,16 +57,21 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     incident = evidence.incident
     length = found.shape[1] if len(found.shape) > 1 else 0
     longest = longest_row(incident.batch, incident.batch_indices, length)
+    largest = largest_item(incident.batch, incident.batch_indices)
+    has, had = ("has a tensor of", "had") if calls[-1].nested else ("is", "was")
     draft = Draft(
         CODE,
         NAME,
         "proven" if found.factor >= _SURE else "likely",
-        f"this batch is {list(found.shape)}, {found.factor:.1f} times as large as any before it",
-        f"the largest of the {found.before} batches before it was {list(found.usual)}, and it fitted",
+        f"this batch {has} {list(found.shape)}, {found.factor:.1f} times as large as any before it",
+        f"the largest of the {found.before} batches before it {had} {list(found.usual)}, and it fitted",
     )
     draft.at(called_at(evidence, f"called with {list(found.shape)}"), *noticed(autopsy))
     if longest is not None:
         draft.because(_longest(longest))
+    elif largest is not None:
+        next_one = f"the next largest {list(largest.usual)}"
+        draft.because(f"dataset item {largest.item} is {list(largest.shape)}, {next_one}")
     elif incident.batch_indices:
         draft.because(f"it is made of the dataset items {listed([str(each) for each in incident.batch_indices], 6)}")
     shown(draft, autopsy)

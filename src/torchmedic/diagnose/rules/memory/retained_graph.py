@@ -17,7 +17,6 @@ import ast
 import re
 from collections import deque
 from collections.abc import Iterator
-from types import CodeType
 from typing import Any
 
 import torch
@@ -29,11 +28,10 @@ from torchmedic.diagnose.memory_words import noticed, table
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.replay.memory.bound_for_backward import is_differentiated_later, is_variable_differentiated
-from torchmedic.replay.memory.fillers import Filler, assigned_at, fillers_of
+from torchmedic.replay.memory.fillers import Filler, assigned_at, fillers_of, is_looped
 from torchmedic.replay.memory.retained import Retained
+from torchmedic.replay.memory.wanted_graphs import is_wanted
 from torchmedic.replay.memory.whole_step import Change, Cut
 
 CODE, NAME = "TM403", "retained-graph"
@@ -48,12 +46,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = autopsy_of(evidence)
     if autopsy is None:
         return None
-    held = next((each for each in autopsy.retained if not _is_wanted(each, evidence)), None)
+    held = next((each for each in autopsy.retained if not is_wanted(each, evidence)), None)
     if held is None:
         return None
     holder = held.holder
-    fillers = [] if holder.path == ".grad" else fillers_of(holder) or assigned_at(holder)
-    filler = fillers[0] if fillers else None
+    filler = _filler(held)
     asked = autopsy.asked or 0
     is_much = not held.only_nodes and held.nbytes >= _SHARE * max(autopsy.book.everything, asked)
     hidden = 0 if is_much or filler is None else _hidden(autopsy, filler)
@@ -86,6 +83,22 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.help(advice)
     autopsy.cures[CODE] = Change(cut=Cut(tuple(_tensors(held, autopsy)), advice))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _filler(held: Retained) -> Filler | None:
+    """The line that fills a container, or that makes a variable from its own last value."""
+    holder = held.holder
+    if holder.path == ".grad":
+        return None
+    if not held.is_container and holder.path.isidentifier():
+        carried = [each for each in assigned_at(holder) if is_looped(each) and _mentions(each.value, holder.path)]
+        if carried:
+            return carried[0]
+    return next(iter(fillers_of(holder) or assigned_at(holder)), None)
+
+
+def _mentions(value: ast.expr | None, name: str) -> bool:
+    return value is not None and any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(value))
 
 
 def _tensors(held: Retained, autopsy: Autopsy) -> Iterator[torch.Tensor]:
@@ -141,36 +154,6 @@ def _kept(owner: Any) -> list[Any]:
 def _roots(autopsy: Autopsy) -> list[torch.nn.Module]:
     step = autopsy.step
     return step.runner.modules if step is not None else []
-
-
-def _is_wanted(held: Retained, evidence: RaisedEvidence) -> bool:
-    """Whether it is of this step, for a backward that is still to come."""
-    holder = held.holder
-    if held.for_nothing or not held.is_young:
-        return False
-    if held.of_this_step and _is_for_backward(held):
-        return True
-    name = re.split(r"[.\[]", holder.path, maxsplit=1)[0]
-    if not holder.in_frame and held.is_container and is_differentiated_later(frozenset({holder.attribute or name})):
-        return True
-    local = holder.in_frame and isinstance(holder.scope, CodeType)
-    return local and is_variable_differentiated(evidence.frames, holder.scope, name)
-
-
-def _is_for_backward(held: Retained) -> bool:
-    """Whether the function that fills it goes backward, or another one through it: then the graphs may be wanted."""
-    fillers = fillers_of(held.holder)
-    name = held.holder.path.partition("[")[0].rpartition(".")[2]
-    if not fillers or is_differentiated_later(frozenset({name})):
-        return True
-    tree = syntax_tree(fillers[0].file)
-    line = fillers[0].node.lineno
-    inside: ast.AST | None = tree
-    for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
-            inside = node
-    names = {node.attr for node in ast.walk(inside) if isinstance(node, ast.Attribute)} if inside is not None else set()
-    return not names.isdisjoint({"backward", "grad"})
 
 
 def _create_graph(autopsy: Autopsy) -> Filler | None:
