@@ -126,6 +126,11 @@ def read_held(run: Path, pid: int) -> tuple[HeldMemory, ...]:
     return ()
 
 
+def holders_known(run: Path) -> set[int]:
+    """The processes that have said what they hold. One that has ended well since has left nothing else."""
+    return {int(path.stem) for path in (run / FOLDER).glob("*.held") if path.stem.isdecimal()}
+
+
 def listeners(run: Path) -> list[int]:
     """The processes that can be asked."""
     return sorted(int(path.stem) for path in (run / FOLDER).glob("*.ask") if path.stem.isdecimal())

@@ -170,7 +170,12 @@ class Images(Dataset):
         return 4000
     def __getitem__(self, i):
         self.cache[i] = torch.ones(1 << 18)  # <- cause
-        if len(self.cache) == 150 and torch.utils.data.get_worker_info().id:
+        first = torch.utils.data.get_worker_info().id == 0
+        if first and len(self.cache) == 120:
+            open("filled", "w").close()
+        if not first and len(self.cache) == 150:
+            while not os.path.exists("filled"):
+                time.sleep(0.01)
             os.replace("later", "cgroup")  # as the kernel does
             os.kill(os.getpid(), 9)
         return self.cache[i].mean()

@@ -11,6 +11,7 @@ from torchmedic.observe.host import HostMemory
 
 _TITLES = {"RLIMIT_AS": "Max address space", "RLIMIT_DATA": "Max data size", "RLIMIT_MEMLOCK": "Max locked memory"}
 _NARROW = 64 << 20  # bytes: what a refused allocation of unknown size may well have been
+_AT_A_TIME = 1 << 20  # bytes that the C library asks for where the heap cannot grow
 _GENERATIONS = 30
 
 
@@ -52,8 +53,9 @@ def refusing(memory: HostMemory, asked: int | None) -> Bound | None:
         if limit is None or now is None:
             continue
         if asked is not None:
-            # What the failing code had made by then may be gone again: the most that there ever was counts too.
-            taken = next((each for each in sizes if each is not None and each + asked > limit), None)
+            # What the failing code had made by then may be gone again: the most that there ever was counts too. And of
+            # small pieces the C library asks the system for many at a time.
+            taken = next((each for each in sizes if each is not None and each + max(asked, _AT_A_TIME) > limit), None)
             if taken is not None:
                 found.append(Bound(name, option, of, limit, taken, True))
         elif memory.total is None or limit - now < memory.total:

@@ -165,7 +165,9 @@ def _holders(left: Left, pid: int) -> tuple[HeldMemory, ...]:
     told = left.told.get(pid)
     is_worker = told is not None and told.part == "worker"
     folder = left.folders.get(pid) or run_files.worker_folder_of(left.run, pid, is_worker=is_worker)
-    others = left.known - left.folders.keys() if is_worker else ()  # a worker that is alike may have been asked later
+    # A worker that is alike may have been asked later; the first process of a rank is not alike.
+    trainers = {number for number, each in left.folders.items() if "." not in each.name}
+    others = inside_files.holders_known(left.run) - trainers if is_worker else ()
     asked = (found for each in (pid, *others) if (found := inside_files.read_held(left.run, each)))
     most = max(asked, key=lambda found: found[0].nbytes, default=())
     return most or (holders(folder) if folder is not None else ())
