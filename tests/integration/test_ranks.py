@@ -37,6 +37,7 @@ def main(how):
         loss.backward()
         optimizer.step()
     sys.stdout.write(f"done {dist.get_rank()}\\n")
+    dist.barrier()  # gloo may abort in a rank whose peer is gone before it
     dist.destroy_process_group()
 
 
