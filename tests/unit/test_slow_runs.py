@@ -226,6 +226,26 @@ def test_only_the_holder_of_a_lock_counts_as_one_that_is_waited_for() -> None:
     assert asked("long_work", seen_with(other())) is None, "a thread that has nothing to do with it"
 
 
+@pytest.mark.parametrize(("wakes", "note"), [(150.0, True), (1.0, False), (0.0, False), (None, False)])
+def test_a_thread_that_wakes_again_and_again_goes_on_though_it_is_always_seen_in_its_nap(
+    wakes: float | None, note: bool
+) -> None:
+    main = thread(user(27, "thread.join()"), waits_for=LockView(identity=5, kind="thread", name="thread", owner=2))
+    naps = PyThread(ident=2, tid=102, frames=(user(14, "time.sleep(0.005)"),), samples=("1", "1", "1"))
+    whole = stall(main)
+    own = whole.processes[0]
+    rows = (*own.threads, ThreadView(tid=102, state="R", syscall="running", busy=0.06, demand=0.06, wakes=wakes))
+    seen = msgspec.structs.replace(
+        whole,
+        processes=(msgspec.structs.replace(own, threads=rows),),
+        inside={PID: msgspec.structs.replace(whole.inside[PID], threads=(main, naps))},
+    )
+    found = asked("sleeping", seen)
+    assert (found is not None) is note
+    if found is not None:
+        assert (found.severity, found.cause_location and found.cause_location.line) == ("note", 14)
+
+
 @pytest.mark.parametrize(("left", "severity"), [(3.0, "note"), (60.0, None)])
 def test_a_wait_that_expires_much_later_is_as_good_as_none(left: float, severity: str | None) -> None:
     event = LockView(identity=5, kind="event", name="done")

@@ -17,6 +17,7 @@ from torchmedic.stall_records import Stall
 MOVING = 4e6  # bytes a second: more than a log, and than a process reads and writes to answer our own question
 _RECEIVES = ("running", "read", "pread64", "readv", "recvfrom", "recvmsg", "poll", "ppoll", "select", "pselect6")
 _LATELY = 1.0  # seconds
+_POLLS = 2.0  # times a second: more than the one wake that may have nothing to do with it
 _QUIET = 32 * 1024  # the same of a process that was not asked
 _HELD = ("lock", "reentrant lock")  # by one thread, so that no other can help
 _STRANGER = 10  # times the limit: for so long, who is not known to be waited for and uses no core counts as a helper
@@ -129,6 +130,9 @@ def _threads(stall: Stall, main: PyThread) -> Iterator[Helper]:
             how = "sleeps" if sleeps(row) else "waits"
             words = f"{how} for {duration(row.wakes_in)} more"
             yield Helper(name, thread.user_frame, words, row.wakes_in, known and sleeps(row), False)
+        elif row is not None and (row.wakes or 0.0) > _POLLS:
+            # Always seen in the same short nap, and just not in it when the kernel was asked.
+            yield Helper(name, thread.user_frame, f"wakes {row.wakes:.0f} times a second", 0.0, known, False)
 
 
 def _is_soon(stall: Stall, row: ThreadView) -> bool:
