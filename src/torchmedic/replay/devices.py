@@ -56,19 +56,25 @@ def split_of(evidence: RaisedEvidence) -> Split | None:
     start = evidence.frames.index(evidence.user_frame) if evidence.user_frame in evidence.frames else 0
     for frame in evidence.frames[start:]:
         call = raising_call(frame)
-        placed = list(_placed(evidence.frames, frame, call))
-        # An operation takes a single number from the CPU along.
-        devices = {each.device for each in placed if each.tensor.dim() or each.device.type != "cpu"}
-        if len(devices) < 2:
-            continue
-        home = _home(evidence.frames, devices)
-        strays = tuple(each for each in placed if each.device != home and (each.tensor.dim() or home.type == "cpu"))
-        layer = frame.module if not frame.is_user else None
-        op = call.op if call is not None and call.op else frame.function
-        if call is not None and isinstance(call.function, torch.nn.Module):
-            op = type(call.function).__name__
-        return Split(op=op, tensors=tuple(placed), strays=strays, layer=layer, home=home)
+        split = split_between(evidence, frame, call, list(_placed(evidence.frames, frame, call)))
+        if split is not None:
+            return split
     return None
+
+
+def split_between(evidence: RaisedEvidence, frame: Frame, call: Call | None, placed: list[Placed]) -> Split | None:
+    """The tensors of an operation, if they are on different devices."""
+    # An operation takes a single number from the CPU along.
+    devices = {each.device for each in placed if each.tensor.dim() or each.device.type != "cpu"}
+    if len(devices) < 2:
+        return None
+    home = _home(evidence.frames, devices)
+    strays = tuple(each for each in placed if each.device != home and (each.tensor.dim() or home.type == "cpu"))
+    layer = frame.module if not frame.is_user else None
+    op = call.op if call is not None and call.op else frame.function
+    if call is not None and isinstance(call.function, torch.nn.Module):
+        op = type(call.function).__name__
+    return Split(op=op, tensors=tuple(placed), strays=strays, layer=layer, home=home)
 
 
 def _placed(frames: list[Frame], frame: Frame, call: Call | None) -> Iterator[Placed]:

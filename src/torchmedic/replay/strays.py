@@ -11,14 +11,16 @@ import torch
 
 from torchmedic.records import Location
 from torchmedic.replay.bindings import ENTRY, FUNCTIONS, binds, own_statements
-from torchmedic.replay.calls import read
+from torchmedic.replay.calls import UNKNOWN, raising_call, read
 from torchmedic.replay.device_births import Birth, Trace, Words, replayed
-from torchmedic.replay.devices import Placed, Split
+from torchmedic.replay.devices import Placed, Split, split_between
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.forward import StepFailure
 from torchmedic.replay.frames import Frame
 from torchmedic.replay.origins import Origin, function_body, origin_of, user_argument
 from torchmedic.replay.scopes import assignments, header
+from torchmedic.replay.segment import CannotCut
+from torchmedic.replay.step import Step
 from torchmedic.replay.storages import storage_of
 
 DEPTH = 4  # of containers in containers
@@ -117,6 +119,33 @@ def items_of(value: Any) -> list[Any]:
     held = getattr(value, "__dict__", None)
     of_torch = type(value).__module__.split(".")[0] in ("torch", "builtins", "types", "functools")
     return list(held.values())[:100] if isinstance(held, dict) and not of_torch and not callable(value) else []
+
+
+def split_in_replay(evidence: RaisedEvidence, failure: StepFailure) -> Split | None:
+    """What the failing operation is given in a replay: an operand that is a call cannot be read off the variables."""
+    frame = evidence.user_frame
+    call = raising_call(frame) if frame is not None else None
+    step = failure.step or _up_to_failure(evidence)
+    if frame is None or call is None or not call.whole or step is None:
+        return None
+    trace = replayed(step, evidence)
+    given = trace.failed if trace is not None else ()
+    operands = [each for each in call.flat() if each.value is UNKNOWN or each.tensor is not None]
+    if len(operands) != len(given):
+        return None  # not this operation, but one that it is made of
+    placed = [
+        Placed(text=each.text, tensor=tensor, node=each.node, frame=frame)
+        for each, tensor in zip(operands, given, strict=True)
+    ]
+    return split_between(evidence, frame, call, placed)
+
+
+def _up_to_failure(evidence: RaisedEvidence) -> Step | None:
+    """For an evaluation, which never goes backward."""
+    try:
+        return evidence.failing_step()
+    except CannotCut:
+        return None
 
 
 def strays_of(evidence: RaisedEvidence, split: Split, failure: StepFailure) -> list[Stray]:

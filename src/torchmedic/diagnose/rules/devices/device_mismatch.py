@@ -26,7 +26,7 @@ from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.forward import StepFailure
 from torchmedic.replay.frames import node_location
 from torchmedic.replay.optimizer_devices import Misplaced, load_of, misplaced_state
-from torchmedic.replay.strays import strays_of
+from torchmedic.replay.strays import split_in_replay, strays_of
 
 CODE, NAME = "TM310", "device-mismatch"
 
@@ -49,7 +49,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     misplaced = misplaced_state(evidence.frames)
     if misplaced is not None:
         return _optimizer_state(evidence, misplaced)
-    split = split_of(evidence)
+    failure = StepFailure(evidence)
+    split = split_of(evidence) or split_in_replay(evidence, failure)
     if split is None or not split.strays:
         return _from_message(evidence)
     if never_had_values(evidence, split):
@@ -66,7 +67,6 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         listed([each.words for each in (stray, *others)], 3),
     )
     draft.at(*evidence.at_user_line("cause", f"{stray.device} meets {others[0].device}"))
-    failure = StepFailure(evidence)
     reason, treated = explained(failure, split, strays_of(evidence, split, failure))
     if reason is not None:
         draft.at(reason.place)
