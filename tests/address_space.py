@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from pathlib import Path
+
+from running import run_script
+
+from torchmedic.records import Diagnosis
+
 HEAD_WITH_ROOM = """
 import resource
 import torch
@@ -17,3 +24,16 @@ def room(mib):
 def marked(source: str) -> list[int]:
     """The lines that are to blame."""
     return [number for number, line in enumerate(source.splitlines(), 1) if line.endswith("# <- cause")]
+
+
+def ran_out(folder: Path, body: str, codes: Collection[str]) -> Diagnosis:
+    """The diagnosis of a script that runs out: with one of these codes, at the line that is marked."""
+    source = HEAD_WITH_ROOM + body
+    finished = run_script(folder, source)
+    assert finished.returncode == 1, finished.stderr
+    assert "fault of its own" not in finished.stderr
+    found = finished.report.diagnoses[-1]
+    assert found.code in codes, finished.stderr
+    assert found.cause_location is not None
+    assert found.cause_location.line in marked(source), finished.stderr
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from address_space import HEAD_WITH_ROOM, marked
+from address_space import HEAD_WITH_ROOM, marked, ran_out
 from running import run_script
 
 HOST = ("TM401", "TM414")  # there is no memory on the host; or a limit of the process refused it
@@ -293,15 +293,7 @@ model(torch.arange(64), torch.arange(64)).backward()
 @pytest.mark.parametrize("name", FAILURES)
 def test_the_verdict_and_the_line(tmp_path: Path, name: str) -> None:
     codes, body = FAILURES[name]
-    source = HEAD_WITH_ROOM + body
-    finished = run_script(tmp_path, source)
-
-    assert finished.returncode == 1, finished.stderr
-    assert "fault of its own" not in finished.stderr
-    found = finished.report.diagnoses[-1]
-    assert found.code in codes, finished.stderr
-    assert found.cause_location is not None
-    assert found.cause_location.line in marked(source), finished.stderr
+    ran_out(tmp_path, body, codes)
 
 
 def test_a_table_that_a_helper_has_made_is_told_by_its_line(tmp_path: Path) -> None:

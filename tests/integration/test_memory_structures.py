@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from address_space import HEAD_WITH_ROOM, marked
+from address_space import HEAD_WITH_ROOM, ran_out
 from running import run_script
 
 FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -117,15 +117,7 @@ for step in range(10):
 @pytest.mark.parametrize("name", FAILURES)
 def test_the_verdict_and_the_line(tmp_path: Path, name: str) -> None:
     codes, body = FAILURES[name]
-    source = HEAD_WITH_ROOM + body
-    finished = run_script(tmp_path, source)
-
-    assert finished.returncode == 1, finished.stderr
-    assert "fault of its own" not in finished.stderr
-    found = finished.report.diagnoses[-1]
-    assert found.code in codes, finished.stderr
-    assert found.cause_location is not None
-    assert found.cause_location.line in marked(source), finished.stderr
+    found = ran_out(tmp_path, body, codes)
     if found.code == "TM406":
         assert any("dataset item 25 is [3, 1500, 1200]" in each for each in found.evidence), found.evidence
 
