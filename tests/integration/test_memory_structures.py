@@ -99,6 +99,110 @@ room(150)
 distances(points, torch.randn(8000, 3)).mean().backward()
 """,
     ),
+    "a sum in an attribute, to which the last update was before the last term": (
+        ("TM403",),
+        """
+class Trainer:
+    def __init__(self):
+        self.net = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 8))
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.01)
+        self.gap = 0.0
+    def distance(self, x):
+        return (self.net(x).mean(0) - self.net(-x).mean(0)).abs().mean()
+    def update(self, x):
+        self.optimizer.zero_grad()
+        self.net(x).pow(2).mean().backward()
+        self.optimizer.step()
+    def fit(self):
+        for _ in range(500):
+            x = torch.randn(512, 64)
+            self.update(x)
+            self.gap += self.distance(x)  # <- cause
+trainer = Trainer()
+room(150)
+trainer.fit()
+""",
+    ),
+    "a rollout that is learned from at its end": (
+        ("TM403",),
+        """
+import collections
+class Agent:
+    def __init__(self):
+        self.body = nn.Sequential(nn.Linear(64, 1024), nn.Tanh())
+        self.policy, self.value = nn.Linear(1024, 4), nn.Linear(1024, 1)
+        self.memory = collections.deque(maxlen=1000)
+    def act(self, seen):
+        hidden = self.body(seen)
+        chosen = torch.distributions.Categorical(logits=self.policy(hidden))
+        action = chosen.sample()
+        self.memory.append([chosen.log_prob(action), self.value(hidden).squeeze(-1)])  # <- cause
+        return action
+    def learn(self):
+        sum((-known - value).mean() for known, value in self.memory).backward()
+        self.memory.clear()
+agent = Agent()
+room(150)
+for turn in range(1, 2000):
+    agent.act(torch.randn(128, 64))
+    if turn % 1000 == 0:
+        agent.learn()
+""",
+    ),
+    "results of an evaluation, collected with their graphs": (
+        ("TM405",),
+        """
+net = nn.Sequential(nn.Linear(64, 1024), nn.Tanh(), nn.Linear(1024, 4))
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+def accuracy(batches):
+    net.eval()
+    outputs = []
+    for x in batches:
+        outputs.append(net(x))  # <- cause
+    return torch.cat(outputs).argmax(1).float().mean().item()
+room(150)
+for epoch in range(2):
+    net.train()
+    net(torch.randn(8, 64)).pow(2).mean().backward()
+    optimizer.step()
+    accuracy(torch.randn(256, 64) for _ in range(400))
+""",
+    ),
+    "a method that a loop of a library calls": (
+        ("TM412",),
+        """
+import sched
+class Validation:
+    def __init__(self, net):
+        self.net, self.probabilities = net, []
+    @torch.no_grad()
+    def step(self):
+        found = self.net(torch.randn(256, 64)).softmax(1)
+        self.probabilities.append(found)  # <- cause
+validation, plan = Validation(nn.Linear(64, 4096)), sched.scheduler()
+for turn in range(200):
+    plan.enter(0, turn, validation.step)
+room(150)
+plan.run()
+""",
+    ),
+    "the pair of a recurrent layer, carried on": (
+        ("TM403",),
+        """
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(16, 128, batch_first=True), nn.Linear(128, 8)
+    def forward(self, x, state=None):
+        found, state = self.rnn(x, state)
+        return self.out(found), state
+net, state = Reader(), None
+room(120)
+for part in range(2000):
+    scores, state = net(torch.randn(16, 8, 16), state)  # <- cause
+    scores.logsumexp(-1).mean().backward(retain_graph=True)
+""",
+    ),
 }
 
 ACCUMULATED = """

@@ -24,7 +24,7 @@ from torchmedic.replay.loading import batch_under_way, loading_of
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of, exhaustion_in
 from torchmedic.replay.memory.file_reads import file_read
 from torchmedic.replay.memory.unfinished import Unfinished, unfinished_list
-from torchmedic.replay.memory.wanted_graphs import is_wanted
+from torchmedic.replay.memory.wanted_graphs import in_parts, is_wanted
 
 _THREAD, _LIBRARY = "can't start new thread", "failed to map segment from shared object"
 
@@ -128,7 +128,7 @@ class HostRefusal:
         if kept is None or not kept.is_container or kept.nbytes <= autopsy.book.everything // 10:
             return ""
         if is_wanted(kept, self.evidence):
-            return f"go backward through each part by itself: `{kept.holder.path}` holds the graphs of all of them"
+            return in_parts(kept)
         return f"keep numbers in `{kept.holder.path}` (`.item()`), or detached tensors: each holds its whole graph"
 
 

@@ -34,6 +34,7 @@ class Retained(msgspec.Struct, frozen=True, kw_only=True):
     of_this_step: bool = False  # nothing shows that it is older than that
     is_young: bool = False  # all of it was made since the last update, or nothing was ever updated
     for_nothing: bool = False  # several calls of the model lie behind it, and backward goes through none of them
+    is_of_parts: bool = False  # its graphs have little in common: each could go backward by itself
 
     @property
     def only_nodes(self) -> bool:
@@ -79,16 +80,19 @@ def retained_graphs(
         if holder.in_frame and ((not known and _is_forward(holder)) or not is_user_file(holder.file)):
             continue
         lasting = not holder.in_frame or holder.path in carried or not isinstance(holder.owner, torch.Tensor)
+        lasting = lasting or bool(holder.attribute)  # though the last thing that was added to it is of this step
         if known and not lasting and not _is_older(group, book.since):
             continue
-        nodes = nbytes = 0
-        for each in group:
-            if not known or sequence_of(node_of(each.tensor)) < book.since:
-                nbytes += _new(each.tensor, book, counted)
+        nodes = 0
+        parts = []  # bytes that each of them adds
+        for each in sorted(group, key=lambda each: -sequence_of(node_of(each.tensor))):
+            own = _new(each.tensor, book, counted) if not known or sequence_of(node_of(each.tensor)) < book.since else 0
             for node in walk((node_of(each.tensor),), seen):
                 if is_counted(node) and (not known or sequence_of(node) < book.since):
                     nodes += 1
-                    nbytes += sum(_new(tensor, book, counted) for tensor in tensors_saved_by(node))
+                    own += sum(_new(tensor, book, counted) for tensor in tensors_saved_by(node))
+            parts.append(own)
+        nbytes = sum(parts)
         if nodes:
             is_container = not isinstance(holder.owner, torch.Tensor)
             result.append(
@@ -102,6 +106,8 @@ def retained_graphs(
                     of_this_step=of_this_step,
                     is_young=within,
                     for_nothing=for_nothing,
+                    # The newest would lead to nearly all of it, were they steps of one sequence, or heads of one body.
+                    is_of_parts=len(parts) >= _SEVERAL and parts[0] <= nbytes // 2,
                 )
             )
     return sorted(_merged(result), key=lambda each: (-each.nbytes, -each.nodes))
@@ -129,6 +135,7 @@ def _merged(parts: list[Retained]) -> list[Retained]:
                 nbytes=sum(each.nbytes for each in family),
                 is_container=True,
                 is_scalar=all(each.is_scalar for each in family),
+                is_of_parts=all(each.is_of_parts for each in family),
             )
         )
     return result

@@ -45,6 +45,11 @@ def is_run_again(filler: Filler, frames: Sequence[Frame], modules: Iterable[torc
             under_way |= _name_of(frame.variables.get("collate_fn"))
             if not around.isdisjoint(under_way | _reached(under_way | _UNSEEN, _calls(frames))):
                 return True
+        if not frame.is_user and not _is_torchs(frame):
+            # A trainer of a library, which calls what it was given in a loop of its own.
+            under_way = {inner.function for inner in frames[position + 1 :] if inner.file == filler.file}
+            if not around.isdisjoint(under_way) and _is_in_loop(frame):
+                return True
         tree = syntax_tree(frame.file, frame.live.f_globals) if frame.is_user else None
         for loop in ast.walk(tree) if tree is not None else ():
             if not isinstance(loop, _LOOPS) or not _is_in(loop, frame.line):
@@ -58,6 +63,17 @@ def is_run_again(filler: Filler, frames: Sequence[Frame], modules: Iterable[torc
             if not around.isdisjoint(_reached(_called(loop) | _UNSEEN | _hooks(modules), calls)):
                 return True
     return False
+
+
+def _is_torchs(frame: Frame) -> bool:
+    """Its containers go through layers in a loop, once in each step."""
+    return str(frame.live.f_globals.get("__name__", "")).partition(".")[0] == "torch"
+
+
+def _is_in_loop(frame: Frame) -> bool:
+    tree = syntax_tree(frame.file, frame.live.f_globals)
+    loops = (node for node in ast.walk(tree) if isinstance(node, _LOOPS)) if tree is not None else ()
+    return any(_is_in(loop, frame.line) for loop in loops)
 
 
 def _is_in(node: ast.stmt, line: int) -> bool:

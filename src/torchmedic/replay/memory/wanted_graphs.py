@@ -16,6 +16,11 @@ from torchmedic.replay.memory.fillers import fillers_of
 from torchmedic.replay.memory.retained import Retained
 
 
+def in_parts(held: Retained) -> str:
+    """What to do about graphs that are wanted, and of which each could go backward by itself."""
+    return f"go backward through each part by itself: `{held.holder.path}` holds the graphs of all of them"
+
+
 def is_wanted(held: Retained, evidence: RaisedEvidence) -> bool:
     """Whether it is of this step, for a backward that is still to come."""
     holder = held.holder

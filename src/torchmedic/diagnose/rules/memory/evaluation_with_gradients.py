@@ -11,53 +11,39 @@ Cure: evaluate under `with torch.no_grad():` or `torch.inference_mode()`.
 
 from __future__ import annotations
 
+from torchmedic.diagnose.describe import count
 from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.memory_cures import cured
 from torchmedic.diagnose.memory_words import noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.memory.attempts import callers_of
-from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.replay.memory.bound_for_backward import is_differentiated, source_goes_backward
+from torchmedic.replay.memory.autopsy import autopsy_of
+from torchmedic.replay.memory.evaluations import evaluation_of
 
 CODE, NAME = "TM405", "evaluation-with-gradients"
-
-_SHARE = 0.3  # of all tensors
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = autopsy_of(evidence)
-    if autopsy is None or autopsy.in_backward or autopsy.in_optimizer or not autopsy.builds_graph:
-        return None
-    callers = callers_of(evidence)
-    root = next((frame.module for frame in evidence.frames if frame.module is not None), None)
-    if root is None or not callers or not any(each.requires_grad for each in root.parameters()):
-        return None
-    evaluates = not any(child.training for child in root.modules())
-    saved = sum(line.nbytes for line in autopsy.saved_lines)
-    if saved < _SHARE * autopsy.book.everything or saved < (autopsy.asked or 0) // 2:
-        return None
-    if not (evaluates or _is_trained_elsewhere(autopsy)) or is_differentiated(callers):
+    found = evaluation_of(autopsy) if autopsy is not None else None
+    if autopsy is None or found is None:
         return None
     draft = Draft(
         CODE,
         NAME,
         "proven",
-        f"an evaluation keeps {size(saved)} for a backward that never comes",
-        f"{'the model is in evaluation mode, ' if evaluates else ''}gradients are on, and no backward follows",
+        f"an evaluation keeps {size(found.saved)} for a backward that never comes",
+        f"{'the model is in evaluation mode, ' if found.is_declared else ''}gradients are on, and no backward follows",
     )
-    draft.at(callers[-1].location("cause", "gradients are on here"), *noticed(autopsy))
+    draft.at(found.call.location("cause", "gradients are on here"), *noticed(autopsy))
+    kept = next((each for each in autopsy.retained if each.for_nothing and each.is_container), None)
+    if kept is not None:
+        draft.because(f"`{kept.holder.path}` keeps the graphs of {count(kept.tensors, 'result')}: {size(kept.nbytes)}")
     shown(draft, autopsy)
     if not cured(draft, autopsy, evaluation=True):
         draft.help("run it under `with torch.no_grad():`")
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
-
-
-def _is_trained_elsewhere(autopsy: Autopsy) -> bool:
-    """Whether what trains is not this, or nothing does."""
-    updated = autopsy.agent is not None and autopsy.agent.clock.updates > 0
-    return updated or not source_goes_backward()
 
 
 RULE = Rule(CODE, NAME, check)

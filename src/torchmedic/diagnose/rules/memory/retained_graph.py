@@ -29,14 +29,16 @@ from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.replay.evidence import RaisedEvidence
 from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.replay.memory.evaluations import evaluation_of
 from torchmedic.replay.memory.fillers import Filler, assigned_at, fillers_of, is_looped
 from torchmedic.replay.memory.retained import Retained
-from torchmedic.replay.memory.wanted_graphs import is_wanted
+from torchmedic.replay.memory.wanted_graphs import in_parts, is_wanted
 from torchmedic.replay.memory.whole_step import Change, Cut
 
 CODE, NAME = "TM403", "retained-graph"
 
 _SHARE = 0.25  # of all tensors
+_PUT_OFF = 0.5
 _GROWN = 0.1  # of all that the process has
 _WARNINGS = ("TM450", "TM451")
 _CONTAINERS = (list, tuple, set, deque, dict)
@@ -47,7 +49,10 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if autopsy is None:
         return None
     held = next((each for each in autopsy.retained if not is_wanted(each, evidence)), None)
+    wanted = held is None
     if held is None:
+        held = next((each for each in autopsy.retained if _is_put_off(each, autopsy)), None)
+    if held is None or (held.for_nothing and _is_evaluation(autopsy)):
         return None
     holder = held.holder
     filler = _filler(held)
@@ -64,8 +69,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         NAME,
         "proven" if enough and (filler is not None or by_gradients) else "likely",
         f"{name} {'keep' if holder.path == '.grad' else 'keeps'} {size(held.nbytes)} "
-        f"alive in {'its graphs' if held.of_this_step else 'the graphs of earlier steps'}",
-        _cause(held),
+        f"alive in {'its graphs' if held.of_this_step or wanted else 'the graphs of earlier steps'}",
+        _cause(held, wanted),
     )
     label = f"{name} is filled here" if held.is_container else f"{name} is carried on from here"
     if filler is not None:
@@ -79,10 +84,24 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.because(*table(autopsy))
     for other in autopsy.retained[1:3]:
         draft.because(f"`{other.holder.path}` also holds graphs: {count(other.nodes, 'node')}, {size(other.nbytes)}")
+    if wanted:
+        draft.help(in_parts(held))
+        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
     advice = _advice(held, filler, autopsy)
     draft.help(advice)
     autopsy.cures[CODE] = Change(cut=Cut(tuple(_tensors(held, autopsy)), advice))
     return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _is_evaluation(autopsy: Autopsy) -> bool:
+    """Whether the model was told that it is no training: there gradients are off better than cut away (TM405)."""
+    found = evaluation_of(autopsy)
+    return found is not None and found.is_declared
+
+
+def _is_put_off(held: Retained, autopsy: Autopsy) -> bool:
+    """Whether one backward is to go through many graphs that have nothing to do with each other, and they fill it."""
+    return held.is_container and held.is_of_parts and held.nbytes >= _PUT_OFF * autopsy.book.everything
 
 
 def _filler(held: Retained) -> Filler | None:
@@ -90,8 +109,10 @@ def _filler(held: Retained) -> Filler | None:
     holder = held.holder
     if holder.path == ".grad":
         return None
-    if not held.is_container and holder.path.isidentifier():
-        carried = [each for each in assigned_at(holder) if is_looped(each) and _mentions(each.value, holder.path)]
+    base = re.sub(r"\[[^]]*\]$", "", holder.path)  # of a pair that a recurrent layer gives, say
+    if not held.is_container and base.isidentifier():
+        assigned = assigned_at(holder._replace(path=base))
+        carried = [each for each in assigned if is_looped(each) and _mentions(each.value, base)]
         if carried:
             return carried[0]
     return next(iter(fillers_of(holder) or assigned_at(holder)), None)
@@ -118,10 +139,11 @@ def _hidden(autopsy: Autopsy, filler: Filler) -> int:
     return grown if was_warned(autopsy, filler, _WARNINGS) else 0
 
 
-def _cause(held: Retained) -> str:
+def _cause(held: Retained, wanted: bool) -> str:
     what = count(held.tensors, "tensor") if held.is_container else "it"
     verb = "leads" if held.tensors == 1 or not held.is_container else "lead"
-    when = "that no backward has been through" if held.of_this_step else "that were built before this step"
+    when = "that no backward has freed" if held.of_this_step else "that were built before this step"
+    when = "that one backward is still to go through" if wanted else when
     return f"{what} {verb} to {count(held.nodes, 'node')} of graphs {when}"
 
 
