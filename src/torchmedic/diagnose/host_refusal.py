@@ -128,7 +128,7 @@ class HostRefusal:
         if kept is None or not kept.is_container or kept.nbytes <= autopsy.book.everything // 10:
             return ""
         if is_wanted(kept, self.evidence):
-            return in_parts(kept)
+            return in_parts(kept) if kept.is_of_parts else ""
         return f"keep numbers in `{kept.holder.path}` (`.item()`), or detached tensors: each holds its whole graph"
 
 

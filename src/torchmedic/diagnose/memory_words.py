@@ -143,7 +143,8 @@ def most_held(autopsy: Autopsy, role: Role) -> Location | None:
     label = f"{size(autopsy.asked)} asked for here" if autopsy.asked else "refused here"
     failing = autopsy.evidence.at_user_line(role, label)
     lines = [line for line in autopsy.saved_lines if line.spot is not None and is_user_file(line.spot.file)]
-    if lines and lines[0].nbytes < _FAINT * (autopsy.book.everything + (autopsy.asked or 0)):
+    faint = _FAINT * (autopsy.book.everything + (autopsy.asked or 0))
+    if lines and lines[0].nbytes < faint:
         lines = []  # it is not that: weights, say
     others = [line.nbytes for line in autopsy.saved_lines if line not in lines]
     if lines and lines[0].nbytes < max(others, default=0):
@@ -167,7 +168,7 @@ def most_held(autopsy: Autopsy, role: Role) -> Location | None:
         candidates.append((line.nbytes, line.spot.location(role, label)))
     for holder, nbytes, _ in autopsy.holders()[:1]:
         where = filled_at(holder, role, f"`{holder.path}` holds {size(nbytes)}", autopsy.evidence.frames)
-        if where is not None:
+        if where is not None and nbytes >= faint:
             candidates.append((nbytes, where))
     if not autopsy.asked:  # it may be large itself: what is to blame instead must be so, too
         candidates = [each for each in candidates if each[0] > autopsy.measured.used // 4]

@@ -110,13 +110,21 @@ def cut(
 
 def carried_names(frame: FrameType, line: int) -> frozenset[str]:
     """Names that a loop body reads before it assigns them: their value comes from the iteration before."""
-    tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
-    body = body_of(tree, frame) if tree is not None else None
-    if body is None:
-        return frozenset()
-    block = innermost_block(body, {line}, header_counts=True)
+    body, block = _body_and_block(frame, line)
     assigned = {name for statement in block for name in names_written(statement)}
     return frozenset((read_first(block) & assigned) - loop_names(body, block))
+
+
+def turn_around(frame: FrameType, line: int) -> Block:
+    """The statements of the innermost loop around a line."""
+    return _body_and_block(frame, line)[1]
+
+
+def _body_and_block(frame: FrameType, line: int) -> tuple[Block, Block]:
+    """The statements of a function, and those of the innermost loop around one of its lines."""
+    tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
+    body = body_of(tree, frame) if tree is not None else None
+    return (body, innermost_block(body, {line}, header_counts=True)) if body is not None else ([], [])
 
 
 def _feeds(block: Block, forward_line: int, line: int) -> bool:

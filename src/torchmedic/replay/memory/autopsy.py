@@ -23,7 +23,7 @@ from torchmedic.replay.memory import lines as by_lines
 from torchmedic.replay.memory import table
 from torchmedic.replay.memory.attempts import callers_of, history_of, is_lent, is_updating
 from torchmedic.replay.memory.book import Book
-from torchmedic.replay.memory.bound_for_backward import is_differentiated, speaks_of_backward
+from torchmedic.replay.memory.bound_for_backward import Backward, backward_around, is_differentiated
 from torchmedic.replay.memory.by_weights import Layers
 from torchmedic.replay.memory.holders import held_tensors
 from torchmedic.replay.memory.ledger import ByteLedger, Made, Place
@@ -97,7 +97,7 @@ class Autopsy:
             self.found,
             self.book,
             self._carried,
-            self._goes_backward,
+            self._backward,
             lambda: is_differentiated(callers_of(self.evidence)),
         )
 
@@ -219,9 +219,8 @@ class Autopsy:
         return carried_names(step.frame, step.segment.lines[1]) | frozenset(self.agent.notes.carried)
 
     @property
-    def _goes_backward(self) -> bool:
-        """Whether the file that the step is in calls backward anywhere."""
-        return self.step is not None and speaks_of_backward(self.step.frame)
+    def _backward(self) -> Backward:
+        return backward_around(self.step.frame, self.step.segment.lines[1]) if self.step is not None else "never"
 
     @functools.cached_property
     def _replay(self) -> ByteLedger | None:

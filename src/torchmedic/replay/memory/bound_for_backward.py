@@ -11,12 +11,16 @@ import ast
 import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
+from typing import Literal
 
 from torchmedic.observe.frames import is_user_file
 from torchmedic.replay.bindings import FUNCTIONS, binds, own_statements, reaching
 from torchmedic.replay.frames import Frame, syntax_tree
 from torchmedic.replay.memory.branches import not_taken
 from torchmedic.replay.scopes import function_body
+from torchmedic.replay.segment import turn_around
+
+Backward = Literal["every turn", "somewhere", "never"]
 
 BACKWARD = frozenset({"backward", "grad", "manual_backward"})
 # What comes out of these methods and functions leads to no graph.
@@ -68,11 +72,13 @@ def calls_backward(tree: ast.AST) -> bool:
     return any(isinstance(node, ast.Call) and called(node) in BACKWARD for node in ast.walk(tree))
 
 
-def speaks_of_backward(frame: FrameType) -> bool:
-    """Whether the file of a frame names something that goes backward."""
+def backward_around(frame: FrameType, line: int) -> Backward:
+    """Whether the innermost loop around a line goes backward itself, or at least its file somewhere."""
+    if any(map(calls_backward, turn_around(frame, line))):
+        return "every turn"
     tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
     names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if tree is not None else set()
-    return not names.isdisjoint({"backward", "grad"})
+    return "never" if names.isdisjoint({"backward", "grad"}) else "somewhere"
 
 
 def source_goes_backward() -> bool:

@@ -15,6 +15,7 @@ import torch
 
 from torchmedic.observe.frames import is_user_file
 from torchmedic.replay.memory.book import Book
+from torchmedic.replay.memory.bound_for_backward import Backward
 from torchmedic.replay.memory.names import Found, Holder
 from torchmedic.replay.memory.saved import is_counted, node_of, sequence_of, tensors_saved_by, walk, weights_of
 from torchmedic.replay.memory.storages import memory_of
@@ -34,7 +35,8 @@ class Retained(msgspec.Struct, frozen=True, kw_only=True):
     of_this_step: bool = False  # nothing shows that it is older than that
     is_young: bool = False  # all of it was made since the last update, or nothing was ever updated
     for_nothing: bool = False  # several calls of the model lie behind it, and backward goes through none of them
-    is_of_parts: bool = False  # its graphs have little in common: each could go backward by itself
+    outlived: bool = False  # backward has been through all of it but the last part, and it was handed on all the same
+    is_of_parts: bool = False  # graphs of many calls of the model, which have little in common but its weights
 
     @property
     def only_nodes(self) -> bool:
@@ -45,7 +47,7 @@ def retained_graphs(
     found: Iterable[Found],
     book: Book,
     carried: frozenset[str],
-    goes_backward: bool,
+    backward: Backward,
     is_differentiated: Callable[[], bool],
 ) -> list[Retained]:
     """The biggest first.
@@ -54,7 +56,8 @@ def retained_graphs(
         found: Tensors with their holders.
         book: In which what is accounted for otherwise stands.
         carried: Names that a loop hands on from one turn to the next.
-        goes_backward: Whether the function of that loop calls backward: then what it hands on may be for that.
+        backward: Whether that loop goes backward: in every turn, then nothing has to outlive one; or its file does
+            somewhere, then what it hands on may be for that.
         is_differentiated: Whether backward may go through what the failing call of the model gives.
     """
     groups: dict[tuple[str, str, str], list[Found]] = {}
@@ -70,10 +73,12 @@ def retained_graphs(
         # A loop that neither updates nor loads is all one step to us: a validation, say. Then all in it counts.
         of_this_step = book.since > 0 and _is_collection(group) and not _is_older(group, book.since)
         known = book.since > 0 and not of_this_step
-        handed_on = holder.path in carried and not goes_backward
+        handed_on = holder.path in carried and backward == "never"
         within = book.since == 0 or not _is_older(group, book.since)
-        for_nothing = within and _times_called(group) >= _SEVERAL and not is_differentiated()
-        if for_nothing:
+        often = _times_called(group) >= _SEVERAL
+        for_nothing = within and often and not is_differentiated()
+        outlived = within and often and backward == "every turn" and holder.path.partition("[")[0] in carried
+        if for_nothing or outlived:
             known, of_this_step, handed_on = False, True, True
         if not known and not handed_on and not _is_several(group):
             continue
@@ -106,8 +111,9 @@ def retained_graphs(
                     of_this_step=of_this_step,
                     is_young=within,
                     for_nothing=for_nothing,
+                    outlived=outlived,
                     # The newest would lead to nearly all of it, were they steps of one sequence, or heads of one body.
-                    is_of_parts=len(parts) >= _SEVERAL and parts[0] <= nbytes // 2,
+                    is_of_parts=often and len(parts) >= _SEVERAL and parts[0] <= nbytes // 2,
                 )
             )
     return sorted(_merged(result), key=lambda each: (-each.nbytes, -each.nodes))

@@ -17,14 +17,17 @@ from torchmedic.replay.memory.retained import Retained
 
 
 def in_parts(held: Retained) -> str:
-    """What to do about graphs that are wanted, and of which each could go backward by itself."""
-    return f"go backward through each part by itself: `{held.holder.path}` holds the graphs of all of them"
+    """What to do about graphs that are wanted: only of losses it is known that each can go backward by itself."""
+    name = held.holder.path
+    if held.is_scalar:
+        return f"go backward through each part by itself: `{name}` holds the graphs of all of them"
+    return f"go backward through fewer of them at a time: `{name}` holds the graphs of all, until one backward comes"
 
 
 def is_wanted(held: Retained, evidence: RaisedEvidence) -> bool:
     """Whether it is of this step, for a backward that is still to come."""
     holder = held.holder
-    if held.for_nothing or not held.is_young:
+    if held.for_nothing or held.outlived or not held.is_young:
         return False
     if held.of_this_step and _is_for_backward(held):
         return True
