@@ -105,10 +105,17 @@ def _together(found: list[Growth]) -> Iterator[Growth]:
             )
             yield first._replace(
                 key=(0, name),
-                held=first.held._replace(name=name, size=items),
+                held=first.held._replace(name=_common([each.held.name for each in members]), size=items),
                 rate=sum(each.rate for each in members),
                 weight=mean,
             )
+
+
+def _common(names: list[str]) -> str:
+    """One name for several that differ in their keys only; a key that all of them have stays."""
+    keys = zip(*(_KEY.findall(name) for name in names), strict=True)
+    shown = iter([alike[0] if len(set(alike)) == 1 else "[...]" for alike in keys])
+    return _KEY.sub(lambda _: next(shown), names[0])
 
 
 def _growths(watch: LeakWatch) -> Iterator[Growth]:

@@ -6,10 +6,16 @@ A list that loads a file in its `__getitem__` shall not do so for us.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from io import BytesIO, StringIO
 from typing import Any
 
 CONTAINERS = (list, dict, deque, set)
+# What is one long text or many bytes, and how long it is.
+TEXTS: dict[type, Callable[[Any], int]] = {
+    **dict.fromkeys((str, bytes, bytearray), len),
+    **dict.fromkeys((BytesIO, StringIO), lambda file: 0 if file.closed else int(file.tell())),
+}
 _BASES = (list, tuple, dict, deque, set, frozenset)
 
 

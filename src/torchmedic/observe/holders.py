@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.observe.containers import CONTAINERS, length, pairs
+from torchmedic.observe.containers import CONTAINERS, TEXTS, length, pairs
 from torchmedic.observe.crowds import ROOT, Branch, Crowds
 from torchmedic.observe.graph_age import node_of, oldest
 from torchmedic.observe.inherited_methods import owners_of_methods
@@ -165,8 +165,8 @@ class Walk:
         value = todo.value
         if issubclass(kind, torch.Tensor):
             self._tensor(todo, kind)
-        elif kind is str or kind is bytes or kind is bytearray:
-            self._note(todo, "bytes", len(value), least=_BIG)
+        elif kind in TEXTS:
+            self._note(todo, "bytes", TEXTS[kind](value), least=_BIG)
         elif issubclass(kind, CONTAINERS):
             self._container(todo)
         elif issubclass(kind, tuple) and not hasattr(kind, "_fields"):

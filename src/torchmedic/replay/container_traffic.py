@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterator
 
 from torchmedic.observe.holders import Held
-from torchmedic.replay.holder_names import FUNCTIONS, HolderName, called, first_line, flat
+from torchmedic.replay.assignments import flat, is_new
+from torchmedic.replay.fresh_starts import begins_again
+from torchmedic.replay.holder_names import FUNCTIONS, HolderName, called, first_line
+from torchmedic.replay.loop_names import loop_names
 from torchmedic.replay.sites import Site, Traffic, functions_of, is_empty, nodes_of
 from torchmedic.replay.training_loops import training_loops
 
@@ -43,13 +46,16 @@ def _under_name(held: Held, files: list[str], depth: int = _DEPTH) -> Traffic:
             here = name.at(path)
             for value in here.puts(node):
                 puts.append(Site(file, node, value, path))  # type: ignore[arg-type]
-            if here.takes(node):
+            if here.takes(node) or here.drains(node, path):
                 takes.append(Site(file, node, None, path))  # type: ignore[arg-type]
             elif (new := here.starts(node)) is not None:
                 takes.append(Site(file, node, new, path))  # type: ignore[arg-type]
     others = [_under_name(other, [other.file], depth - 1) for other in _renamed(name, held, files)] if depth else []
     if not puts:
         puts = [site for other in others for site in other.puts if not _binds(site.node)] or list(_stored(name, files))
+    given_back = [site for site in puts if _gives_new(site, files)]  # `losses = shown(losses)`
+    puts = [site for site in puts if site not in given_back]
+    takes += [site._replace(value=None) for site in given_back]
     if held.kind == "age":
         cuts = [site for site in puts if _cuts(site.value, files)]
         puts = [site for site in puts if site not in cuts]
@@ -69,7 +75,7 @@ def _under_name(held: Held, files: list[str], depth: int = _DEPTH) -> Traffic:
         key=lambda site: (site.is_little, not name.speaks_of(keys, site.node), puts.index(site)),
     )
     starts = [site for site in takes if site.value is not None]
-    takes = [site for site in takes if site.value is None or _again(site, starts, puts, files)]
+    takes = [site for site in takes if site.value is None or begins_again(site, starts, puts, files)]
     # To bind another name anew empties nothing.
     takes += [site for other in others for site in other.takes if site.value is None]
     limited = bool(puts) and all(_is_limited(name, site, files) or _ends(site, held) for site in puts)
@@ -97,6 +103,17 @@ def _ends(site: Site, held: Held) -> bool:
             if source != held.last and takes and all(node in takes for node in puts):
                 return True
     return False
+
+
+def _gives_new(site: Site, files: list[str]) -> bool:
+    """Whether the holder is set to what a function of the user's returns, and that may be a new container."""
+    if not isinstance(site.node, ast.Assign) or not isinstance(site.value, ast.Call):
+        return False
+    if any(isinstance(each, ast.Subscript) for each in site.node.targets):
+        return False  # one item of it
+    functions = [function for _, function in functions_of(called(site.value), [site.file, *files])]
+    returned = [node.value for each in functions for node in ast.walk(each) if isinstance(node, ast.Return)]
+    return any(value is not None and is_new(value) for value in returned)
 
 
 def _cuts(value: ast.expr | None, files: list[str]) -> bool:
@@ -167,29 +184,16 @@ def _renamed(name: HolderName, held: Held, files: list[str]) -> Iterator[Held]:
             if not name.may_stand(file, path):
                 continue
             function = next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None)
-            if held.name.endswith("]"):  # it is one of several, and a loop may go over them
-                for other in _loop_names(name.at(path), path):
-                    yield plain._replace(
-                        name=other, last=other, file=file, local=first_line(function) if function else 0
-                    )
+            for other in loop_names(name.at(path), path, is_item=held.name.endswith("]")):
+                yield plain._replace(name=other, last=other, file=file, local=first_line(function) if function else 0)
             match node:
-                case ast.Assign(targets=[ast.Name(id=other)], value=value) if name.at(path).is_meant_by(value):
+                case ast.Assign(targets=[ast.Name(id=other)], value=value) if name.at(path).is_given_by(value):
                     local = first_line(function) if function is not None else 0
                     yield plain._replace(name=other, last=other, file=file, local=local)
                 case ast.Call():
                     yield from _arguments(name.at(path), node, plain, [file, *files])
     for file, method in _methods(held.own, files):
         yield plain._replace(name="self", last="self", file=file, local=first_line(method))
-
-
-def _loop_names(name: HolderName, path: tuple[ast.AST, ...]) -> Iterator[str]:
-    """What loops around a line call the items of the holder: `for values in history.values():`."""
-    for loop in path:
-        match loop:
-            case ast.For(target=target, iter=ast.Call(func=ast.Attribute(attr="values" | "items", value=whole))):
-                if name.is_meant_by(whole):
-                    last = target.elts[-1] if isinstance(target, ast.Tuple) else target
-                    yield from [last.id] if isinstance(last, ast.Name) else []
 
 
 def _arguments(name: HolderName, call: ast.Call, held: Held, files: list[str]) -> Iterator[Held]:
@@ -244,46 +248,3 @@ def _stored(name: HolderName, files: list[str]) -> Iterator[Site]:
         for node, path in nodes_of(file):
             if name.may_stand(file, path) and (value := name.at(path).stores(node)) is not None:
                 yield Site(file, node, value, path)  # type: ignore[arg-type]
-
-
-def _again(start: Site, starts: list[Site], puts: list[Site], files: list[str]) -> bool:
-    """Whether a holder is made anew again and again: in a loop, or in a function that is not there to build."""
-    if any(isinstance(node, ast.If) and _asks_for_none(node.test, start.node) for node in start.path):
-        return False  # `if ema is None: ema = loss`
-    filled = [loop for site in puts for loop in site.path]
-    if any(loop in filled for loop in start.loops):
-        return True
-    if start.loops and training_loops([start.file, *files]).train(start.loops):
-        return True
-    function = start.function
-    if function is None:
-        return False
-    is_attribute = any(isinstance(each, ast.Attribute) for each in flat(getattr(start.node, "targets", [])))
-    return is_attribute and not start.builds and (len(starts) > 1 or _is_called_again(start, files))
-
-
-def _is_called_again(start: Site, files: list[str]) -> bool:
-    """Whether a method that makes it anew is called at several places, as `reset` is at first and after an epoch."""
-    name = getattr(start.function, "name", "")
-    owner = next((each for each in reversed(start.path) if isinstance(each, ast.ClassDef)), None)
-    calls = 0
-    for file in dict.fromkeys([start.file, *files]):
-        for node, path in nodes_of(file):
-            match node:
-                case ast.Call(func=ast.Attribute(attr=attribute, value=whose)) if attribute == name:
-                    is_own = isinstance(whose, ast.Name) and whose.id == "self"
-                    calls += not is_own or owner in path
-    return calls > 1
-
-
-def _asks_for_none(test: ast.expr, assignment: ast.AST) -> bool:
-    """Whether a condition asks if the very variable that is assigned below it has nothing yet."""
-    targets = getattr(assignment, "targets", None) or [getattr(assignment, "target", None)]
-    names = {ast.dump(target).replace("Store()", "Load()") for target in targets if target is not None}
-    for part in ast.walk(test):
-        match part:
-            case ast.UnaryOp(op=ast.Not(), operand=asked) if ast.dump(asked) in names:
-                return True
-            case ast.Compare(left=asked, ops=[ast.Is() | ast.IsNot() | ast.Eq()]) if ast.dump(asked) in names:
-                return True
-    return False

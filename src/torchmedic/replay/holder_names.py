@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchmedic.observe.holders import Held
+from torchmedic.replay.assignments import assigned, blanks, is_blank, is_new, sides, terms
 from torchmedic.replay.counted_branches import counts_up_to
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -16,9 +17,13 @@ _ADDING = frozenset(
     "append extend appendleft extendleft insert add put put_nowait update setdefault push push_back enqueue "
     "__setitem__ add_param_group".split()
 )
-_STORING = frozenset("store record remember save log write register collect track cache send emit".split())
+_STORING = frozenset(
+    "store record remember save log write register collect track cache send emit callback enter_context".split()
+)
+_WRITING = frozenset({"save", "dump"})  # to a file, or to what is taken for one: `torch.save(weights, buffer)`
+_RENEWING = frozenset({"replace", "_replace", "evolve"})  # an object by one that differs in some fields
 _PUSHING = frozenset("heappush insort insort_left insort_right".split())
-_TAKING = frozenset("clear pop popleft popitem remove discard get_nowait".split())
+_TAKING = frozenset("clear pop popleft popitem remove discard get_nowait pop_all seek truncate".split())
 _POPPING = frozenset({"heappop"})
 _PICKING = frozenset("nlargest nsmallest islice sample choices deque".split())
 
@@ -32,6 +37,8 @@ class HolderName:
         self._local = held.local
         self._is_attribute = f".{held.last}" in re.split(r"(?=\.)", re.sub(r"\[.*?\]", "", held.name))
         self._owners = held.owners
+        self._keys = frozenset(re.findall(r"\['([^']*)'\]", held.name))
+        self._is_item = held.name.endswith("]")
         self._is_others = False  # what `self` has under this name
         self._elsewhere: HolderName | None = None
 
@@ -78,6 +85,21 @@ class HolderName:
     def is_meant_by(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Name | ast.Attribute) and self._is(node)
 
+    def is_given_by(self, node: ast.expr) -> bool:
+        """Whether an expression is the holder, or an item of a container that leads to it: `state = self.state[p]`."""
+        return self.is_meant_by(node) or (self._is_item and isinstance(node, ast.Subscript) and self._is(node))
+
+    def drains(self, node: ast.AST, path: tuple[ast.AST, ...]) -> bool:
+        """Whether a loop empties a queue, as long as there is more: `while not jobs.empty(): jobs.get()`."""
+        match node:
+            case ast.Call(func=ast.Attribute(attr="get", value=owner)) if self._is(owner):
+                asked = [part for loop in path for part in ast.walk(getattr(loop, "test", None) or ast.Pass())]
+                return any(
+                    isinstance(part, ast.Attribute) and part.attr in ("empty", "qsize") and self._is(part.value)
+                    for part in asked
+                )
+        return False
+
     def puts(self, node: ast.AST) -> Iterator[ast.expr | None]:
         match node:
             case ast.Call(func=ast.Attribute(attr=method, value=owner)) if method in _ADDING and self._is(owner):
@@ -86,10 +108,12 @@ class HolderName:
                 yield rest[-1] if rest else None
             case ast.Call() if self._hands_on(node, _ADDING):
                 yield None
+            case ast.Call(keywords=[_, *_]) if called(node) in _RENEWING:
+                yield from (each for each in self._fields(node) if not is_blank(each) and self._reads(each))
             case ast.AugAssign(target=target) if self._is(target):
                 yield node.value
             case ast.Assign():
-                for each, value in _assigned(node):
+                for each, value in assigned(node):
                     if isinstance(each, ast.Subscript) and not isinstance(each.slice, ast.Slice):
                         if self._is(each.value):
                             yield value
@@ -99,9 +123,15 @@ class HolderName:
     def stores(self, node: ast.AST) -> ast.expr | None:
         """What a method is given whose name says that it keeps it, where nothing else shows how that is done."""
         match node:
+            case ast.Call(args=[first, second, *_]) if called(node) in _WRITING and self.is_meant_by(second):
+                return first
             case ast.Call(func=ast.Attribute(attr=method, value=owner), args=[*_, last]) if method in _STORING:
                 return last if self._is(owner) else None
         return None
+
+    def _fields(self, call: ast.Call) -> Iterator[ast.expr]:
+        """What a call gives to the attribute that the holder is."""
+        yield from (each.value for each in call.keywords if self._is_attribute and each.arg == self._last)
 
     def speaks_of(self, keys: frozenset[str], node: ast.AST) -> bool:
         """Whether a statement names no other keys than those by which the holder is found."""
@@ -141,7 +171,7 @@ class HolderName:
         known = self._measures(path)
         for part in ast.walk(branch.test):
             if isinstance(part, ast.Compare) and len(part.ops) == 1:
-                left, right = _sides(part)
+                left, right = sides(part)
                 if self._takes_length(left, known):
                     yield right
                 elif self._takes_length(right, known):
@@ -164,7 +194,7 @@ class HolderName:
     def _compares_length(self, test: ast.expr, known: set[str]) -> bool:
         """Whether a condition is about its length, or about something known that was made from that."""
         return any(
-            (isinstance(part, ast.Compare) and any(self._takes_length(side, known) for side in _sides(part)))
+            (isinstance(part, ast.Compare) and any(self._takes_length(side, known) for side in sides(part)))
             or (isinstance(part, ast.Attribute) and f"{ast.unparse(part)} says" in known)
             for part in ast.walk(test)
         )
@@ -173,13 +203,15 @@ class HolderName:
         return any(
             (isinstance(part, ast.Call) and called(part) == "len" and part.args and self._is(part.args[0]))
             or ast.unparse(part).removesuffix("()") in known
-            for part in _terms(value)
+            for part in terms(value)
         )
 
     def takes(self, node: ast.AST) -> bool:
         match node:
             case ast.Call(args=[first, *_]) if called(node) in _POPPING and self._is(first):
                 return True
+            case ast.Call(keywords=[_, *_]) if called(node) in _RENEWING:
+                return any(is_blank(each) for each in self._fields(node))
             case ast.Call(func=ast.Attribute(attr=method, value=owner)):
                 return (method in _TAKING and self._is(owner)) or self._hands_on(node, _TAKING)
             case ast.Delete(targets=targets):
@@ -192,7 +224,7 @@ class HolderName:
                         and isinstance(target.slice, ast.Slice)
                         and self._is(target.value)
                     )
-                    for target, value in _assigned(node)
+                    for target, value in assigned(node)
                 )
         return False
 
@@ -204,22 +236,38 @@ class HolderName:
     def starts(self, node: ast.AST) -> ast.expr | None:
         """The value of an assignment that forgets what was there."""
         if isinstance(node, ast.Assign):
-            for target, value in _assigned(node):
+            for target, value in assigned(node):
                 if self._is_plain(target) and not self._reads(value):
                     return value
+                if isinstance(target, ast.Subscript) and is_new(value) and self._is_key(target):
+                    return value  # `history[name] = []`
         if isinstance(node, ast.AnnAssign) and node.value is not None and self._is_plain(node.target):
             return node.value
+        match node:
+            case ast.Call(func=ast.Name(id="setattr"), args=[owner, key, value]) if self._is_attribute and is_new(
+                value
+            ):
+                is_others = self._is_others and getattr(owner, "id", "") == "self"
+                may_be = not isinstance(key, ast.Constant) or key.value == self._last
+                return value if may_be and not is_others else None
+        if self._is_item and isinstance(node, ast.Call) and self._is(getattr(node.func, "value", None)):
+            return next((new for key, new in blanks(node) if key is None or not self._keys or key in self._keys), None)
         for item in node.items if isinstance(node, ast.With | ast.AsyncWith) else ():
             if item.optional_vars is not None and self._is_plain(item.optional_vars):
                 return item.context_expr
         return None
+
+    def _is_key(self, target: ast.Subscript) -> bool:
+        """Whether it may be the very item of a container that the holder is."""
+        is_slice = isinstance(target.slice, ast.Slice)
+        return self._is_item and not is_slice and self._is(target) and self.speaks_of(self._keys, target)
 
     def _is_plain(self, target: ast.AST) -> bool:
         return not isinstance(target, ast.Subscript) and self._is(target)
 
     def _reads(self, value: ast.expr) -> bool:
         made = value.value if isinstance(value, ast.DictComp) else getattr(value, "elt", None)
-        if made is not None and _is_blank(made):
+        if is_blank(value) or (made is not None and is_blank(made)):
             return False  # of `{name: [] for name in losses}` only the keys are the same
         return any(
             self._is(part) and not isinstance(part, ast.Subscript | ast.Call)
@@ -236,47 +284,8 @@ class HolderName:
         )
 
 
-def _sides(comparison: ast.Compare) -> list[ast.expr]:
-    return [comparison.left, *comparison.comparators]
-
-
-def _terms(value: ast.expr) -> Iterator[ast.expr]:
-    """What is added and subtracted to make a number."""
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
-        yield from _terms(value.left)
-        yield from _terms(value.right)
-    else:
-        yield value
-
-
-def _is_blank(value: ast.expr) -> bool:
-    """Whether it is a new container with nothing in it."""
-    match value:
-        case ast.List(elts=[]) | ast.Dict(keys=[]) | ast.Call(func=ast.Name(id="list" | "dict" | "set"), args=[]):
-            return True
-    return isinstance(value, ast.Constant)
-
-
-def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Each target with what it is given: `a, b = b, a` is two assignments."""
-    for target in node.targets:
-        match target, node.value:
-            case (ast.Tuple() | ast.List(), ast.Tuple() | ast.List()) if len(target.elts) == len(node.value.elts):
-                yield from zip(target.elts, node.value.elts, strict=True)
-            case _:
-                yield from ((each, node.value) for each in flat([target]))
-
-
 def called(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-
-
-def flat(targets: Iterable[ast.expr]) -> Iterator[ast.expr]:
-    for target in targets:
-        if isinstance(target, ast.Tuple | ast.List):
-            yield from flat(target.elts)
-        else:
-            yield target
 
 
 def first_line(function: ast.AST) -> int:

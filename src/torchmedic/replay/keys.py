@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchmedic.observe.holders import Held
+from torchmedic.replay.assignments import assigned
 from torchmedic.replay.holder_names import FUNCTIONS, called
 from torchmedic.replay.sites import Site, functions_of, nodes_of
 
@@ -26,11 +27,21 @@ def key_of(site: Site) -> ast.expr | None:
     """The key under which a line stores; None where it only adds at the end."""
     node: Any = site.node
     match node:
-        case ast.Assign(targets=[ast.Subscript(slice=key), *_]):
-            return key if isinstance(key, ast.expr) else None
+        case ast.Assign(targets=[ast.Subscript(slice=key) as target, *_], value=value):
+            return key if not _adds_to(target, value) else None
         case ast.Call(func=ast.Attribute(attr=method), args=[first, *_]) if method in _BY_KEY:
             return first
     return None
+
+
+def _adds_to(target: ast.Subscript, value: ast.expr) -> bool:
+    """Whether what is there under a key only gets longer: `kept[name] = kept[name] + [loss]`, `[*kept[name], loss]`."""
+    added = [value.left, value.right] if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) else [value]
+    if not any(isinstance(each, ast.List | ast.Tuple) for each in added):
+        return False  # a number, or a tensor that is made anew
+    itself = (ast.unparse(target), f"{ast.unparse(target.value)}.get({ast.unparse(target.slice)}")
+    parts = [part for part in ast.walk(value) if isinstance(part, ast.Subscript | ast.Call)]
+    return any(ast.unparse(part).startswith(itself) for part in parts)
 
 
 def counts(held: Held, site: Site, files: list[str]) -> bool:
@@ -99,7 +110,7 @@ def _is_counter(
     parts = list(_made_of(key) if strictly else ast.walk(key))
     if any(isinstance(part, ast.BinOp) and _is_remainder(part) for part in parts):
         return False
-    if any(isinstance(part, ast.Call) and called(part) in _NEW for part in parts):
+    if any(isinstance(part, ast.Call) and (called(part) in _NEW or _counts_on(part, files)) for part in parts):
         return True
     names = {ast.unparse(part) for part in parts if isinstance(part, ast.Name | ast.Attribute)}
     if not names.isdisjoint(_counters(file, path, files, strictly=strictly)):
@@ -110,10 +121,27 @@ def _is_counter(
     for value in _assigned(names, function, path, file):
         if _is_counter(value, path, file, files, depth - 1, strictly=strictly):
             return True
+    for value, inside, other in _returned(parts, files):
+        if _is_counter(value, (inside,), other, files, depth - 1, strictly=strictly):
+            return True
     return isinstance(function, ast.FunctionDef) and any(
         _is_counter(given, around, other, files, depth - 1, strictly=strictly)
         for given, around, other in _given(names, function, files)
     )
+
+
+def _counts_on(call: ast.Call, files: list[str]) -> bool:
+    """`next(numbers)`, where these are an `itertools.count()`."""
+    if called(call) != "next" or not call.args:
+        return False
+    name = ast.unparse(call.args[0]).rpartition(".")[2]
+    for file in files:
+        for node, _ in nodes_of(file):
+            for target, value in assigned(node):
+                is_count = isinstance(value, ast.Call) and ast.unparse(value.func) in ("count", "itertools.count")
+                if is_count and ast.unparse(target).rpartition(".")[2] == name:
+                    return True
+    return False
 
 
 def _made_of(key: ast.expr) -> Iterator[ast.AST]:
@@ -135,6 +163,16 @@ def _assigned(names: set[str], function: ast.AST | None, path: tuple[ast.AST, ..
             for target in node.targets:
                 if isinstance(target, ast.Name) and target.id in names:
                     yield node.value
+
+
+def _returned(parts: list[ast.AST], files: list[str]) -> Iterator[tuple[ast.expr, ast.FunctionDef, str]]:
+    """What functions of the user's give back that are called in a key: `self.results[self.next_name()]`."""
+    for part in parts:
+        if isinstance(part, ast.Call):
+            for file, function in functions_of(called(part), files):
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Return) and node.value is not None:
+                        yield node.value, function, file
 
 
 def _function(path: tuple[ast.AST, ...]) -> ast.AST | None:

@@ -13,9 +13,11 @@ from torchmedic.replay.frames import node_location, place, syntax_tree
 from torchmedic.replay.grown_memory import GrownMemory
 from torchmedic.replay.keys import counts, is_bounded, is_by_identity, never_returns
 from torchmedic.replay.length_limits import LengthLimit
-from torchmedic.replay.lifetimes import Lifetime
+from torchmedic.replay.lifetimes import Lifetime, is_last_line
+from torchmedic.replay.loop_turns import may_be_given_up
 from torchmedic.replay.putters import traffic
 from torchmedic.replay.readers import is_only_sampled, is_read
+from torchmedic.replay.shared_defaults import is_default
 from torchmedic.replay.sites import Site, Traffic
 from torchmedic.replay.training_loops import training_loops
 
@@ -24,6 +26,8 @@ _TWICE = 2
 _LEAST = 64  # bytes of any item
 _EACH = 0.9  # items per step
 _BEYOND = 1.2  # times the memory that is left
+_MANY = 128  # steps, or
+_MUCH = 256 << 20  # bytes, that nobody gives up at the end of an epoch without a line that says so
 
 
 class LeakEvidence(GrownMemory):
@@ -75,8 +79,27 @@ class LeakEvidence(GrownMemory):
         takes = [site for site in traffic.takes if not (far and self._limit.governs(site))]
         takes = [site for site in takes if not self._limit.is_off(site)]
         limited = not far and (traffic.is_limited or bool(self.growth.held.most))
-        lifetime = Lifetime(self.growth.held, self._frames, self._files)
-        return bool(takes) or limited or lifetime.is_one_call or lifetime.has_passing_owner
+        if self.growth.what != "data":
+            takes = [site for site in takes if not is_last_line(site, self._frames)]
+        return bool(takes) or limited or self._passes
+
+    @property
+    def _passes(self) -> bool:
+        """Whether it does not live long."""
+        held, frames = self.growth.held, self._frames
+        if held.kind == "items" and is_default(self.growth.key[0], held.owners, frames):
+            return False
+        lifetime = Lifetime(held, frames, self._files)
+        return lifetime.is_one_call or lifetime.has_passing_owner
+
+    @functools.cached_property
+    def may_be_given_up(self) -> bool:
+        """Whether it is not yet known that it outlives a turn of the loops around, and it has not taken much so far."""
+        growth = self.growth
+        if self.is_notable or self.is_critical or growth.period != "step" or self.worker is not None:
+            return False
+        many = self.bytes_held >= _MUCH if growth.what == "data" else growth.periods >= _MANY
+        return not many and may_be_given_up(growth, self._frames)
 
     @functools.cached_property
     def _limit(self) -> LengthLimit:

@@ -12,7 +12,8 @@ from typing import Any
 
 from torchmedic.observe.holders import Held
 from torchmedic.observe.user_variables import locals_of
-from torchmedic.replay.holder_names import FUNCTIONS, HolderName, flat
+from torchmedic.replay.assignments import flat
+from torchmedic.replay.holder_names import FUNCTIONS, HolderName
 from torchmedic.replay.sites import Site, Traffic, nodes_of
 
 NO_LIMIT = sys.maxsize  # it is asked for, but not set

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import itertools
 import re
 from types import FrameType, ModuleType
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 from torchmedic.observe.holders import Held
 from torchmedic.observe.user_variables import locals_of
 from torchmedic.replay.frames import syntax_tree
-from torchmedic.replay.holder_names import FUNCTIONS, HolderName, called
+from torchmedic.replay.holder_names import FUNCTIONS, HolderName, called, first_line
 from torchmedic.replay.putters import traffic
-from torchmedic.replay.sites import nodes_of
+from torchmedic.replay.sites import Site, nodes_of
 
 _LOOPS = ast.For | ast.AsyncFor | ast.While
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -68,7 +69,7 @@ class Lifetime:
         # Of what was handed in, and is found nowhere else, an object may be old; a container is taken for a new one.
         owner = None if _is_given(root, self._frames[at]) and "." in self._held.name else at
         for number, frame in enumerate(self._frames[at + 1 :], at + 1):
-            is_module = frame.f_code.co_name == "<module>"
+            is_module = _is_module(frame)
             variables = list(frame.f_globals.items()) if is_module else locals_of(frame)
             ways = {name: way for name, each in variables if (way := _way(each, value)) is not None}
             others += [(f"{name}.{way}" if way else name, frame) for name, way in ways.items()]
@@ -106,6 +107,8 @@ class Lifetime:
             local = held.local if number == 0 else 0
             plain = held._replace(name=name, last=owner, local=local, via="", inner="", own="", owners=())
             for site in traffic(plain, self._files).takes:
+                if site.value is None and re.search(rf"\b{owner}\[", held.name):
+                    return True  # one of several, which go some time
                 if site.value is not None:
                     other = _dotted(site.value)  # `stats = self.config.stats` makes nothing
                     if not other or other[0] == owner or not depth or self._passes(other, depth - 1):
@@ -121,6 +124,23 @@ class Lifetime:
         functions = [next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None) for path in starts]
         makers = [each for each in functions if isinstance(each, ast.FunctionDef) and not _is_global(held.last, each)]
         return len(makers) == len(starts) and any(_is_called_in_loop(each.name, self._files) for each in makers)
+
+
+def is_last_line(site: Site, frames: list[FrameType]) -> bool:
+    """Whether a line runs once at most while training goes on: in a function that runs, but in no loop, once."""
+    function = site.function
+    line = first_line(function) if function is not None else None
+    for number, frame in enumerate(frames):
+        code = frame.f_code
+        if code.co_filename == site.file and (code.co_firstlineno == line or (line is None and _is_module(frame))):
+            around = frames[number:]  # a library that calls the function may do so in a loop
+            direct = all(inner.f_back is outer for inner, outer in itertools.pairwise(around))
+            return direct and not site.loops and not any(_is_in_loop(outer) for outer in around[1:])
+    return False
+
+
+def _is_module(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "<module>"
 
 
 def _names(name: str) -> list[str]:
@@ -177,9 +197,19 @@ def _is_in_loop(frame: FrameType) -> bool:
         if isinstance(node, _LOOPS) and node.lineno >= frame.f_code.co_firstlineno:
             if node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
                 return True
-        elif isinstance(node, _COMPREHENSIONS) and node.lineno <= line <= (node.end_lineno or 0):
+        elif isinstance(node, _COMPREHENSIONS) and _is_at(node, frame):
             return True
     return False
+
+
+def _is_at(node: ast.expr, frame: FrameType) -> bool:
+    """Whether the very call that a frame is at stands in an expression, and not only on its lines."""
+    position = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    line, end_line, column, end_column = position
+    if line is None or end_line is None or column is None or end_column is None:
+        return node.lineno <= frame.f_lineno <= (node.end_lineno or 0)
+    begins = (node.lineno, node.col_offset) <= (line, column)
+    return begins and (end_line, end_column) <= (node.end_lineno or 0, node.end_col_offset or 0)
 
 
 def _is_header(node: ast.AST, loop: ast.For | ast.AsyncFor | ast.While) -> bool:

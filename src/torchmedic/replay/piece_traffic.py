@@ -29,7 +29,7 @@ def of_pieces(held: Held, files: list[str]) -> Traffic:
     """What fills and cuts something that is no container: a chain or tree of objects, a cached function, an object."""
     plain = held._replace(via="")
     if held.via == "cache":
-        return Traffic(list(_cached(plain, files)), [], False)
+        return Traffic(list(_cached(plain, files)), list(_cleared(plain, files)), False)
     if held.via == "attributes":
         return Traffic([site for site, name in _calls(plain, files) if name == "setattr"], [], False)
     of_head = of_container(plain, files)
@@ -79,6 +79,16 @@ def _cached(held: Held, files: list[str]) -> Iterator[Site]:
         for node, path in nodes_of(file) if file else ():
             if isinstance(node, ast.Assign) and name.starts(node) is not None and "cache" in ast.unparse(node.value):
                 yield Site(file, node, None, path)
+
+
+def _cleared(held: Held, files: list[str]) -> Iterator[Site]:
+    for file in dict.fromkeys([held.file, *files]):
+        for node, path in nodes_of(file) if file else ():
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(attr="cache_clear", value=ast.Name(id=name) | ast.Attribute(attr=name))
+                ) if name == held.last:
+                    yield Site(file, node, None, path)
 
 
 def _calls(held: Held, files: list[str]) -> Iterator[tuple[Site, str]]:

@@ -11,6 +11,11 @@ from torchmedic.replay.frames import syntax_tree
 from torchmedic.replay.holder_names import FUNCTIONS
 
 _LOOPS = ast.For | ast.AsyncFor | ast.While
+_AROUND = (
+    (FUNCTIONS | _LOOPS)
+    | (ast.If | ast.ExceptHandler | ast.ClassDef)
+    | (ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
+)
 _NOTED = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete | ast.Call | ast.With | ast.AsyncWith
 _BUILDERS = frozenset({"__init__", "__post_init__", "__new__", "setup", "build", "<module>"})
 _GIVING = frozenset({"__getitem__", "__next__", "__iter__"})
@@ -121,9 +126,7 @@ def _paths(tree: ast.Module) -> list[tuple[ast.AST, tuple[ast.AST, ...]]]:
         node, path = pending.pop()
         if isinstance(node, _NOTED):
             found.append((node, path))
-        inner = (
-            (*path, node) if isinstance(node, FUNCTIONS | _LOOPS | ast.If | ast.ExceptHandler | ast.ClassDef) else path
-        )
+        inner = (*path, node) if isinstance(node, _AROUND) else path
         pending.extend((child, inner) for child in ast.iter_child_nodes(node))
     return sorted(found, key=lambda entry: (entry[0].lineno, entry[0].col_offset))  # type: ignore[attr-defined]
 

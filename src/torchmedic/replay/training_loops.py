@@ -107,7 +107,18 @@ class TrainingLoops:
         if any(node is loop.node for node in put.path):
             return True
         around = {getattr(node, "name", "") for node in put.path if isinstance(node, ast.FunctionDef)}
-        return not around.isdisjoint(self._reached([loop.node]))
+        return not around.isdisjoint(self._reached([loop.node])) or not around.isdisjoint(self._hooks)
+
+    @functools.cached_property
+    def _hooks(self) -> set[str]:
+        """Functions that torch calls in a forward or backward."""
+        calls = [node for tree in self._trees.values() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        return {
+            getattr(given, "attr", "") or getattr(given, "id", "")
+            for call in calls
+            if called(call).startswith("register_") and called(call).endswith("hook")
+            for given in call.args
+        } - {""}
 
     def _reached(self, trees: Iterable[ast.AST]) -> dict[str, list[ast.AST]]:
         """The functions that are called from somewhere, and from there, by name."""

@@ -26,7 +26,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     growth = evidence.growth
     if growth.what != "chain" or evidence.put is None:
         return None
-    if evidence.is_emptied and not evidence.is_notable:
+    if (evidence.is_emptied and not evidence.is_notable) or evidence.may_be_given_up:
         return None
     name = growth.held.name
     draft = Draft(

@@ -33,7 +33,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     if growth.period == "batch" and not evidence.is_critical:
         return None  # nothing was trained: they may all be wanted for one backward
     passes = evidence.is_emptied or evidence.is_of_library  # a library may well empty what it has filled
-    if (passes and not evidence.is_notable) or evidence.may_fill_up:
+    if (passes and not evidence.is_notable) or evidence.may_fill_up or evidence.may_be_given_up:
         return None
     name = growth.held.name
     pieces = growth.held.kind == "reached"

@@ -36,7 +36,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     far = evidence.far_limit
     if far is None and (evidence.may_be_whole_soon or evidence.is_trained_on):
         return None
-    if evidence.put is None or evidence.is_cache or evidence.may_fill_up:
+    if evidence.put is None or evidence.is_cache or evidence.may_fill_up or evidence.may_be_given_up:
         return None
     if _is_model(evidence) and (growth.period != "step" or growth.rate < _EACH):
         return None  # it grows layer by layer, or thaws
