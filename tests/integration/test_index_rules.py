@@ -251,9 +251,9 @@ class Graph:
         self.n = n
     def build(self):
         return torch.eye(self.n, dtype=torch.float64)  # <- cause
-Graph(3 * 10**6).build()
+Graph(6 * 10**6).build()
 """,
-        "65.5 TiB, a tensor of [3000000, 3000000]",
+        "261.9 TiB, a tensor of [6000000, 6000000]",
         (),
     ),
     "checkpoint-larger-than-allowed": (
