@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hanging import KILL, run_all, run_each
+from hanging import KILL, run_all
 from pages import FENCE, PAGES
 from running import Finished, marked_line
 
@@ -63,12 +63,18 @@ def test_slow_scripts_are_left_in_peace(tmp_path: Path) -> None:
     scripts = {f"{code}.healthy": source for code, source in _pages("passes").items()} | {
         path.stem: path.read_text() for path in sorted((CASES / "healthy").glob("*.py"))
     }
-    finished = run_each(tmp_path, {name: (source, ()) for name, source in scripts.items()})
-    wrong = {
-        name: (run.returncode, [found.code for found in run.report.diagnoses], run.stderr)
+    wrong = _alarmed(tmp_path / "together", scripts)
+    for name in wrong:  # gloo deadlocks now and then at its end, and a machine that is taken may starve whom we ask
+        again = _alarmed(tmp_path / "alone" / name, {name: scripts[name]})
+        assert not again, f"{name}: {again[name]}\nand before: {wrong[name]}"
+
+
+def _alarmed(folder: Path, scripts: dict[str, str]) -> dict[str, str]:
+    """Slow scripts that did not end well, or of which more was said than notes."""
+    folder.mkdir(parents=True)
+    finished = run_all(folder, scripts)
+    return {
+        name: f"{[found.code for found in run.report.diagnoses]} status {run.returncode}\n{run.stderr}"
         for name, run in finished.items()
         if run.returncode or any(found.severity != "note" for found in run.report.diagnoses)
     }
-    assert not wrong, "\n".join(
-        f"{name}: {codes} status {status}\n{err}" for name, (status, codes, err) in wrong.items()
-    )

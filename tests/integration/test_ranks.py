@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main(how):
-    dist.init_process_group("gloo")
+def fit(how):
     model = DistributedDataParallel(torch.nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(4):
@@ -37,11 +36,14 @@ def main(how):
         loss.backward()
         optimizer.step()
     sys.stdout.write(f"done {dist.get_rank()}\\n")
-    dist.barrier()  # gloo may abort in a rank whose peer is gone before it
-    dist.destroy_process_group()
 
 
-main(sys.argv[1])
+# The model must be gone before the group: as its last owner it would wait for the threads of gloo and hold the GIL,
+# which these need to drop their tensors (pytorch 56297).
+dist.init_process_group("gloo")
+fit(sys.argv[1])
+dist.barrier()  # gloo may abort in a rank whose peer is gone before it
+dist.destroy_process_group()
 """
 FORWARD = 1 + SCRIPT.splitlines().index("        loss = model(torch.randn(3, width)).square().mean()")
 

@@ -15,9 +15,7 @@ def prepare(seconds):
         sorted(range(1000))
 
 
-def train(rank, folder):
-    prepare(4.5 * rank)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+def fit():
     model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(3):
@@ -25,6 +23,13 @@ def train(rank, folder):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+def train(rank, folder):
+    prepare(4.5 * rank)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    fit()  # the model is gone before the group: the other way round gloo may deadlock with the GIL
+    dist.barrier()
     dist.destroy_process_group()
 
 
