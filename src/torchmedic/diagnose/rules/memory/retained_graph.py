@@ -8,7 +8,7 @@ results of the model, a hook that collects, a closure, an exception that is kept
 `backward(create_graph=True)`.
 
 Cure: keep a number (`loss.item()`), or a tensor that is cut off from its graph (`.detach()`); run what needs no
-gradients under `torch.no_grad()`.
+gradients under `torch.no_grad()`. Where one backward is still to go through all of them, go backward more often.
 """
 
 from __future__ import annotations
