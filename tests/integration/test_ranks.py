@@ -39,7 +39,7 @@ def fit(how):
 
 
 # The model must be gone before the group: as its last owner it would wait for the threads of gloo and hold the GIL,
-# which these need to drop their tensors (pytorch 56297).
+# which these need to drop the context of backward that their work carries (pytorch 56297).
 dist.init_process_group("gloo")
 fit(sys.argv[1])
 dist.barrier()  # gloo may abort in a rank whose peer is gone before it
