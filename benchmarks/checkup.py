@@ -19,7 +19,7 @@ from torch import nn
 
 from torchmedic.observe import agent as agents
 from torchmedic.observe.agent import Agent
-from torchmedic.observe.checkup import Checkup
+from torchmedic.observe.checkup.watch import Checkup
 
 BAR = 15.0
 ROUNDS = 5

@@ -187,9 +187,9 @@ def per_step(count: Counter, loop: Loop, prepare: Callable[[], None] = lambda: N
 
 def settle(agent: Any, *, short: bool) -> None:
     """As after many steps, and with nothing left to do by the clock."""
-    from torchmedic.observe import economy
+    from torchmedic.observe.hooks import short_steps
 
-    economy._SHORT = economy._STILL_SHORT = agent.step.economy._most = math.inf if short else 0.0
+    short_steps._SHORT = short_steps._STILL_SHORT = agent.step.economy._most = math.inf if short else 0.0
     agent.step.thin = agent.step.quick = False
     agent.clock.step = 10_000 * ROUND + 1
     agent.clock.gauge.due = math.inf
@@ -237,7 +237,7 @@ def measure(count: Counter, device: str) -> list[dict[str, Any]]:
     import torch
 
     from torchmedic.observe import agent as agents
-    from torchmedic.observe import late
+    from torchmedic.observe.device import async_devices
 
     torch.set_num_threads(1)
     # With a second thread, as every run has one, `malloc` takes more instructions: that is not ours.
@@ -257,7 +257,7 @@ def measure(count: Counter, device: str) -> list[dict[str, Any]]:
             loops["mlp"].run(8)
         for read in ("at once", "late") if device == "cpu" else ("late",):
             if read == "late" and device == "cpu":
-                late.devices["cpu"] = Late()
+                async_devices.devices["cpu"] = Late()
             for name, loop in loops.items():
                 own: dict[bool, float] = {}
                 for short in (False, True):

@@ -32,7 +32,7 @@ from gpt import VOCABULARY, GPTLoss
 from torch import nn
 
 from torchmedic.observe import agent as agents
-from torchmedic.observe.blackbox import BlackBox
+from torchmedic.observe.step.blackbox import BlackBox
 
 RESULTS = Path(__file__).parent / "results"
 TARGETS = {

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from torchmedic import inside_files
+from torchmedic.runfolder import questions
 
 SCRIPT = """
 import time
@@ -55,7 +55,7 @@ def measure(seconds: float) -> None:
         while not (folder / "speed.txt").exists() or not (folder / "speed.txt").stat().st_size:
             time.sleep(0.1)
         time.sleep(2)
-        child = inside_files.listeners(folder / "run")[0]
+        child = questions.listeners(folder / "run")[0]
         before, begin = cpu(parent.pid), time.monotonic()
         examined: list[tuple[float, float]] = []
         quiet = seconds / 2
@@ -63,7 +63,7 @@ def measure(seconds: float) -> None:
         used = (cpu(parent.pid) - before) / (time.monotonic() - begin)
         while time.monotonic() - begin < seconds:
             asked = time.time()
-            inside_files.ask(folder / "run", child)
+            questions.ask(folder / "run", child)
             time.sleep(1.25)
             examined.append((asked, asked + 1.25))
             time.sleep(1.25)

@@ -3,8 +3,8 @@
     TORCHMEDIC_BEHAVIOUR=before.jsonl python -m pytest -p behaviour -m 'not gpu' tests
     python tests/behaviour.py before.jsonl after.jsonl
 
-For each diagnosis of each run: code, severity, grade, line of the cause, and number of proven cures. Use it to show that
-a change of structure changes no verdict.
+For each diagnosis of each run: code, severity, grade, line of the cause, and number of proven cures. Use it to show
+that a change of structure changes no verdict.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from running import clean_environment
 from zygote import Zygote
 
 from torchmedic.records import Diagnosis, Fault
-from torchmedic.run_files import read_diagnoses, read_faults
-from torchmedic.rundir import process_folders
+from torchmedic.runfolder.files import read_diagnoses, read_faults
+from torchmedic.runfolder.layout import process_folders
 
 
 class Watched(msgspec.Struct):

@@ -2,7 +2,7 @@
 
 import torch
 
-from torchmedic.observe import late
+from torchmedic.observe.device import async_devices
 
 
 class Done:
@@ -36,4 +36,4 @@ class LateCpu:
         pass
 
 
-late.devices["cpu"] = LateCpu()
+async_devices.devices["cpu"] = LateCpu()

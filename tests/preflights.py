@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchmedic.host_records import HostPressure, Psi
+from torchmedic.records.host import HostPressure, Psi
 from torchmedic.supervise.preflight.cards import Cards
 from torchmedic.supervise.preflight.facts import read_facts
 from torchmedic.supervise.preflight.finding import Finding, Situation

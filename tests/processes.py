@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from torchmedic.process_records import ProcessView
+from torchmedic.records.process import ProcessView
 from torchmedic.supervise.proc import process, tree, waits
 
 PATIENCE = 60.0  # seconds

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torchmedic.diagnose.registry import STALLED, load
-from torchmedic.inside_records import InsideView, PyFrame, PyThread
-from torchmedic.process_records import ProcessView, ThreadView
 from torchmedic.records import BoxContents, Diagnosis, Moment
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import InsideView, PyFrame, PyThread
+from torchmedic.records.process import ProcessView, ThreadView
+from torchmedic.records.stall import Stall
 
 PID = 100
 SITE = "/usr/lib/python3/site-packages/"

@@ -165,7 +165,7 @@ def _serve_one(request: dict[str, Any]) -> NoReturn:
 
 def _supervise(arguments: list[str]) -> NoReturn:
     from torchmedic import cli
-    from torchmedic.supervise import launch
+    from torchmedic.supervise.child import launch
 
     real_start = launch.start
 

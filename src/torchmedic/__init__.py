@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from torchmedic.records import Diagnosis, Location, Outcome, Report, Treatment
 
 if _TYPE_CHECKING:
-    from torchmedic.diagnose.unit_check import checkup
+    from torchmedic.examine.unit_check import checkup
 
 __all__ = ["Diagnosis", "Location", "Outcome", "Report", "Treatment", "__version__", "checkup"]
 
@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> object:
     if name == "checkup":  # needs torch, which those who only read reports may not have
-        from torchmedic.diagnose.unit_check import checkup
+        from torchmedic.examine.unit_check import checkup
 
         return checkup
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ import pytest
 from pairs import plainly, watched
 
 import torchmedic
-from torchmedic.observe import blackbox
+from torchmedic.observe.step import blackbox
 
 pytestmark = pytest.mark.timeout(300)  # several processes that import torch
 

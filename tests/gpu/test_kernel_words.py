@@ -11,8 +11,8 @@ import pytest
 from running import clean_environment
 from streams import on_terminal, through_pipes, watched
 
-from torchmedic.detect.kernel_words import assertions, words_of
-from torchmedic.gpu_files import read_gpu_health
+from torchmedic.detect.failures.kernel_asserts import assertions, words_of
+from torchmedic.runfolder.gpu import read_gpu_health
 
 pytestmark = pytest.mark.gpu
 

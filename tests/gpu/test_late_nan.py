@@ -97,7 +97,7 @@ def test_a_captured_step_is_left_alone(tmp_path: Path) -> None:
 def test_the_random_state_is_noted_in_full() -> None:
     import torch
 
-    from torchmedic.observe.notes import StepNotes
+    from torchmedic.observe.step.step_notes import StepNotes
 
     torch.cuda.manual_seed(2**63 + 12345)
     torch.rand(1000, device="cuda")

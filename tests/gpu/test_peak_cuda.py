@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from running import torchmedic
 from torch import nn
 
-from torchmedic.replay.memory.predict import peak_of
-from torchmedic.replay.memory.recurrent import kept_bytes
+from torchmedic.evidence.memory.fake.predict import peak_of
+from torchmedic.evidence.memory.fake.recurrent import kept_bytes
 
 pytestmark = pytest.mark.gpu
 

@@ -16,10 +16,10 @@ from processes import awaited, child, child_of, is_gone, linux_only, seen
 
 from torchmedic import cli
 from torchmedic.errors import UsageError
-from torchmedic.inside_records import PyFrame, PyThread
-from torchmedic.process_records import ProcessView, ThreadView
 from torchmedic.records import Report
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import PyFrame, PyThread
+from torchmedic.records.process import ProcessView, ThreadView
+from torchmedic.records.stall import Stall
 from torchmedic.supervise.attach import access, looks, stacks, targets, verdict
 from torchmedic.supervise.attach.attach import Answer, attach
 from torchmedic.supervise.proc import process, pyspy, tree

@@ -12,9 +12,9 @@ import pytest
 from pairs import watched
 from running import clean_environment
 
-from torchmedic import run_files
 from torchmedic.cli import main
 from torchmedic.records import Report
+from torchmedic.runfolder import files
 
 FAILING = "import torch\nprint('begun', flush=True)\ntorch.randn(2, 3) @ torch.randn(2, 3)\n"
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "precious").write_text("")
     (tmp_path / "damaged").mkdir()
-    run_files.write_report(tmp_path / "damaged", Report())
+    files.write_report(tmp_path / "damaged", Report())
     whole = (tmp_path / "damaged" / "report.json").read_bytes()
     (tmp_path / "damaged" / "report.json").write_bytes(whole[: len(whole) // 2])
     return tmp_path

@@ -17,14 +17,14 @@ import pytest
 from running import run_script
 
 from torchmedic.contained import on_fault
-from torchmedic.detect.exceptions import Raised, symptom_of
+from torchmedic.detect.failures.exceptions import Raised, symptom_of
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import diagnose
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Fault
-from torchmedic.replay.evidence import RaisedEvidence
 
 CASES = Path(__file__).parent / "graph_cases"
-GRAPH_RULES = tuple(rule for rule in registry.RAISED if rule.startswith("graph."))
+GRAPH_RULES = tuple(rule for rule in registry.RAISED if rule.startswith(("shapes.", "modules.")))
 
 
 def cases() -> list[Any]:

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 import torch.nn.functional as F
 import torch.utils.checkpoint
-import torchmedic.replay.memory.trials
-torchmedic.replay.memory.trials.SECONDS = 60.0  # however slow the machine is
+import torchmedic.evidence.memory.cures.predicted
+torchmedic.evidence.memory.cures.predicted.SECONDS = 60.0  # however slow the machine is
 torch.manual_seed(0)
 exec(compile('''
 import weakref
@@ -139,7 +139,7 @@ def passes(source: str, mib: int, batch: int) -> bool:
     """Whether a script of these, which computes nothing, runs on such a card; here, as nobody need watch it."""
     before, sys.argv = sys.argv, ["train.py", str(mib), str(batch)]
     try:
-        exec(compile(source.replace("torchmedic.replay.memory.trials.SECONDS", "_"), "train.py", "exec"), {})
+        exec(compile(source.replace("torchmedic.evidence.memory.cures.predicted.SECONDS", "_"), "train.py", "exec"), {})
     except torch.OutOfMemoryError:
         return False
     finally:
@@ -227,10 +227,10 @@ import sys
 import torch
 from torch import nn
 import torch.nn.functional as F
-import torchmedic.replay.memory.forked_trials
-import torchmedic.replay.memory.trials
-torchmedic.replay.memory.trials.SECONDS = 60.0
-torchmedic.replay.memory.forked_trials.SECONDS = torchmedic.replay.memory.forked_trials.LONGEST = 60.0
+import torchmedic.evidence.memory.cures.forked
+import torchmedic.evidence.memory.cures.predicted
+torchmedic.evidence.memory.cures.predicted.SECONDS = 60.0
+torchmedic.evidence.memory.cures.forked.SECONDS = torchmedic.evidence.memory.cures.forked.LONGEST = 60.0
 BATCH = int(sys.argv[1])
 torch.manual_seed(0)
 class Block(nn.Module):
@@ -356,7 +356,7 @@ for step in range(2):
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(3)", "1 / 0"])
 def test_what_becomes_of_a_copy_is_nobodys_business(tmp_path: Path, end: str) -> None:
     source = HOST.replace("import resource", "import os\nimport signal\nimport resource")
-    source += f"torchmedic.replay.memory.real_step.RealStep.take = lambda *args: {end}\n"
+    source += f"torchmedic.evidence.memory.cures.real_step.RealStep.take = lambda *args: {end}\n"
     finished = run_script(tmp_path, source + STEPS, "40000", "560")
     assert finished.returncode == 1
     assert finished.only.code == "TM414", finished.stderr

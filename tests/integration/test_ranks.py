@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from running import clean_environment
 
-from torchmedic import run_files
+from torchmedic.runfolder import files
 
 pytestmark = pytest.mark.timeout(300)  # three processes that import torch
 
@@ -71,7 +71,7 @@ def test_one_report(tmp_path: Path, outside: bool, how: str) -> None:
     done = torchrun(tmp_path, how, outside=outside)
 
     assert done.returncode == 1
-    report = run_files.read_report(tmp_path / "run")
+    report = files.read_report(tmp_path / "run")
     code = {"shape": "TM151", "kill": "TM805"}[how]
     assert done.stderr.count("error[") == done.stderr.count(f"error[{code}]") == 1, done.stderr
     # torchrun ends the other rank as soon as one has failed, so both may or may not get to say it.
@@ -89,5 +89,5 @@ def test_healthy_ranks_share_a_folder_and_say_nothing(tmp_path: Path) -> None:
     done = torchrun(tmp_path, "well", outside=False)
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["0", "1", "done", "done"])
     assert "torchmedic" not in done.stderr
-    report = run_files.read_report(tmp_path / "run")
+    report = files.read_report(tmp_path / "run")
     assert (report.outcome.exit_status, report.outcome.steps, report.diagnoses) == (0, 4, ())

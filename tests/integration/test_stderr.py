@@ -11,8 +11,8 @@ import pytest
 from running import clean_environment
 from streams import Terminal, into_files, on_terminal, plain, through_pipes, watched
 
-from torchmedic.detect.kernel_words import assertions, words_of
-from torchmedic.gpu_files import read_kernel_words
+from torchmedic.detect.failures.kernel_asserts import assertions, words_of
+from torchmedic.runfolder.gpu import read_kernel_words
 
 SAID = (
     "/pytorch/aten/src/ATen/native/cuda/Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0], "
@@ -56,7 +56,7 @@ def test_the_dying_child_can_read_them(tmp_path: Path) -> None:
     """As the diagnosis does, which runs in the child."""
     reading = f"""
 import os, pathlib
-from torchmedic.detect.kernel_words import words_of
+from torchmedic.detect.failures.kernel_asserts import words_of
 os.write(2, {SAID!r}.format(thread=7).encode())
 print([(said.family, said.count) for said in words_of(pathlib.Path("run"), 20)], flush=True)
 """

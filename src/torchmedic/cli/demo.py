@@ -19,7 +19,7 @@ def execute(args: argparse.Namespace) -> int:
 
     import torchmedic
     from torchmedic.settings import load
-    from torchmedic.supervise import launch
+    from torchmedic.supervise.child import launch
     from torchmedic.supervise.run import run
 
     del args

@@ -23,12 +23,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from torchmedic import run_files
     from torchmedic.records import encode
     from torchmedic.report import terminal
     from torchmedic.report.console import stdout_console
+    from torchmedic.runfolder import files
 
-    report = run_files.read_report(args.run)
+    report = files.read_report(args.run)
     folder = args.run if args.run.is_dir() else args.run.parent
     if args.format == "json":
         sys.stdout.write(encode(report).decode())

@@ -66,15 +66,15 @@ def _recipe(run: Path, folder: Path) -> Path:
     Raises:
         UnreadableRun: There is none, with the reason.
     """
-    from torchmedic import run_files, rundir
     from torchmedic.repro import recipe
+    from torchmedic.runfolder import files, layout
 
-    report = run_files.read_report(run)
+    report = files.read_report(run)
     if not report.diagnoses:
         raise UnreadableRun(f"there is nothing to reproduce: {run} holds no diagnosis")
-    if rundir.is_confidential(folder):
+    if layout.is_confidential(folder):
         raise UnreadableRun("there is nothing to reproduce: the run was started with --confidential and kept no values")
-    paths = [path for process in rundir.process_folders(folder) for path in recipe.recipes(process)]
+    paths = [path for process in layout.process_folders(folder) for path in recipe.recipes(process)]
     found = {path: recipe.read(path) for path in paths}
     why = f"{report.diagnoses[0].code} cannot be reproduced by a script: no operation was recorded when it happened"
     for diagnosis in report.diagnoses:

@@ -62,7 +62,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from torchmedic.supervise import launch
+    from torchmedic.supervise.child import launch
     from torchmedic.supervise.run import run
 
     command: list[str] = args.command

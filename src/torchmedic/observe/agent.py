@@ -19,33 +19,36 @@ import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 
 from torchmedic import contained as containment
-from torchmedic import inside_files
 from torchmedic.contained import contained, is_short
-from torchmedic.observe import cuda_start, endings, headroom, later_stages, no_room, out_of_memory, workers
-from torchmedic.observe.batches import Batches
-from torchmedic.observe.blackbox import BlackBox
-from torchmedic.observe.checkup import Checkup
-from torchmedic.observe.clock import Clock
-from torchmedic.observe.device_marks import DeviceMarks
-from torchmedic.observe.device_queue import CudaQueue
-from torchmedic.observe.device_waits import DeviceWaits
-from torchmedic.observe.events import Events
+from torchmedic.observe import next_stages
+from torchmedic.observe.checkup.watch import Checkup
+from torchmedic.observe.device import cuda_start
+from torchmedic.observe.device.device_marks import DeviceMarks
+from torchmedic.observe.device.device_queue import CudaQueue
+from torchmedic.observe.device.device_waits import DeviceWaits
+from torchmedic.observe.failures import exceptions, worker_failures
+from torchmedic.observe.failures.quiet_worker_deaths import undisturbed
 from torchmedic.observe.fatal_signals import FatalSignals
-from torchmedic.observe.finite import FiniteWatch
-from torchmedic.observe.habit_hooks import HabitHooks
-from torchmedic.observe.habits import Habits
+from torchmedic.observe.heap.growth_watch import LeakWatch
 from torchmedic.observe.hooks import Hooks, Step
-from torchmedic.observe.inside.ear import Ear
-from torchmedic.observe.leaks import LeakWatch
-from torchmedic.observe.memory_series import MemorySeries, most_memory
-from torchmedic.observe.notes import StepNotes
-from torchmedic.observe.past import Pasts
-from torchmedic.observe.rewind import Rewind
-from torchmedic.observe.suspicions import Suspicions
-from torchmedic.observe.worker_news import undisturbed
+from torchmedic.observe.hooks.loop_hooks import HabitHooks
+from torchmedic.observe.inside.listener import Ear
+from torchmedic.observe.loop.ledger import Habits
+from torchmedic.observe.memory import cuda_refusals, headroom, last_numbers
+from torchmedic.observe.memory.memory_series import MemorySeries, most_memory
+from torchmedic.observe.numbers.finite_watch import FiniteWatch
+from torchmedic.observe.numbers.kept_steps import Pasts
+from torchmedic.observe.numbers.weight_copies import Rewind
+from torchmedic.observe.silent_watch import Suspicions
+from torchmedic.observe.step.batches import Batches
+from torchmedic.observe.step.blackbox import BlackBox
+from torchmedic.observe.step.clock import Clock
+from torchmedic.observe.step.events import Events
+from torchmedic.observe.step.step_notes import StepNotes
 from torchmedic.records import Fault
-from torchmedic.run_files import BLACK_BOX, reserve
-from torchmedic.rundir import claim_process_folder, wants_checkup
+from torchmedic.runfolder import questions
+from torchmedic.runfolder.files import BLACK_BOX, reserve
+from torchmedic.runfolder.layout import claim_process_folder, wants_checkup
 from torchmedic.settings import rank
 
 _agent: Agent | None = None
@@ -68,7 +71,7 @@ class Agent:
         self.rewind = Rewind()
         self.finite = FiniteWatch(self, self.pasts, self.rewind)
         self.suspicions = Suspicions(self)
-        self.habits = Habits(self.suspicions.look_at_loop, later_stages.judge_of_loops)
+        self.habits = Habits(self.suspicions.look_at_loop, next_stages.judge_of_loops)
         self.step = Step(self.clock, self.batches, self.notes, self.finite, self.rewind, self.habits)
         self.hooks = Hooks(self.step)
         self.checkup = self.step.checkup = Checkup(self.suspicions)
@@ -126,7 +129,7 @@ class Agent:
     @contextlib.contextmanager
     def examining(self) -> Iterator[None]:
         """The same, and the parent is told: that the process stands still is our doing."""
-        with inside_files.kept_waiting(self.run, os.getpid()), self.paused():
+        with questions.kept_waiting(self.run, os.getpid()), self.paused():
             yield
 
     @contained("observe.exception")
@@ -138,7 +141,7 @@ class Agent:
             except Exception as failure:
                 if not is_short(failure):
                     raise
-                no_room.leave_word(error, self)
+                last_numbers.leave_word(error, self)
 
     def _explain(self, error: BaseException) -> None:
         self.open()
@@ -146,7 +149,7 @@ class Agent:
         self.habits.stop()
         self.checkup.stop()
         with self.examining(), undisturbed():
-            later_stages.in_process().exception(error, self)
+            next_stages.in_process().exception(error, self)
 
     @contained("observe.nonfinite")
     def examine(self, optimizer: Any, frame: FrameType, what: str, at: str) -> Any:
@@ -154,19 +157,19 @@ class Agent:
         self.open()
         self.checkup.pause()
         with self.examining():
-            return later_stages.in_process().nonfinite(optimizer, frame, what, at, self)
+            return next_stages.in_process().nonfinite(optimizer, frame, what, at, self)
 
     @contained("observe.nonfinite")
     def publish(self, finding: Any) -> None:
         """It has reached the weights, or is about to."""
-        later_stages.in_process().publish(finding, self)
+        next_stages.in_process().publish(finding, self)
 
     @contained("observe.nonfinite")
     def device_died(self, error: BaseException, frame: FrameType) -> None:
         """The device has failed before the user's own code has come to notice it."""
         self.open()
         with self.examining():
-            later_stages.in_process().device_died(error, frame, self)
+            next_stages.in_process().device_died(error, frame, self)
 
     def mark(self, what: str) -> None:
         """Have the device say when it has come this far."""
@@ -184,7 +187,7 @@ class Agent:
         if self.clock.updates or self.clock.micro_step or self.clock.optimizers:
             self.open()
             with self.examining():
-                later_stages.in_process().gave_up(frame, self)
+                next_stages.in_process().gave_up(frame, self)
 
     @contained("observe.exit")
     def exiting(self) -> None:
@@ -249,11 +252,11 @@ def install(run_dir: str) -> None:
         agent.habits.start()
         contained("observe.leaks")(agent.leaks.start)()
         contained("observe.checkup")(agent.checkup.start)()
-    contained("observe.worker")(workers.install)()
+    contained("observe.worker")(worker_failures.install)()
     contained("observe.cuda_start")(cuda_start.install)()
-    contained("observe.out_of_memory")(out_of_memory.install)()
+    contained("observe.out_of_memory")(cuda_refusals.install)()
     contained("observe.out_of_memory")(headroom.reserve)()
-    contained("observe.endings")(endings.install)(_on_exception, _on_child_end, _on_giving_up)
+    contained("observe.endings")(exceptions.install)(_on_exception, _on_child_end, _on_giving_up)
     contained("observe.ear")(agent.ear.open)()
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_on_fork)
     atexit.register(_on_exit)
@@ -294,5 +297,5 @@ def _on_fork() -> None:
 
 def _on_exit() -> None:
     if _agent is not None:
-        contained("observe.endings")(endings.look_back)(_on_exception)
+        contained("observe.endings")(exceptions.look_back)(_on_exception)
         _agent.exiting()

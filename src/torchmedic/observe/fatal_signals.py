@@ -9,8 +9,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchmedic.contained import contained
-from torchmedic.observe import headroom, later_stages, worker_leaks, workers
-from torchmedic.run_files import STACKS
+from torchmedic.observe import next_stages
+from torchmedic.observe.failures import worker_failures
+from torchmedic.observe.heap import worker_growth_watch
+from torchmedic.observe.memory import headroom
+from torchmedic.runfolder.files import STACKS
 
 if TYPE_CHECKING:
     from torchmedic.observe.agent import Agent
@@ -53,10 +56,10 @@ class FatalSignals:
             if ours:
                 faulthandler.enable(self._stacks, all_threads=True)
             if self._agent.ear.forked:
-                contained("observe.worker")(workers.end_with_parent)()
+                contained("observe.worker")(worker_failures.end_with_parent)()
             contained("observe.worker")(headroom.reserve)(for_thread=True)
-            worker_leaks.start(
-                sys._getframe(1), self._run, self._agent.rank, later_stages.judge_of_growth, later_stages.in_process
+            worker_growth_watch.start(
+                sys._getframe(1), self._run, self._agent.rank, next_stages.judge_of_growth, next_stages.in_process
             )
             return result
 

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchmedic.gpu_records import GpuState
 from torchmedic.records import Diagnosis, Outcome
+from torchmedic.records.gpu import GpuState
 from torchmedic.report.terminal import concise
 
 State = Literal["waiting", "running", "ended", "gone"]

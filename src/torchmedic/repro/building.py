@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import torch
 
-from torchmedic.replay.microscope import Captured
+from torchmedic.replay.trace.microscope import Captured
 from torchmedic.repro.arguments import Inputs
 from torchmedic.repro.aten import Spelling, hints
 from torchmedic.repro.program import Program

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import torch
 
-from torchmedic.replay.microscope import Captured, Op
-from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.replay.trace.microscope import Captured, Op
 from torchmedic.repro.arguments import Inputs, NotRecordable
 from torchmedic.repro.aten import Spelling, spellings
 from torchmedic.repro.building import called, made, named

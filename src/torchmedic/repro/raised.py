@@ -12,16 +12,16 @@ import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torchmedic.replay.bounds import ReplayTooLong
-from torchmedic.replay.calls import UNKNOWN, Call
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.reading import OPERATORS
-from torchmedic.replay.segment import CannotCut
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.replay.isolation.limits import ReplayTooLong
 from torchmedic.repro.arguments import Inputs, NotRecordable
 from torchmedic.repro.building import made
 from torchmedic.repro.functions import function_lines
 from torchmedic.repro.program import Program, fragment, pattern
 from torchmedic.repro.recipe import Line, Raises, Recipe
+from torchmedic.source.lookup.failing_call import UNKNOWN, Call
+from torchmedic.source.lookup.safe_eval import OPERATORS
+from torchmedic.source.segment.cut import CannotCut
 
 _TIME_LIMIT = 30.0
 _PLAIN_PYTHON = frozenset(

@@ -14,7 +14,7 @@ import msgspec
 
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import encode
-from torchmedic.run_files import write_atomically
+from torchmedic.runfolder.files import write_atomically
 
 FORMAT = 1
 

@@ -15,10 +15,10 @@ import msgspec
 import torch
 
 from torchmedic.contained import report_fault
-from torchmedic.detect.device_errors import is_sticky
+from torchmedic.detect.failures.device_errors import is_sticky
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.numbers import NumbersEvidence
 from torchmedic.repro import nonfinite, raised, recipe, subgraphs
 from torchmedic.repro.arguments import NotRecordable
 from torchmedic.repro.program import Program
@@ -26,7 +26,7 @@ from torchmedic.repro.recipe import Recipe
 from torchmedic.repro.search import Budget
 from torchmedic.repro.shrink import shrunk
 from torchmedic.repro.store import encoded
-from torchmedic.rundir import is_confidential
+from torchmedic.runfolder.layout import is_confidential
 
 _LIMIT = 32 << 20
 _SHRINK = Budget(queries=60, seconds=5.0)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from torchmedic.replay.backward import BackwardFailure
-from torchmedic.replay.cuts import Provenance
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.microscope import Captured, Microscope, Op, storage_of
-from torchmedic.replay.step import Step
+from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.replay.step.step import Step
+from torchmedic.replay.trace.microscope import Captured, Microscope, Op, storage_of
+from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.repro.arguments import Inputs, NotRecordable
 from torchmedic.repro.aten import Spelling, spellings
 from torchmedic.repro.building import called, made, named

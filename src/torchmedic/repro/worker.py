@@ -17,7 +17,7 @@ from torchmedic.repro.check import Made
 from torchmedic.repro.program import Program
 from torchmedic.repro.script import text
 from torchmedic.repro.shrink import shrunk
-from torchmedic.run_files import write_atomically
+from torchmedic.runfolder.files import write_atomically
 
 
 def main(arguments: list[str]) -> int:

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic import inside_files, run_files, rundir
-from torchmedic.death_records import Death
-from torchmedic.detect.death import REQUESTED, fatal_signal, read_stacks, signal_name
+from torchmedic.detect.failures.death import REQUESTED, fatal_signal, read_stacks, signal_name
 from torchmedic.errors import UnreadableRun
-from torchmedic.memory_records import HeldMemory
-from torchmedic.observe import blackbox
+from torchmedic.observe.step import blackbox
 from torchmedic.records import BoxContents
-from torchmedic.run_files import DeathLine, LostRankLine, StartLine
-from torchmedic.supervise import outside
-from torchmedic.supervise.host_guard import holders
-from torchmedic.supervise.vigil import Vigil
+from torchmedic.records.death import Death
+from torchmedic.records.memory import HeldMemory
+from torchmedic.runfolder import files, layout, questions
+from torchmedic.runfolder.files import DeathLine, LostRankLine, StartLine
+from torchmedic.supervise.host import postmortem
+from torchmedic.supervise.host.memory_guard import holders
+from torchmedic.supervise.host.watch import Vigil
 
 _SILENT = "TM6"  # mistakes that raise nothing: what was said of them explains no death
 _SAMPLES = 40  # of the host's memory, before the end
@@ -44,13 +44,13 @@ class Left(msgspec.Struct):
 
 
 def read_left(run: Path, folders: list[Path]) -> Left:
-    left = Left(run, {}, {}, run_files.stack_files(run), {}, set())
+    left = Left(run, {}, {}, files.stack_files(run), {}, set())
     for folder in folders:
         with contextlib.suppress(UnreadableRun):
-            box = blackbox.read(folder / run_files.BLACK_BOX)
+            box = blackbox.read(folder / files.BLACK_BOX)
             left.boxes[box.pid] = box
             left.folders[box.pid] = folder
-        lines = run_files.read_events(folder)
+        lines = files.read_events(folder)
         left.told |= {line.pid: line for line in lines if isinstance(line, DeathLine)}
         if any(isinstance(line, LostRankLine) for line in lines):
             left.lost_a_rank |= {line.pid for line in lines if isinstance(line, StartLine)}
@@ -73,7 +73,7 @@ def find(left: Left, vigil: Vigil, pid: int, status: int, *, through_shell: bool
     spoken = {
         number
         for number, folder in left.folders.items()
-        for found in [run_files.read_diagnoses(folder).values()]
+        for found in [files.read_diagnoses(folder).values()]
         if any(each.severity == "error" and each.code[:3] != _SILENT for each in found)
     }
     dead = sorted(
@@ -114,7 +114,7 @@ def _nothing_but_news(left: Left) -> bool:
         found
         for number, folder in left.folders.items()
         if number not in left.lost_a_rank
-        for found in run_files.read_diagnoses(folder).values()
+        for found in files.read_diagnoses(folder).values()
     ]
     return all(found.severity != "error" or any(kind in found.message for kind in _NEWS) for found in said)
 
@@ -130,11 +130,11 @@ def _when(left: Left, pid: int) -> float:
 def _death(left: Left, vigil: Vigil, pid: int, name: str, script: int) -> Death:
     fatal, threads = read_stacks(left.stacks[pid]) if pid in left.stacks else ("", ())
     told = left.told.get(pid)
-    limits = outside.memory_limits()
-    ram, swap = outside.host_memory()
+    limits = postmortem.memory_limits()
+    ram, swap = postmortem.host_memory()
     return Death(
         pid=pid,
-        rank=rundir.rank_of(left.folders[pid]) if pid in left.folders else 0,
+        rank=layout.rank_of(left.folders[pid]) if pid in left.folders else 0,
         part=told.part if told is not None else "script" if pid == script or pid in left.boxes else "child",
         signal=name,
         ended=time.time(),
@@ -144,18 +144,18 @@ def _death(left: Left, vigil: Vigil, pid: int, name: str, script: int) -> Death:
         surfaced=told.at if told is not None else None,
         oom_kills=vigil.oom_kills,
         host_oom_kills=vigil.host_oom_kills,
-        kernel_lines=outside.kernel_log(pid, vigil.started) if name == "SIGKILL" else (),
+        kernel_lines=postmortem.kernel_log(pid, vigil.started) if name == "SIGKILL" else (),
         memory_limit=limits.limit,
         memory_high=limits.high,
         memory_peak=limits.peak,
         limit_hits=vigil.limit_hits,
-        peak_rss=outside.peak_rss_of_children(),
+        peak_rss=postmortem.peak_rss_of_children(),
         host_memory=ram,
         swap_free=swap,
-        shm_free=outside.shm_free(),
+        shm_free=postmortem.shm_free(),
         shm_low=vigil.shm_low,
-        shm_size=outside.shm_size(),
-        core_pattern=outside.core_pattern(),
+        shm_size=postmortem.shm_size(),
+        core_pattern=postmortem.core_pattern(),
         samples=vigil.guard.samples[-_SAMPLES:],
         holders=_holders(left, pid),
     )
@@ -164,10 +164,10 @@ def _death(left: Left, vigil: Vigil, pid: int, name: str, script: int) -> Death:
 def _holders(left: Left, pid: int) -> tuple[HeldMemory, ...]:
     told = left.told.get(pid)
     is_worker = told is not None and told.part == "worker"
-    folder = left.folders.get(pid) or run_files.worker_folder_of(left.run, pid, is_worker=is_worker)
+    folder = left.folders.get(pid) or files.worker_folder_of(left.run, pid, is_worker=is_worker)
     # A worker that is alike may have been asked later; the first process of a rank is not alike.
     trainers = {number for number, each in left.folders.items() if "." not in each.name}
-    others = inside_files.holders_known(left.run) - trainers if is_worker else ()
-    asked = (found for each in (pid, *others) if (found := inside_files.read_held(left.run, each)))
+    others = questions.holders_known(left.run) - trainers if is_worker else ()
+    asked = (found for each in (pid, *others) if (found := questions.read_held(left.run, each)))
     most = max(asked, key=lambda found: found[0].nbytes, default=())
     return most or (holders(folder) if folder is not None else ())

@@ -6,12 +6,12 @@ import contextlib
 import time
 from pathlib import Path
 
-from torchmedic import run_files, rundir
 from torchmedic.errors import UnreadableRun
-from torchmedic.observe import blackbox
+from torchmedic.observe.step import blackbox
 from torchmedic.records import Diagnosis
+from torchmedic.runfolder import files, layout
+from torchmedic.supervise.folder_news import News
 from torchmedic.supervise.job import same_finding
-from torchmedic.supervise.news import News
 from torchmedic.supervise.proc import process
 
 _UNEXPLAINED = "TM900"
@@ -36,12 +36,12 @@ class Findings:
 
     def folders(self) -> list[Path]:
         """The folders that are ours to report on."""
-        found = rundir.process_folders(self._run)
-        return found if self._rank is None else [folder for folder in found if rundir.rank_of(folder) == self._rank]
+        found = layout.process_folders(self._run)
+        return found if self._rank is None else [folder for folder in found if layout.rank_of(folder) == self._rank]
 
     def _workers(self) -> list[Path]:
-        found = rundir.worker_folders(self._run)
-        return found if self._rank is None else [folder for folder in found if rundir.rank_of(folder) == self._rank]
+        found = layout.worker_folders(self._run)
+        return found if self._rank is None else [folder for folder in found if layout.rank_of(folder) == self._rank]
 
     def new(self, *, at_end: bool = False) -> list[Diagnosis]:
         """What has been explained since the last look. What may be an echo of a death waits for the end."""
@@ -53,7 +53,7 @@ class Findings:
         for folder in self._known:
             if not self._news.may_be_in(folder):
                 continue
-            for path, diagnosis in run_files.read_diagnoses(folder, self._seen).items():
+            for path, diagnosis in files.read_diagnoses(folder, self._seen).items():
                 self._seen.add(path)
                 if diagnosis.code in _SHARED:
                     # All workers of a loader run into it at about the same time.
@@ -82,8 +82,8 @@ class Findings:
         """
         everyone = {
             path: diagnosis
-            for folder in rundir.process_folders(self._run)
-            for path, diagnosis in run_files.read_diagnoses(folder).items()
+            for folder in layout.process_folders(self._run)
+            for path, diagnosis in files.read_diagnoses(folder).items()
             if diagnosis.severity == "error" and not diagnosis.code.startswith(_SILENT)
         }
         ours = {path: found for path, found in self._waiting.items() if found.code == _UNEXPLAINED}
@@ -112,8 +112,8 @@ def _written(path: Path) -> float:
 def _told_by_others(run: Path, rank: int) -> bool:
     """Whether another rank has an error that is explained. Who watches one that has died may be about to tell."""
     end = time.monotonic() + _PATIENCE
-    while not (told := any(map(_explains, run_files.errors_of_others(run, rank)))):
-        others = (folder for folder in rundir.process_folders(run) if rundir.rank_of(folder) != rank)
+    while not (told := any(map(_explains, files.errors_of_others(run, rank)))):
+        others = (folder for folder in layout.process_folders(run) if layout.rank_of(folder) != rank)
         if time.monotonic() > end or not any(_is_open(run, folder) for folder in others):
             break
         time.sleep(0.1)
@@ -123,8 +123,8 @@ def _told_by_others(run: Path, rank: int) -> bool:
 def _is_open(run: Path, folder: Path) -> bool:
     """Whether a process is gone without a word, and its parent has not said yet how it ended."""
     with contextlib.suppress(UnreadableRun):
-        box = blackbox.read(folder / run_files.BLACK_BOX)
+        box = blackbox.read(folder / files.BLACK_BOX)
         view = process.read(box.pid)
         gone = view is None or view.state in "ZX"
-        return gone and not box.clean_exit and not run_files.is_concluded(run, rundir.rank_of(folder))
+        return gone and not box.clean_exit and not files.is_concluded(run, layout.rank_of(folder))
     return False

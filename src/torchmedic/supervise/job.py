@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from torchmedic import run_files, rundir
 from torchmedic.records import Diagnosis, Outcome, Report
+from torchmedic.runfolder import files, layout
 
 
 def identity(environ: Mapping[str, str]) -> str | None:
@@ -54,11 +54,11 @@ class Ledger:
     def publish(self, report: Report) -> frozenset[object]:
         """Write the report; what other ranks have found, as `same_finding` names it."""
         if self._rank is None:
-            run_files.write_report(self._run, report)
+            files.write_report(self._run, report)
             return frozenset()
-        with rundir.locked(self._run / ".lock"):
-            parts = run_files.write_part(self._run, self._rank, report)
-            run_files.write_report(self._run, merged(parts))
+        with layout.locked(self._run / ".lock"):
+            parts = files.write_part(self._run, self._rank, report)
+            files.write_report(self._run, merged(parts))
         return frozenset(
             same_finding(found)
             for part in parts

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from torchmedic.records import Diagnosis
-from torchmedic.supervise.host_guard import HostGuard
+from torchmedic.supervise.host.memory_guard import HostGuard
 
 _WARNINGS = "TM45"
 _OF_HOST = "TM455"  # it says only that memory is about to end, whoever holds it

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchmedic import rundir
 from torchmedic.contained import contained, on_fault, owning_up
 from torchmedic.errors import UsageError
 from torchmedic.records import Fault
+from torchmedic.runfolder import layout
 from torchmedic.settings import Settings, rank
-from torchmedic.supervise import launch, tee
+from torchmedic.supervise.child import launch, tee
+from torchmedic.supervise.child.kernel_messages import Overheard
+from torchmedic.supervise.child.signals import Forwarder, shell_status
 from torchmedic.supervise.job import identity
-from torchmedic.supervise.overheard import Overheard
-from torchmedic.supervise.signals import Forwarder, shell_status
 
 if TYPE_CHECKING:
     from torchmedic.supervise.supervisor import Supervisor
@@ -35,11 +35,11 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
     """
     job = identity(os.environ)
     try:
-        folder = rundir.create(settings.output, name, Path(os.getcwd()), job)
+        folder = layout.create(settings.output, name, Path(os.getcwd()), job)
         if settings.confidential:
-            rundir.mark_confidential(folder)
+            layout.mark_confidential(folder)
         if not settings.checkup:
-            rundir.mark_no_checkup(folder)
+            layout.mark_no_checkup(folder)
     except OSError as error:
         sys.stderr.write(f"torchmedic: not watching, no run folder can be made: {error.strerror or error}\n")
         folder = None

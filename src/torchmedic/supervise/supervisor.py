@@ -8,20 +8,20 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from torchmedic import inside_files, run_files
-from torchmedic.confidential import confidential
 from torchmedic.contained import contained, on_fault, owning_up
-from torchmedic.death_records import Death
-from torchmedic.detect.death import signal_name
+from torchmedic.detect.failures.death import signal_name
 from torchmedic.errors import ExitStatus
 from torchmedic.records import Diagnosis, Fault, Outcome, Report
+from torchmedic.records.death import Death
 from torchmedic.report.emit import Emitter
+from torchmedic.runfolder import files, questions
+from torchmedic.runfolder.confidential import confidential
 from torchmedic.settings import Settings
-from torchmedic.supervise import deaths, job, memory_warnings, out_of_room
+from torchmedic.supervise import deaths, job, memory_warnings, short_of_memory
+from torchmedic.supervise.child.signals import shell_status
 from torchmedic.supervise.findings import Findings
-from torchmedic.supervise.signals import shell_status
+from torchmedic.supervise.host.watch import Vigil
 from torchmedic.supervise.stall.response import Response
-from torchmedic.supervise.vigil import Vigil
 
 _SILENT = ("TM6", "TM45")  # mistakes that raise nothing: the only ones that a user may know better about
 
@@ -113,7 +113,7 @@ class Supervisor:
         self._vigil.last_look()
         contained("supervise.stall")(self._stalls.last_look)()
         for folder in self._findings.folders():
-            run_files.release(folder)
+            files.release(folder)
         left = deaths.read_left(self._run, self._findings.folders())
         self._outcome = Outcome(
             exit_status=shell_status(status),
@@ -127,7 +127,7 @@ class Supervisor:
         if status != 0:  # else whatever was raised or died, the run got over it
             for diagnosis in self._findings.roots([self._explained(death) for death in dead]):
                 self._add(diagnosis)
-            for diagnosis in out_of_room.explained(self._findings.folders()):
+            for diagnosis in short_of_memory.explained(self._findings.folders()):
                 self._add(diagnosis)
         self._outcome = Outcome(
             exit_status=self._outcome.exit_status,
@@ -136,8 +136,8 @@ class Supervisor:
             symptom="death" if dead else self._symptom(),
         )
         self._write()
-        run_files.drop_empty_stacks(self._run)
-        inside_files.remove(self._run, over=self._rank is None)
+        files.drop_empty_stacks(self._run)
+        questions.remove(self._run, over=self._rank is None)
         self._emitter.finish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
 
     def _explained(self, death: Death) -> Diagnosis:
@@ -149,7 +149,7 @@ class Supervisor:
     def _symptom(self) -> str | None:
         if any(found.code.startswith(_HANGS) and found.severity == "error" for found in self._diagnoses):
             return "hang"
-        symptoms = (run_files.read_symptom(folder) for folder in self._findings.folders())
+        symptoms = (files.read_symptom(folder) for folder in self._findings.folders())
         return next((found for found in symptoms if found is not None), None)
 
     def _with_findings(self, status: int) -> int:
@@ -165,9 +165,9 @@ class Supervisor:
     def _say_faults(self) -> None:
         """Own up to a bug of ours, once, whichever process it was in."""
         faults: list[tuple[Fault, Path | None]] = [
-            (fault, folder) for folder in self._findings.folders() for fault in run_files.read_faults(folder)
+            (fault, folder) for folder in self._findings.folders() for fault in files.read_faults(folder)
         ]
         if self._fault is not None:
             faults.append((self._fault, None))
         for fault, folder in faults[:1]:
-            sys.stderr.write(owning_up(fault, "" if folder is None else str(folder / run_files.EVENTS)))
+            sys.stderr.write(owning_up(fault, "" if folder is None else str(folder / files.EVENTS)))

@@ -8,16 +8,17 @@ import threading
 import time
 from pathlib import Path
 
-from torchmedic import gpu_files, run_files, rundir
 from torchmedic.errors import UnreadableRun
-from torchmedic.gpu_records import GpuHealth, GpuState
-from torchmedic.observe import blackbox
+from torchmedic.observe.step import blackbox
 from torchmedic.records import BoxContents, Moment, Report
+from torchmedic.records.gpu import GpuHealth, GpuState
 from torchmedic.report.live import State, View, Watched
-from torchmedic.supervise.nvml import Gpus
+from torchmedic.runfolder import files, layout
+from torchmedic.runfolder import gpu as gpu_files
+from torchmedic.supervise.gpu.nvml import Gpus
 
 _HOME = ".torchmedic"
-_MARKS = (run_files.REPORT, run_files.STACKS, ".confidential", ".no-checkup", ".job", ".parts", "rank*", "gpu*.json")
+_MARKS = (files.REPORT, files.STACKS, ".confidential", ".no-checkup", ".job", ".parts", "rank*", "gpu*.json")
 _WINDOW = 30.0  # seconds of steps that a rate is taken from
 _FRESH = 10.0  # seconds for which a sign of life counts although there is no such process
 _READ = 3.0
@@ -35,7 +36,7 @@ def find_run(requested: Path | None, cwd: Path) -> Path:
             if runs:
                 return max(runs, key=lambda path: path.name)  # names begin with the time
         raise UnreadableRun(f"there is no run in {_HOME} (torchmedic watch RUN, or start one with torchmedic run)")
-    folder = requested.parent if requested.name == run_files.REPORT and requested.is_file() else requested
+    folder = requested.parent if requested.name == files.REPORT and requested.is_file() else requested
     try:
         is_run = folder.is_dir() and (not any(folder.iterdir()) or any(any(folder.glob(mark)) for mark in _MARKS))
     except OSError as error:
@@ -55,7 +56,7 @@ class Watch:
     def look(self) -> View:
         now = time.time()
         report = self._report()
-        folders = sorted(rundir.process_folders(self._run), key=lambda folder: (rundir.rank_of(folder), folder.name))
+        folders = sorted(layout.process_folders(self._run), key=lambda folder: (layout.rank_of(folder), folder.name))
         boxes = {folder: _box(folder) for folder in folders}
         outcome = report.outcome if report is not None else None
         closed = outcome is not None and outcome.exit_status is not None
@@ -78,7 +79,7 @@ class Watch:
 
     def _report(self) -> Report | None:
         with contextlib.suppress(UnreadableRun, OSError):
-            return run_files.read_report(self._run)
+            return files.read_report(self._run)
         return None
 
     def _cards(self, *, live: bool) -> tuple[GpuState, ...]:
@@ -145,7 +146,7 @@ def _name(run: Path) -> str:
 
 def _box(folder: Path) -> BoxContents | None:
     with contextlib.suppress(UnreadableRun):
-        return blackbox.read(folder / run_files.BLACK_BOX)
+        return blackbox.read(folder / files.BLACK_BOX)
     return None
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchmedic.death_records import Death
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Diagnosis
+from torchmedic.records.death import Death
 
 if TYPE_CHECKING:
-    from torchmedic.replay.evidence import RaisedEvidence
-    from torchmedic.replay.numbers import NumbersEvidence
+    from torchmedic.evidence.exception import RaisedEvidence
+    from torchmedic.evidence.numbers import NumbersEvidence
 
 CODE, NAME = "TM900", "cause-not-known"
 

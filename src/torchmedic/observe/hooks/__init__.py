@@ -5,11 +5,11 @@ from __future__ import annotations
 from torchmedic.contained import contained
 from torchmedic.observe.hooks import patches
 from torchmedic.observe.hooks.backward import BackwardHooks
+from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.data import DataHooks
 from torchmedic.observe.hooks.forward import ForwardHooks
 from torchmedic.observe.hooks.optimizer import OptimizerHooks
 from torchmedic.observe.hooks.scaler import ScalerHooks
-from torchmedic.observe.hooks.step import Step
 
 __all__ = ["Hooks", "Step"]
 

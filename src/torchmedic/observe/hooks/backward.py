@@ -12,12 +12,12 @@ import torch.autograd
 import torch.compiler
 
 from torchmedic.contained import contained
-from torchmedic.observe import endings
-from torchmedic.observe.clock import BACKWARD
+from torchmedic.observe.device.plain_values import are_plain
+from torchmedic.observe.failures import exceptions
+from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
 from torchmedic.observe.hooks.patches import wrap
-from torchmedic.observe.hooks.step import Step
-from torchmedic.observe.plain_values import are_plain
+from torchmedic.observe.step.clock import BACKWARD
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -75,7 +75,7 @@ class BackwardHooks:
                 except Exception as error:
                     step.numbers_failed(error, frame)
             return
-        endings.training_goes_on()
+        exceptions.training_goes_on()
         clock = step.clock
         clock.enter(BACKWARD, frame)
         if step.checkup is not None and step.checkup.on:

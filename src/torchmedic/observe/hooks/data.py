@@ -12,11 +12,11 @@ from typing import Any
 from torch.utils.data import dataloader
 
 from torchmedic.contained import contained
-from torchmedic.observe.clock import DATA
-from torchmedic.observe.frames import PACKAGE, is_user_file, user_frame
+from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
 from torchmedic.observe.hooks.patches import wrap
-from torchmedic.observe.hooks.step import Step
+from torchmedic.observe.step.clock import DATA
+from torchmedic.source.user_code import PACKAGE, is_user_file, user_frame
 
 _LOADING = os.path.dirname(os.path.abspath(dataloader.__file__)) + os.sep
 

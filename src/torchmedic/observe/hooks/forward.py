@@ -12,9 +12,9 @@ import torch
 from torch.nn.modules import module as nn_module
 
 from torchmedic.contained import contained
-from torchmedic.observe.clock import FORWARD
 from torchmedic.observe.hooks import patches
-from torchmedic.observe.hooks.step import Step
+from torchmedic.observe.hooks.current_step import Step
+from torchmedic.observe.step.clock import FORWARD
 
 _OUR_HOOK = -7001  # keys of torch's own count up from 0
 

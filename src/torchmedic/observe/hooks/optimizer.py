@@ -11,11 +11,11 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torchmedic.contained import contained
-from torchmedic.observe.clock import OPTIMIZER
-from torchmedic.observe.frames import user_frame
+from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
 from torchmedic.observe.hooks.patches import wrap
-from torchmedic.observe.hooks.step import Step
+from torchmedic.observe.step.clock import OPTIMIZER
+from torchmedic.source.user_code import user_frame
 
 _is_compiling = torch.compiler.is_compiling
 

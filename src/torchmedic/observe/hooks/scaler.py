@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torchmedic.contained import contained
+from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.optimizer import OptimizerHooks
 from torchmedic.observe.hooks.patches import wrap
-from torchmedic.observe.hooks.step import Step
 
 
 class ScalerHooks:

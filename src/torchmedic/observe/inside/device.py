@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.inside_records import MarkView
+from torchmedic.records.inside import MarkView
 
 _BETWEEN = 0.3
 

@@ -15,9 +15,9 @@ from pathlib import PurePath
 from types import FrameType
 from typing import Any
 
-from torchmedic.inside_records import LockFile
-from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.inside.peek import tree_of, value_of, variables
+from torchmedic.records.inside import LockFile
+from torchmedic.source.user_code import is_user_file
 
 _TESTS = frozenset("exists lexists isfile is_file isdir is_dir access".split())
 _MAKES = frozenset("mkdir makedirs symlink link touch symlink_to hardlink_to".split())

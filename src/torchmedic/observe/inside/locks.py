@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from torchmedic.inside_records import LockView
-from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.inside import awaited
 from torchmedic.observe.inside.peek import MISSING, expression, tree_of, value_of, variables
+from torchmedic.records.inside import LockView
+from torchmedic.source.user_code import is_user_file
 
 # Files of the standard library and of torch in which a thread stands while it waits in the name of its caller.
 _WAITING_FILES = (

@@ -6,10 +6,10 @@ import ast
 from types import FrameType
 from typing import Any, NamedTuple
 
-from torchmedic.inside_records import LoopView
-from torchmedic.observe.frames import is_user_file
 from torchmedic.observe.inside.loop_exits import Loop, exits_of, has_no_way_out
 from torchmedic.observe.inside.peek import MISSING, fingerprint, shown, tree_of, value_of, variables
+from torchmedic.records.inside import LoopView
+from torchmedic.source.user_code import is_user_file
 
 
 class Place(NamedTuple):

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any
 
-from torchmedic.observe.own_locals import looks_at_locals
+from torchmedic.source.own_locals import looks_at_locals
 
 MISSING = object()
 

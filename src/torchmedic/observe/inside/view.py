@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from torchmedic.contained import report_fault
-from torchmedic.inside_records import InsideView, LoaderView, LockView, PyFrame, PyThread
-from torchmedic.observe import workers
-from torchmedic.observe.frames import is_user_file
+from torchmedic.observe.failures import worker_failures
+from torchmedic.observe.failures.sketch import plain
 from torchmedic.observe.inside import loops, work
 from torchmedic.observe.inside.lock_files import awaited_file
 from torchmedic.observe.inside.locks import NOTIFICATION, held, waited_for
 from torchmedic.observe.inside.peek import attribute, expression, is_between_rounds, span
-from torchmedic.observe.sketch import plain
+from torchmedic.records.inside import InsideView, LoaderView, LockView, PyFrame, PyThread
+from torchmedic.source.user_code import is_user_file
 
 LOOKS = 6
 _BETWEEN = 0.2
@@ -171,7 +171,7 @@ def _batching(agent: Any) -> str:
 
 def _item(frames: list[FrameType]) -> str:
     """Which item of the dataset a worker is reading."""
-    index = workers.index_under_way(frames)
+    index = worker_failures.index_under_way(frames)
     return "" if index is None else str(plain(index))
 
 

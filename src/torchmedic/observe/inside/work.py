@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from torchmedic.inside_records import JobView
 from torchmedic.observe.inside.peek import variables
+from torchmedic.records.inside import JobView
 
 _SAVING = os.path.join("torch", "serialization.py")
 _MOST = 100_000  # entries of a state that are counted

@@ -8,8 +8,8 @@ import pwd
 import sys
 
 from torchmedic.errors import UsageError
-from torchmedic.process_records import ProcessView
-from torchmedic.supervise.cgroups import text
+from torchmedic.records.process import ProcessView
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import process
 from torchmedic.supervise.proc.process import PROC
 

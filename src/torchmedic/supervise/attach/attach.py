@@ -8,7 +8,7 @@ from torchmedic.diagnose import registry
 from torchmedic.diagnose.rules.hangs import long_work, waits_for_collective
 from torchmedic.errors import UsageError
 from torchmedic.records import Diagnosis, Outcome, Report
-from torchmedic.stall_records import Stall
+from torchmedic.records.stall import Stall
 from torchmedic.supervise.attach import access, looks
 from torchmedic.supervise.attach.stacks import NO_PYSPY
 from torchmedic.supervise.attach.verdict import Verdict, judge

@@ -9,22 +9,23 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic import run_files, rundir
-from torchmedic.diagnose.standstill import IDLE
+from torchmedic.diagnose.words.stall import IDLE
 from torchmedic.errors import UnreadableRun
-from torchmedic.gpu_records import GpuHealth
-from torchmedic.inside_records import InsideView
-from torchmedic.observe import blackbox
-from torchmedic.process_records import ProcessView, ThreadView
+from torchmedic.observe.step import blackbox
 from torchmedic.records import BoxContents
+from torchmedic.records.gpu import GpuHealth
+from torchmedic.records.inside import InsideView
+from torchmedic.records.process import ProcessView, ThreadView
+from torchmedic.records.stall import Peer, Stall
+from torchmedic.runfolder import files as run_files
+from torchmedic.runfolder import layout
 from torchmedic.settings import RUN_DIR_VARIABLE
-from torchmedic.stall_records import Peer, Stall
-from torchmedic.supervise import host_pressure
 from torchmedic.supervise.attach import targets
 from torchmedic.supervise.attach.python_locks import with_locks
 from torchmedic.supervise.attach.stacks import Stacks
-from torchmedic.supervise.cgroups import text
-from torchmedic.supervise.gpu_health import uses_gpu
+from torchmedic.supervise.gpu.gpu_health import uses_gpu
+from torchmedic.supervise.host import host_pressure
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import growing_files, libraries, outsiders, process, tree, waits
 from torchmedic.supervise.proc.process import PROC
 from torchmedic.supervise.proc.syscalls import RUNNING
@@ -203,7 +204,7 @@ def _box(run: Path | None, pid: int) -> BoxContents | None:
     if run is None:
         return None
     folder = run_files.folder_of(run, pid)
-    for each in [folder] if folder is not None else rundir.process_folders(run):
+    for each in [folder] if folder is not None else layout.process_folders(run):
         with contextlib.suppress(UnreadableRun):
             box = blackbox.read(each / run_files.BLACK_BOX)
             if box.pid == pid:
@@ -219,7 +220,7 @@ def _gpus(pids: frozenset[int]) -> GpuHealth | None:
         with contextlib.suppress(Exception):
             import pynvml
 
-            from torchmedic.supervise.nvml import Gpus
+            from torchmedic.supervise.gpu.nvml import Gpus
 
             pynvml.nvmlInit()
             answers.append(Gpus(pynvml).read(pids))

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from torchmedic.inside_records import InsideView, LockView, PyFrame, PyThread
 from torchmedic.observe.inside.peek import tree_of
-from torchmedic.process_records import ProcessView
+from torchmedic.records.inside import InsideView, LockView, PyFrame, PyThread
+from torchmedic.records.process import ProcessView
 from torchmedic.supervise.proc import pyspy
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from torchmedic.inside_records import InsideView, PyThread
-from torchmedic.process_records import ProcessView
+from torchmedic.records.inside import InsideView, PyThread
+from torchmedic.records.process import ProcessView
 from torchmedic.supervise.proc import pyspy
 
 NO_PYSPY = "py-spy is not installed"

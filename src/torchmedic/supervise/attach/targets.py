@@ -6,9 +6,9 @@ import contextlib
 import os
 import re
 
-from torchmedic.inside_records import JobView
-from torchmedic.process_records import ProcessView
-from torchmedic.supervise.cgroups import text
+from torchmedic.records.inside import JobView
+from torchmedic.records.process import ProcessView
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc.process import PROC
 
 _PYTHON = re.compile(r"(python|pypy)[\d.]*t?$")

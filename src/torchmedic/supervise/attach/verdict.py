@@ -14,11 +14,11 @@ import msgspec
 from torchmedic.diagnose import engine
 from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs import unknown_standstill
-from torchmedic.diagnose.standstill import BUSY, IDLE, duration, main_line, short
-from torchmedic.process_records import ProcessView
+from torchmedic.diagnose.words.stall import BUSY, IDLE, duration, main_line, short
 from torchmedic.records import Diagnosis, Phase
-from torchmedic.replay.source import relative
-from torchmedic.stall_records import Stall
+from torchmedic.records.process import ProcessView
+from torchmedic.records.stall import Stall
+from torchmedic.source.text import relative
 from torchmedic.supervise.attach.looks import asleep
 from torchmedic.supervise.attach.targets import is_helper
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from torchmedic.gpu_records import GpuHealth
-from torchmedic.supervise.nvml import Gpus
+from torchmedic.records.gpu import GpuHealth
+from torchmedic.supervise.gpu.nvml import Gpus
 
 PROHIBITED, EXCLUSIVE = 2, 3
 _NO_DRIVER = (9, 12)  # driver not loaded, library not found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.supervise import host_pressure
+from torchmedic.supervise.host import host_pressure
 from torchmedic.supervise.preflight import disks, forking, gpus, installed, limits, memory, processors, script, waits
 from torchmedic.supervise.preflight.cards import Cards
 from torchmedic.supervise.preflight.facts import read_facts

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from torchmedic.host_records import HostPressure
+from torchmedic.records.host import HostPressure
 from torchmedic.supervise.preflight.cards import Cards
 from torchmedic.supervise.preflight.facts import ScriptFacts
 from torchmedic.supervise.preflight.questions import TorchFacts

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from torchmedic.detect.architectures import covers, covers_without_compiling
-from torchmedic.diagnose.last_words import size
-from torchmedic.gpu_records import GpuState
-from torchmedic.supervise.nvml import REASONS
+from torchmedic.detect.failures.architectures import covers, covers_without_compiling
+from torchmedic.diagnose.words.death import size
+from torchmedic.records.gpu import GpuState
+from torchmedic.supervise.gpu.nvml import REASONS
 from torchmedic.supervise.preflight.cards import EXCLUSIVE, PROHIBITED, Card, Cards
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torchmedic.diagnose.last_words import size
-from torchmedic.supervise import outside
+from torchmedic.diagnose.words.death import size
+from torchmedic.supervise.host import postmortem
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
 
 _FILES = 1024  # what a shell gets by default
@@ -111,10 +111,10 @@ def _locked(limits: _Limits, adapters: Path = Path("/sys/class/infiniband")) -> 
 
 def _core(limits: _Limits) -> Finding:
     limit = _soft(limits, resource.RLIMIT_CORE)
-    pattern = outside.core_pattern()
+    pattern = postmortem.core_pattern()
     if limit == 0 or pattern.startswith("|"):
         return ok("core dumps", "off; torchmedic needs none" if limit == 0 else "handed to a program of the system")
-    ram, _ = outside.host_memory()
+    ram, _ = postmortem.host_memory()
     try:
         found = os.statvfs(".")
         free = found.f_bavail * found.f_frsize

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchmedic.diagnose.last_words import size
-from torchmedic.supervise import cgroups
+from torchmedic.diagnose.words.death import size
+from torchmedic.supervise.host import cgroups
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
 from torchmedic.supervise.preflight.shapes import batch_bytes
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.process_records import FileWait, LockHeld
-from torchmedic.supervise.cgroups import text
+from torchmedic.records.process import FileWait, LockHeld
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import open_files, process
 from torchmedic.supervise.proc.process import PROC
 

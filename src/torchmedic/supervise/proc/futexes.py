@@ -10,8 +10,8 @@ import contextlib
 import struct
 from pathlib import Path
 
-from torchmedic.process_records import FutexWait, ProcessView, ThreadView
-from torchmedic.supervise.cgroups import text
+from torchmedic.records.process import FutexWait, ProcessView, ThreadView
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import syscalls
 from torchmedic.supervise.proc.memory import peek
 from torchmedic.supervise.proc.process import PROC

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.process_records import FileGrowth, ProcessView
+from torchmedic.records.process import FileGrowth, ProcessView
 from torchmedic.supervise.proc.open_files import mode
 from torchmedic.supervise.proc.process import PROC
 

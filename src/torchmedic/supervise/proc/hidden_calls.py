@@ -11,8 +11,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from torchmedic.process_records import FileWait, ProcessView, ThreadView
-from torchmedic.supervise.cgroups import text
+from torchmedic.records.process import FileWait, ProcessView, ThreadView
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import file_locks, open_files
 from torchmedic.supervise.proc.process import PROC
 

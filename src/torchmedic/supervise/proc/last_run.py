@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.process_records import ProcessView, ThreadView
-from torchmedic.supervise.cgroups import text
+from torchmedic.records.process import ProcessView, ThreadView
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc.process import PROC, Stat
 
 _EXEC_START = re.compile(r"^se\.exec_start\s*:\s*(\d+\.\d+)", re.MULTILINE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmedic.supervise.cgroups import text
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc.process import PROC
 
 _COMPILERS = ("libnvidia-ptxjitcompiler", "libnvrtc.", "libnvJitLink")

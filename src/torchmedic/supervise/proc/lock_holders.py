@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.inside_records import InsideView, LockFile, PyThread
-from torchmedic.supervise.cgroups import text
+from torchmedic.records.inside import InsideView, LockFile, PyThread
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import file_locks, process
 from torchmedic.supervise.proc.process import PROC
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.supervise.cgroups import text
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc.process import PROC
 
 

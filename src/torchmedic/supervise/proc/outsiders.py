@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchmedic.process_records import ProcessView
-from torchmedic.supervise.cgroups import text
+from torchmedic.records.process import ProcessView
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import process, waits
 from torchmedic.supervise.proc.process import PROC, Stat
 

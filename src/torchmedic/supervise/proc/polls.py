@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Literal
 
-from torchmedic.process_records import ThreadView
+from torchmedic.records.process import ThreadView
 from torchmedic.supervise.proc.memory import peek
 from torchmedic.supervise.proc.open_files import info
 from torchmedic.supervise.proc.process import PROC

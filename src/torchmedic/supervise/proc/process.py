@@ -7,8 +7,8 @@ import os
 import time
 from pathlib import Path
 
-from torchmedic.process_records import ProcessView, ThreadView
-from torchmedic.supervise.cgroups import text
+from torchmedic.records.process import ProcessView, ThreadView
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import syscalls
 
 PROC = Path("/proc")

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from torchmedic.inside_records import PyFrame, PyThread
-from torchmedic.observe.frames import is_user_file
+from torchmedic.records.inside import PyFrame, PyThread
+from torchmedic.source.user_code import is_user_file
 
 LIMIT = 3.0
 NOT_PERMITTED = "py-spy may not read the memory of the process"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.process_records import ProcessView, ThreadView
+from torchmedic.records.process import ProcessView, ThreadView
 from torchmedic.supervise.proc.memory import peek
 from torchmedic.supervise.proc.process import PROC
 

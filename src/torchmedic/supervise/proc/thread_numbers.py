@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchmedic.supervise.cgroups import text
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import process
 from torchmedic.supervise.proc.memory import peek
 from torchmedic.supervise.proc.process import PROC

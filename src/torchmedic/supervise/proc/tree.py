@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.process_records import ProcessView, ThreadView
-from torchmedic.supervise.cgroups import text
+from torchmedic.records.process import ProcessView, ThreadView
+from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import process
 from torchmedic.supervise.proc.process import PROC, Stat
 

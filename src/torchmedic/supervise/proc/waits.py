@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from torchmedic.process_records import FileWait, LockHeld, ProcessView, ThreadView
+from torchmedic.records.process import FileWait, LockHeld, ProcessView, ThreadView
 from torchmedic.supervise.proc import file_locks, hidden_calls, last_run, open_files, polls, sleeps, sockets
 from torchmedic.supervise.proc.futexes import futex_waits
 from torchmedic.supervise.proc.memory import peek

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchmedic import inside_files
-from torchmedic.process_records import ProcessView
+from torchmedic.records.process import ProcessView
+from torchmedic.runfolder import questions
 from torchmedic.supervise.proc import process
 
 _ANSWER = 2.2  # seconds until a process that has not heard the question is taken to be unable to
@@ -29,14 +29,14 @@ class Answers:
 
     def heard(self, pid: int) -> bool:
         """Whether a process has heard the question: then its GIL was to be had."""
-        return inside_files.heard(self._run, pid).exists()
+        return questions.heard(self._run, pid).exists()
 
     def pending(self, views: Iterable[ProcessView], passed: float) -> bool:
         """Whether an answer may still come, so many seconds after the question."""
         return any(self._may_answer(view, passed) for view in views if view.pid in self._asked)
 
     def _may_answer(self, view: ProcessView, passed: float) -> bool:
-        answer = inside_files.read_answer(self._run, view.pid)
+        answer = questions.read_answer(self._run, view.pid)
         if answer is not None and (not answer.partial or passed > _ANSWER):
             return False  # a device that does not answer may never do so
         if view.state in "TtZX":

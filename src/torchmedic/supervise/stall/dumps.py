@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import time
 
-from torchmedic.inside_records import InsideView, PyFrame, PyThread
-from torchmedic.observe.frames import is_user_file
-from torchmedic.process_records import ProcessView
+from torchmedic.records.inside import InsideView, PyFrame, PyThread
+from torchmedic.records.process import ProcessView
+from torchmedic.source.user_code import is_user_file
 from torchmedic.supervise.proc.thread_numbers import numbers_of
 
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-fA-F]+)(?: \[(.*)\])? \(most recent call first\)")

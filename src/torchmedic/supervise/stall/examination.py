@@ -12,14 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic import gpu_files, inside_files, run_files, rundir
 from torchmedic.errors import UnreadableRun
-from torchmedic.inside_records import InsideView
-from torchmedic.observe import blackbox
-from torchmedic.process_records import ProcessView
+from torchmedic.observe.step import blackbox
 from torchmedic.records import BoxContents
-from torchmedic.stall_records import Stall
-from torchmedic.supervise import host_pressure
+from torchmedic.records.inside import InsideView
+from torchmedic.records.process import ProcessView
+from torchmedic.records.stall import Stall
+from torchmedic.runfolder import files as run_files
+from torchmedic.runfolder import gpu, layout, questions
+from torchmedic.supervise.host import host_pressure
 from torchmedic.supervise.proc import growing_files, libraries, lock_holders, outsiders, pyspy, tree, waits
 from torchmedic.supervise.stall.answers import Answers
 from torchmedic.supervise.stall.dumps import read_dump
@@ -35,7 +36,7 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
     """Look; the last thing that it yields is what was seen."""
     begun = time.monotonic()
     pids = tree.pids(progress.pid)
-    asked = [pid for pid in pids if inside_files.ask(run, pid)]
+    asked = [pid for pid in pids if questions.ask(run, pid)]
     pressure = host_pressure.read(progress.pid, pids)
     peers = Peers(run, pids)
     files = growing_files.sizes(pids, run)
@@ -50,7 +51,7 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
         yield None
     while peers.pending and time.monotonic() < begun + _PEERS:
         yield None
-    inside = {pid: answer for pid in asked if (answer := inside_files.read_answer(run, pid)) is not None}
+    inside = {pid: answer for pid in asked if (answer := questions.read_answer(run, pid)) is not None}
     mute = [view for view in after if view.pid in asked and view.pid not in inside and not answers.heard(view.pid)]
     dumped = {view.pid: _size(run, view.pid) for view in mute}
     for view in mute:
@@ -75,7 +76,7 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
         inside=inside,
         host=later,
         pressure=rates,
-        gpu=gpu_files.read_gpu_health(run),
+        gpu=gpu.read_gpu_health(run),
         ended=ended,
         mute=tuple(view.pid for view in mute),
         peers=peers.seen(),
@@ -95,14 +96,14 @@ def _until(moment: float) -> Iterator[None]:
 
 def _make_dump(view: ProcessView) -> None:
     """Only where the signal is caught: it would end the process elsewhere."""
-    number = inside_files.signal_number()
+    number = questions.signal_number()
     if number is not None and view.listener is not None and view.caught_signals >> (number - 1) & 1:
-        inside_files.ask_for_dump(view.pid, view.listener.tid)
+        questions.ask_for_dump(view.pid, view.listener.tid)
 
 
 def _size(run: Path, pid: int) -> int:
     with contextlib.suppress(OSError):
-        return inside_files.dump(run, pid).stat().st_size
+        return questions.dump(run, pid).stat().st_size
     return 0
 
 
@@ -110,7 +111,7 @@ def _from_dump(run: Path, view: ProcessView, start: int | None) -> InsideView | 
     if start is None:
         return None
     with contextlib.suppress(OSError):
-        text = inside_files.dump(run, view.pid).read_bytes()[start:].decode(errors="replace")
+        text = questions.dump(run, view.pid).read_bytes()[start:].decode(errors="replace")
         return read_dump(text, view)
     return None
 
@@ -123,7 +124,7 @@ def _from_outside(pid: int) -> InsideView | None:
 
 
 def _box(run: Path, pid: int) -> BoxContents | None:
-    for folder in rundir.process_folders(run):
+    for folder in layout.process_folders(run):
         with contextlib.suppress(UnreadableRun):
             box = blackbox.read(folder / run_files.BLACK_BOX)
             if box.pid == pid:

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchmedic import inside_files, run_files, rundir
 from torchmedic.errors import UnreadableRun
-from torchmedic.inside_records import InsideView
-from torchmedic.observe import blackbox
-from torchmedic.process_records import ProcessView
-from torchmedic.stall_records import Peer
+from torchmedic.observe.step import blackbox
+from torchmedic.records.inside import InsideView
+from torchmedic.records.process import ProcessView
+from torchmedic.records.stall import Peer
+from torchmedic.runfolder import files, layout, questions
 from torchmedic.supervise.proc import process, sleeps, tree
 
 _MOST = 64
@@ -28,7 +28,7 @@ class Peers:
         views = [process.read(pid) for pid in _candidates(run, family) if pid not in family]
         self._before = [view for view in views if view is not None and not view.is_loader_worker][:_MOST]
         self._began = time.time()
-        self._asked = {view.pid for view in self._before if inside_files.ask(run, view.pid, inside_files.GLANCE)}
+        self._asked = {view.pid for view in self._before if questions.ask(run, view.pid, questions.GLANCE)}
 
     @property
     def pending(self) -> bool:
@@ -52,13 +52,13 @@ class Peers:
         )
 
     def _answer(self, pid: int) -> InsideView | None:
-        answer = inside_files.read_answer(self._run, pid)
+        answer = questions.read_answer(self._run, pid)
         return answer if answer is not None and answer.time >= self._began else None
 
 
 def _candidates(run: Path, family: set[int]) -> list[int]:
     """Whoever listens, and the children of the same launcher, which may still be importing torch."""
-    found = dict.fromkeys(inside_files.listeners(run))
+    found = dict.fromkeys(questions.listeners(run))
     parents = {view.parent for pid in family if (view := process.read(pid)) is not None} - family
     for parent in parents - {0, 1, os.getpid()}:
         found.update(dict.fromkeys(tree.pids(parent)[1:]))
@@ -68,9 +68,9 @@ def _candidates(run: Path, family: set[int]) -> list[int]:
 def _updates(run: Path) -> dict[int, int]:
     """How many updates each process has made, by its black box."""
     found = {}
-    for folder in rundir.process_folders(run):
+    for folder in layout.process_folders(run):
         with contextlib.suppress(UnreadableRun):
-            box = blackbox.read(folder / run_files.BLACK_BOX)
+            box = blackbox.read(folder / files.BLACK_BOX)
             if box.last is not None:
                 found[box.pid] = box.last.updates
     return found

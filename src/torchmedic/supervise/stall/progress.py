@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmedic.observe.blackbox import Beat, Follower
+from torchmedic.observe.step.blackbox import Beat, Follower
 from torchmedic.records import Phase
 
 LEAST = 30.0  # seconds; whoever is silent for less is not worth a look

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic import inside_files
 from torchmedic.records import Diagnosis
+from torchmedic.records.stall import Stall
+from torchmedic.runfolder import questions
 from torchmedic.settings import Settings
-from torchmedic.stall_records import Stall
+from torchmedic.supervise.host.watch import Vigil
 from torchmedic.supervise.proc import tree
 from torchmedic.supervise.stall.watch import Case, StallWatch
-from torchmedic.supervise.vigil import Vigil
 
 _SAVING = 300.0  # seconds that the weights may take to be written
 
@@ -85,7 +85,7 @@ class Response:
         case.said = diagnosis
         if self._wants == "kill":
             self._kill(root)
-        elif self._wants == "checkpoint" and inside_files.ask(self._run, stall.pid, inside_files.SAVE):
+        elif self._wants == "checkpoint" and questions.ask(self._run, stall.pid, questions.SAVE):
             self._saving[stall.pid] = time.monotonic() + _SAVING
 
     def _went_on(self, diagnosis: Diagnosis, seconds: float) -> None:
@@ -107,7 +107,7 @@ class Response:
 
     def _look_at_saving(self) -> None:
         for pid, deadline in list(self._saving.items()):
-            saved = inside_files.read_saved(self._run, pid)
+            saved = questions.read_saved(self._run, pid)
             if saved is None and time.monotonic() < deadline:
                 continue
             del self._saving[pid]

@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchmedic import inside_files, run_files, rundir
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.stall import Stall
+from torchmedic.runfolder import files, layout, questions
+from torchmedic.supervise.host.watch import Vigil
 from torchmedic.supervise.proc import tree
 from torchmedic.supervise.stall.examination import examine
 from torchmedic.supervise.stall.progress import Progress
-from torchmedic.supervise.vigil import Vigil
 
 _INTERVAL = 1.0  # seconds between two looks,
 _SHORT = 0.5  # or between those of somebody who will not wait
@@ -82,9 +82,9 @@ class StallWatch:
                 self._go_on(case, silence)
 
     def _follow(self) -> None:
-        for folder in rundir.process_folders(self._run):
-            box = folder / run_files.BLACK_BOX
-            if box in self._followed or (self._rank is not None and rundir.rank_of(folder) != self._rank):
+        for folder in layout.process_folders(self._run):
+            box = folder / files.BLACK_BOX
+            if box in self._followed or (self._rank is not None and layout.rank_of(folder) != self._rank):
                 continue
             with contextlib.suppress(UnreadableRun):
                 self._followed[box] = Progress(box, time.time())
@@ -110,7 +110,7 @@ class StallWatch:
             case = self._cases.get(progress.pid)
             if case is None:
                 limit = progress.limit(self._wanted)
-                case = self._cases[progress.pid] = Case(progress, rundir.rank_of(box.parent), limit)
+                case = self._cases[progress.pid] = Case(progress, layout.rank_of(box.parent), limit)
             if case.examination is None and case.said is None and progress.still(time.time()) >= case.next:
                 vigil.look_closely_at_gpus()
                 case.next = _AGAIN * max(case.next, progress.still(time.time()))
@@ -119,7 +119,7 @@ class StallWatch:
     def _is_examined(self, pid: int) -> bool:
         """Whether torchmedic itself keeps a process from going on, which ends by itself."""
         with contextlib.suppress(OSError):
-            return time.time() - inside_files.busy(self._run, pid).stat().st_mtime < _EXAMINATION
+            return time.time() - questions.busy(self._run, pid).stat().st_mtime < _EXAMINATION
         return False
 
     def _go_on(self, case: Case, silence: float = 0.0) -> None:

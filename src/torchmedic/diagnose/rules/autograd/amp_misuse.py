@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.inplace_source import user_files
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.autograd._inplace_source import user_files
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import Frame, node_location, syntax_tree
-from torchmedic.replay.scopes import function_body
+from torchmedic.source.live_frames import Frame, node_location, syntax_tree
+from torchmedic.source.scopes import function_body
 
 CODE, NAME = "TM119", "amp-misuse"
 

@@ -18,23 +18,23 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from torchmedic.diagnose.edits import Candidate, called, rewritten
-from torchmedic.diagnose.graph_edits import detached_in, retained, uses_in
-from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.cures.edits import Candidate, called, rewritten
+from torchmedic.diagnose.cures.graph_edits import detached_in, retained, uses_in
+from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.carried_tensors import Carrier, carrier_in_generator, carrier_of, enclosing
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.backward import BackwardFailure
-from torchmedic.replay.carrying import Carrier, carrier_in_generator, carrier_of, enclosing
-from torchmedic.replay.cuts import FunctionCall
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import node_location
-from torchmedic.replay.graph import is_freed, leaves_behind, nodes_behind
-from torchmedic.replay.microscope import Spot
-from torchmedic.replay.old_graph import Holder, Import, Imports
-from torchmedic.replay.played import BackwardCall, Played
-from torchmedic.replay.scopes import function_body
-from torchmedic.replay.spots import spot_of_node
-from torchmedic.replay.trial import Edit
+from torchmedic.replay.step.result import BackwardCall, Played
+from torchmedic.replay.step.trial import Edit
+from torchmedic.replay.trace.graph import is_freed, leaves_behind, nodes_behind
+from torchmedic.replay.trace.microscope import Spot
+from torchmedic.replay.trace.older_graph import Holder, Import, Imports
+from torchmedic.replay.trace.provenance import FunctionCall
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.scopes import function_body
+from torchmedic.source.spots import spot_of_node
 
 CODE, NAME = "TM104", "backward-through-freed-graph"
 

@@ -19,15 +19,15 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.frames import is_user_file
+from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.custom_functions import head_location
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.backward import BackwardFailure
-from torchmedic.replay.custom_functions import head_location
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import node_location, syntax_tree
-from torchmedic.replay.graph import leaves_behind
-from torchmedic.replay.hooks import Hooked, watch_hooks
-from torchmedic.replay.returns import code_of
+from torchmedic.replay.trace.backward_hooks import Hooked, watch_hooks
+from torchmedic.replay.trace.graph import leaves_behind
+from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.returns import code_of
+from torchmedic.source.user_code import is_user_file
 
 Blamed = tuple[Callable[..., Any] | None, Any, Any, int]
 

@@ -17,13 +17,13 @@ import sys
 import time
 from collections.abc import Iterator
 
-from torchmedic.diagnose.describe import dtype
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import dtype
+from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.backward import BackwardFailure
-from torchmedic.replay.checkpoints import Checkpoint, Difference, Ran, deciding, difference, watch_checkpoints
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import node_location
+from torchmedic.replay.trace.checkpoints import Checkpoint, Difference, Ran, deciding, difference, watch_checkpoints
+from torchmedic.source.live_frames import node_location
 
 CODE, NAME = "TM114", "checkpoint-mismatch"
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.describe import shape
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import shape
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import node_location
-from torchmedic.replay.origins import attribute_assignments
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.lookup.origins import attribute_assignments
 
 CODE, NAME = "TM124", "deepcopy-of-non-leaf"
 

@@ -16,17 +16,17 @@ from collections.abc import Iterator
 import msgspec
 import torch
 
-from torchmedic.diagnose.describe import made_here, shape
-from torchmedic.diagnose.edits import Candidate, copied
-from torchmedic.diagnose.grad_mode import inference_switches
-from torchmedic.diagnose.graph_trials import GraphTrials
-from torchmedic.diagnose.inplace_call import elsewhere, raising_spot
+from torchmedic.diagnose.cures.edits import Candidate, copied
+from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.autograd._grad_mode import inference_switches
+from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, raising_spot
+from torchmedic.diagnose.words.tensors import made_here, shape
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
-from torchmedic.replay.calls import Argument, raising_call
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.forward import StepFailure
-from torchmedic.replay.microscope import Spot
+from torchmedic.replay.trace.microscope import Spot
+from torchmedic.source.lookup.failing_call import Argument, raising_call
 
 CODE, NAME = "TM115", "inference-tensor-in-graph"
 

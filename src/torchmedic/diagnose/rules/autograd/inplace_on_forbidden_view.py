@@ -16,16 +16,16 @@ import re
 
 import torch
 
-from torchmedic.diagnose.describe import shape
-from torchmedic.diagnose.edits import out_of_place
-from torchmedic.diagnose.graph_trials import GraphTrials
-from torchmedic.diagnose.inplace_call import elsewhere, name_of, raising_spot, target_of
+from torchmedic.diagnose.cures.edits import out_of_place
+from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, name_of, raising_spot, target_of
+from torchmedic.diagnose.words.tensors import shape
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.cuts import Provenance
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.forward import StepFailure
-from torchmedic.replay.microscope import Microscope, Spot
+from torchmedic.replay.trace.microscope import Microscope, Spot
+from torchmedic.replay.trace.provenance import Provenance
 
 CODE, NAME = "TM106", "inplace-on-forbidden-view"
 

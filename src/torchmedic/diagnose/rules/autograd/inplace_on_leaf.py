@@ -11,9 +11,9 @@ Cure: change weights under `torch.no_grad()`; compute with a new tensor where th
 
 from __future__ import annotations
 
-from torchmedic.diagnose.describe import shape
-from torchmedic.diagnose.graph_trials import GraphTrials
-from torchmedic.diagnose.inplace_call import (
+from torchmedic.diagnose.cures.graph_trials import GraphTrials
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.autograd._inplace_call import (
     elsewhere,
     is_trained,
     mentions_gradient,
@@ -22,10 +22,10 @@ from torchmedic.diagnose.inplace_call import (
     target_of,
     untracked,
 )
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import shape
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.forward import StepFailure
 
 CODE, NAME = "TM105", "inplace-on-leaf"
 

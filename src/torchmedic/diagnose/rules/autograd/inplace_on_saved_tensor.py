@@ -18,17 +18,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from torchmedic.diagnose.edits import Candidate, copied, left_out, out_of_place
-from torchmedic.diagnose.graph_trials import GraphTrials
-from torchmedic.diagnose.inplace_source import built_inplace, in_place_statements
+from torchmedic.diagnose.cures.edits import Candidate, copied, left_out, out_of_place
+from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.autograd._inplace_source import built_inplace, in_place_statements
+from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location, Treatment
-from torchmedic.replay.backward import BackwardFailure
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import node_location
-from torchmedic.replay.microscope import Microscope, Op, Spot, storage_of
-from torchmedic.replay.trial import node_at
-from torchmedic.replay.writes import Overwritten, Saved, watch_saved_tensors, writers
+from torchmedic.replay.step.trial import node_at
+from torchmedic.replay.trace.microscope import Microscope, Op, Spot, storage_of
+from torchmedic.replay.trace.saved_and_written import Overwritten, Saved, watch_saved_tensors, writers
+from torchmedic.source.live_frames import node_location
 
 CODE, NAME = "TM102", "inplace-on-saved-tensor"
 

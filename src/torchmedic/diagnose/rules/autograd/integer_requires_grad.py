@@ -15,15 +15,15 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.describe import dtype, made_here, shape
-from torchmedic.diagnose.edits import called, rewritten
+from torchmedic.diagnose.cures.edits import called, rewritten
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import dtype, made_here, shape
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Treatment
-from torchmedic.replay.calls import UNKNOWN, raising_call, read
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import Frame
-from torchmedic.replay.spots import spot_of_node
-from torchmedic.replay.trial import Edit, edited
+from torchmedic.replay.step.trial import Edit, edited
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.lookup.failing_call import UNKNOWN, raising_call, read
+from torchmedic.source.spots import spot_of_node
 
 CODE, NAME = "TM120", "integer-requires-grad"
 

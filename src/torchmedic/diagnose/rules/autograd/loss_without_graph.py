@@ -17,19 +17,25 @@ from collections.abc import Callable
 
 import torch
 
-from torchmedic.diagnose.describe import dtype, shape
-from torchmedic.diagnose.grad_mode import gradients_always_on, where_switched_off
-from torchmedic.diagnose.graph_edits import call_at, not_reentrant, uncut, with_gradients
-from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.cures.graph_edits import call_at, not_reentrant, uncut, with_gradients
+from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.autograd._grad_mode import gradients_always_on, where_switched_off
+from torchmedic.diagnose.words.tensors import dtype, shape
+from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.frozen_parameters import (
+    leaves_in_reach,
+    never_trainable,
+    parameters_in_reach,
+    unfrozen,
+    where_frozen,
+)
 from torchmedic.records import Diagnosis, Location, Treatment
-from torchmedic.replay.backward import BackwardFailure
-from torchmedic.replay.cuts import FunctionCall, Provenance
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frozen import leaves_in_reach, never_trainable, parameters_in_reach, unfrozen, where_frozen
-from torchmedic.replay.graph import leaves_behind
-from torchmedic.replay.microscope import Spot
-from torchmedic.replay.trial import source_of
+from torchmedic.replay.step.trial import source_of
+from torchmedic.replay.trace.graph import leaves_behind
+from torchmedic.replay.trace.microscope import Spot
+from torchmedic.replay.trace.provenance import FunctionCall, Provenance
 
 CODE, NAME = "TM103", "loss-without-graph"
 

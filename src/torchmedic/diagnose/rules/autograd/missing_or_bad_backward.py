@@ -22,10 +22,8 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.backward import BackwardFailure
-from torchmedic.replay.construction import class_node
-from torchmedic.replay.custom_functions import (
+from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.custom_functions import (
     functions_behind,
     gradients,
     head_location,
@@ -34,8 +32,10 @@ from torchmedic.replay.custom_functions import (
     returned_location,
     returns_in_replay,
 )
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import node_location
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis, Location
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.lookup.layer_construction import class_node
 
 CODE, NAME = "TM112", "missing-or-bad-backward"
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 import re
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.backward import BackwardFailure
-from torchmedic.replay.cuts import FunctionCall, Provenance
-from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.replay.trace.provenance import FunctionCall, Provenance
 
 CODE, NAME = "TM116", "no-derivative"
 

@@ -10,12 +10,12 @@ Cure: assign the result instead: `y = torch.mul(x, 2)`. Keep `out=` for code und
 
 from __future__ import annotations
 
-from torchmedic.diagnose.graph_trials import GraphTrials
-from torchmedic.diagnose.inplace_call import elsewhere, raising_spot
+from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, raising_spot
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.forward import StepFailure
 
 CODE, NAME = "TM121", "out-argument-with-gradient"
 

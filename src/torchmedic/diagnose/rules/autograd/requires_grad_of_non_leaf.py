@@ -16,17 +16,17 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.describe import made_here
-from torchmedic.diagnose.edits import Candidate, rewritten
-from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.cures.edits import Candidate, rewritten
+from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import made_here
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
-from torchmedic.replay.calls import raising_call, read
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.forward import StepFailure
-from torchmedic.replay.frames import Frame
-from torchmedic.replay.spots import spot_of_node
-from torchmedic.replay.trial import Edit
+from torchmedic.replay.step.trial import Edit
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.lookup.failing_call import raising_call, read
+from torchmedic.source.spots import spot_of_node
 
 CODE, NAME = "TM122", "requires-grad-of-non-leaf"
 

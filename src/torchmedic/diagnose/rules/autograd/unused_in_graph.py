@@ -17,18 +17,18 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.edits import Candidate
-from torchmedic.diagnose.graph_edits import call_at, uncut, with_keyword
-from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.cures.edits import Candidate
+from torchmedic.diagnose.cures.graph_edits import call_at, uncut, with_keyword
+from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
-from torchmedic.replay.backward import BackwardFailure
-from torchmedic.replay.cuts import FunctionCall, Provenance
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.forward import StepFailure
-from torchmedic.replay.frames import Frame
-from torchmedic.replay.graph import walk
-from torchmedic.replay.spots import spot_of_traced
+from torchmedic.replay.trace.graph import walk
+from torchmedic.replay.trace.provenance import FunctionCall, Provenance
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.spots import spot_of_traced
 
 CODE, NAME = "TM113", "unused-in-graph"
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.describe import made_here, shape
-from torchmedic.diagnose.graph_trials import GraphTrials
-from torchmedic.diagnose.inplace_call import elsewhere, name_of, raising_spot, target_of
+from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, name_of, raising_spot, target_of
+from torchmedic.diagnose.words.tensors import made_here, shape
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.forward import StepFailure
 
 CODE, NAME = "TM107", "write-to-overlapping-memory"
 

@@ -15,12 +15,12 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.describe import dtype, made_here, shape
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import dtype, made_here, shape
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.calls import read
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import Frame
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.lookup.failing_call import read
 
 CODE, NAME = "TM123", "wrong-gradient-assigned"
 

@@ -15,24 +15,24 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchmedic.diagnose.edits import Candidate, called, rewritten
-from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.cures.edits import Candidate, called, rewritten
+from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.backward import BackwardFailure
-from torchmedic.replay.custom_functions import (
+from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.custom_functions import (
     arguments_of,
     function_named,
     method_node,
     return_node,
     returns_in_replay,
 )
-from torchmedic.replay.cuts import Provenance
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import node_location
-from torchmedic.replay.microscope import Spot
-from torchmedic.replay.spots import spot_of_node
-from torchmedic.replay.trial import Edit
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.step.trial import Edit
+from torchmedic.replay.trace.microscope import Spot
+from torchmedic.replay.trace.provenance import Provenance
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.spots import spot_of_node
 
 CODE, NAME = "TM111", "wrong-gradient-shape-or-dtype"
 

@@ -14,16 +14,16 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchmedic.diagnose.edits import Candidate, rewritten
-from torchmedic.diagnose.graph_edits import call_at
-from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.cures.edits import Candidate, rewritten
+from torchmedic.diagnose.cures.graph_edits import call_at
+from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.forward import StepFailure
-from torchmedic.replay.frames import Frame
-from torchmedic.replay.spots import spot_of_node, spot_of_traced
-from torchmedic.replay.trial import Edit
+from torchmedic.replay.step.trial import Edit
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.spots import spot_of_node, spot_of_traced
 
 CODE, NAME = "TM125", "wrong-initial-gradient"
 

@@ -14,12 +14,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchmedic.diagnose.edits import Candidate, rewritten
-from torchmedic.diagnose.graph_trials import GraphTrials
+from torchmedic.diagnose.cures.edits import Candidate, rewritten
+from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.records import Diagnosis
-from torchmedic.replay.backward import BackwardFailure
-from torchmedic.replay.custom_functions import (
+from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.custom_functions import (
     Returned,
     arguments_of,
     function_named,
@@ -30,9 +29,10 @@ from torchmedic.replay.custom_functions import (
     returned_location,
     returns_in_replay,
 )
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.spots import spot_of_node
-from torchmedic.replay.trial import Edit
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+from torchmedic.replay.step.trial import Edit
+from torchmedic.source.spots import spot_of_node
 
 CODE, NAME = "TM110", "wrong-number-of-gradients"
 

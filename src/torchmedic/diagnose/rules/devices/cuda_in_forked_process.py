@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import multiprocessing
 
-from torchmedic.detect.device_errors import device_fault_of
-from torchmedic.diagnose.device_places import cuda_started_at, raised_at, raised_remotely, started_at, worker_of
+from torchmedic.detect.failures.device_errors import device_fault_of
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.devices._places import cuda_started_at, raised_at, raised_remotely, started_at, worker_of
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
 
 CODE, NAME = "TM311", "cuda-in-forked-process"
 

@@ -22,14 +22,14 @@ from pathlib import Path
 
 import torch
 
-from torchmedic.detect.device_errors import DeviceFault, device_fault_of
-from torchmedic.diagnose.describe import dtype, listed, shape
-from torchmedic.diagnose.device_places import raised_at
+from torchmedic.detect.failures.device_errors import DeviceFault, device_fault_of
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.devices._places import raised_at
+from torchmedic.diagnose.words.tensors import dtype, listed, shape
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.calls import Argument
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.storages import storage_of
+from torchmedic.replay.trace.storages import storage_of
+from torchmedic.source.lookup.failing_call import Argument
 
 CODE, NAME = "TM316", "cuda-library-error"
 

@@ -19,19 +19,19 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.detect.device_errors import device_fault_of
-from torchmedic.diagnose.describe import count, origin
-from torchmedic.diagnose.device_places import raised_at
-from torchmedic.diagnose.edits import rewritten
+from torchmedic.detect.failures.device_errors import device_fault_of
+from torchmedic.diagnose.cures.edits import rewritten
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.devices._places import raised_at
+from torchmedic.diagnose.words.tensors import count, origin
+from torchmedic.evidence.devices.cuda_setup import CudaSetup, read_setup
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location, Treatment
-from torchmedic.replay.calls import Call, raising_call
-from torchmedic.replay.cuda_setup import CudaSetup, read_setup
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import node_location
-from torchmedic.replay.spots import spot_of_node
-from torchmedic.replay.state import muted
-from torchmedic.replay.trial import Edit, edited
+from torchmedic.replay.isolation.torch_state import muted
+from torchmedic.replay.step.trial import Edit, edited
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.lookup.failing_call import Call, raising_call
+from torchmedic.source.spots import spot_of_node
 
 CODE, NAME = "TM312", "cuda-not-available"
 

@@ -17,16 +17,16 @@ import re
 
 import torch
 
-from torchmedic.diagnose.describe import built_here, listed, made_here
-from torchmedic.diagnose.device_cures import explained
+from torchmedic.diagnose.cures.devices import explained
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import built_here, listed, made_here
+from torchmedic.evidence.devices.optimizer_devices import Misplaced, load_of, misplaced_state
+from torchmedic.evidence.devices.placement import never_had_values, split_of
+from torchmedic.evidence.devices.strays import split_in_replay, strays_of
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
-from torchmedic.replay.devices import never_had_values, split_of
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.forward import StepFailure
-from torchmedic.replay.frames import node_location
-from torchmedic.replay.optimizer_devices import Misplaced, load_of, misplaced_state
-from torchmedic.replay.strays import split_in_replay, strays_of
+from torchmedic.source.live_frames import node_location
 
 CODE, NAME = "TM310", "device-mismatch"
 

@@ -13,13 +13,13 @@ on the host until it is used, so that the next crash can be traced to the line.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.describe import listed
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import listed
+from torchmedic.evidence.lost_device.evidence import LostDevice
+from torchmedic.evidence.lost_device.kernel_match import candidates, spoken
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.frames import place
-from torchmedic.replay.kernels import candidates, spoken
-from torchmedic.replay.lost_device import LostDevice
-from torchmedic.replay.shadow import Seen
+from torchmedic.replay.shadow.cpu_shadow import Seen
+from torchmedic.source.live_frames import place
 
 CODE, NAME = "TM320", "device-side-assert"
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.detect.device_errors import DeviceFault, device_fault_of
-from torchmedic.diagnose.device_places import raised_at
+from torchmedic.detect.failures.device_errors import DeviceFault, device_fault_of
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.devices._places import raised_at
+from torchmedic.evidence.devices.cuda_setup import CudaSetup, read_setup
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Grade
-from torchmedic.replay.cuda_setup import CudaSetup, read_setup
-from torchmedic.replay.evidence import RaisedEvidence
 
 CODE, NAME = "TM314", "driver-mismatch"
 

@@ -13,8 +13,8 @@ service, and go on from a checkpoint on another one.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.lost_device.evidence import LostDevice
 from torchmedic.records import Diagnosis
-from torchmedic.replay.lost_device import LostDevice
 
 CODE, NAME = "TM322", "gpu-hardware-fault"
 

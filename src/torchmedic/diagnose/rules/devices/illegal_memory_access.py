@@ -14,8 +14,8 @@ python train.py` names the thread and the address.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.lost_device.evidence import LostDevice
 from torchmedic.records import Diagnosis
-from torchmedic.replay.lost_device import LostDevice
 
 CODE, NAME = "TM321", "illegal-memory-access"
 

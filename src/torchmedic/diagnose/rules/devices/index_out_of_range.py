@@ -16,16 +16,16 @@ import re
 
 import torch
 
-from torchmedic.diagnose.describe import listed, made_here
-from torchmedic.diagnose.range_cures import RangeCures
+from torchmedic.diagnose.cures.ranges import RangeCures
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import listed, made_here
+from torchmedic.evidence.dataset_rows import items_of
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.lookups import NO_BOUND, Lookup, lookup_of
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.layers import table_built_at
-from torchmedic.replay.lookups import NO_BOUND, Lookup, lookup_of
-from torchmedic.replay.origins import user_argument
-from torchmedic.replay.samples import items_of
-from torchmedic.replay.values import Strays, is_whole, outside, readable, span
+from torchmedic.replay.trace.values import Strays, is_whole, outside, readable, span
+from torchmedic.source.lookup.layers import table_built_at
+from torchmedic.source.lookup.origins import user_argument
 
 CODE, NAME = "TM302", "index-out-of-range"
 

@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from torchmedic.detect.device_errors import device_fault_of
-from torchmedic.diagnose.describe import count, origin
-from torchmedic.diagnose.device_places import raised_at
+from torchmedic.detect.failures.device_errors import device_fault_of
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.devices._places import raised_at
+from torchmedic.diagnose.words.tensors import count, origin
+from torchmedic.evidence.devices.cuda_setup import read_setup
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.calls import Argument, raising_call
-from torchmedic.replay.cuda_setup import read_setup
-from torchmedic.replay.evidence import RaisedEvidence
+from torchmedic.source.lookup.failing_call import Argument, raising_call
 
 CODE, NAME = "TM313", "invalid-device-ordinal"
 

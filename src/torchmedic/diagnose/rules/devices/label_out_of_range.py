@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.describe import listed, made_here
-from torchmedic.diagnose.range_cures import RangeCures
+from torchmedic.diagnose.cures.ranges import RangeCures
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import listed, made_here
+from torchmedic.evidence.dataset_rows import items_of
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Treatment
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.layers import layer_built_at, maker_of
-from torchmedic.replay.origins import user_argument
-from torchmedic.replay.samples import items_of
-from torchmedic.replay.values import Strays, is_whole, outside, readable, span
+from torchmedic.replay.trace.values import Strays, is_whole, outside, readable, span
+from torchmedic.source.lookup.layers import layer_built_at, maker_of
+from torchmedic.source.lookup.origins import user_argument
 
 CODE, NAME = "TM301", "label-out-of-range"
 

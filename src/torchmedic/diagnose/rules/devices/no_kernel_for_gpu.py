@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.detect.architectures import covers
-from torchmedic.detect.device_errors import device_fault_of
-from torchmedic.diagnose.device_places import raised_at
+from torchmedic.detect.failures.architectures import covers
+from torchmedic.detect.failures.device_errors import device_fault_of
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.devices._places import raised_at
+from torchmedic.evidence.devices.cuda_setup import read_setup
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.cuda_setup import read_setup
-from torchmedic.replay.evidence import RaisedEvidence
 
 CODE, NAME = "TM315", "no-kernel-for-gpu"
 

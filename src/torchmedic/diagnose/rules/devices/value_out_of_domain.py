@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.describe import count, made_here
-from torchmedic.diagnose.range_cures import RangeCures
+from torchmedic.diagnose.cures.ranges import RangeCures
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import count, made_here
+from torchmedic.evidence.dataset_rows import items_of
+from torchmedic.evidence.domains import Domain, domain_of
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.domains import Domain, domain_of
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.samples import items_of
-from torchmedic.replay.values import number, readable, span
+from torchmedic.replay.trace.values import number, readable, span
 
 _WITH_SCORES = "BCEWithLogitsLoss"
 CODE, NAME = "TM303", "value-out-of-domain"

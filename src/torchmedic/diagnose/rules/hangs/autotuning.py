@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.at_work import caller_of, demand, frames_in, native
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import BUSY, StallDraft, at, duration, main_line, stands
-from torchmedic.inside_records import PyFrame, PyThread
+from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, frames_in, native
+from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, duration, main_line, stands
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import PyFrame, PyThread
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM552", "autotuning"
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.at_work import caller_of, demand, frames_in, native
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import BUSY, IDLE, StallDraft, at, descendants, duration, main_line
-from torchmedic.inside_records import PyFrame
-from torchmedic.process_records import ProcessView
+from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, frames_in, native
+from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, descendants, duration, main_line
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import PyFrame
+from torchmedic.records.process import ProcessView
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM550", "compiling"
 

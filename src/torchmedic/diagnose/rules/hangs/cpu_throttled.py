@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import BUSY, StallDraft, main_line
+from torchmedic.diagnose.words.stall import BUSY, StallDraft, main_line
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM553", "cpu-throttled"
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from torchmedic.diagnose.last_words import line_location
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at
-from torchmedic.inside_records import LoopView, PyThread
+from torchmedic.diagnose.words.death import line_location
+from torchmedic.diagnose.words.stall import StallDraft, at
 from torchmedic.records import Diagnosis, Location
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import LoopView, PyThread
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM513", "empty-loader-cycled"
 

@@ -14,13 +14,13 @@ the number of rounds.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.last_words import line_location
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import BUSY, StallDraft, at, main_line
-from torchmedic.inside_records import InsideView, LoopView
-from torchmedic.process_records import ProcessView
+from torchmedic.diagnose.words.death import line_location
+from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, main_line
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import InsideView, LoopView
+from torchmedic.records.process import ProcessView
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM514", "endless-loop"
 

@@ -14,16 +14,16 @@ ends with its process, a file that is made by hand does not.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.at_work import helpers
-from torchmedic.diagnose.counterparts import described, doing, find, hopeless, patience_is_over
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at, command, duration, main_line
-from torchmedic.diagnose.wait_chain import Waiter, chain
-from torchmedic.inside_records import LockFile
-from torchmedic.process_records import LockHeld
+from torchmedic.diagnose.rules.hangs._at_work import helpers
+from torchmedic.diagnose.rules.hangs._counterparts import described, doing, find, hopeless, patience_is_over
+from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
+from torchmedic.diagnose.words.stall import StallDraft, at, command, duration, main_line
 from torchmedic.records import Diagnosis, Grade, Severity
-from torchmedic.replay.source import relative
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import LockFile
+from torchmedic.records.process import LockHeld
+from torchmedic.records.stall import Stall
+from torchmedic.source.text import relative
 
 _ROUGH = 1.5  # seconds
 CODE, NAME = "TM522", "file-lock-held"

@@ -13,11 +13,11 @@ GIL, and `py::call_guard<py::gil_scoped_release>` or `Py_BEGIN_ALLOW_THREADS` in
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import BUSY, StallDraft, at, main_line
-from torchmedic.inside_records import InsideView, PyThread
-from torchmedic.process_records import ProcessView, ThreadView
+from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, main_line
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import InsideView, PyThread
+from torchmedic.records.process import ProcessView, ThreadView
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM501", "gil-held-by-native-code"
 

@@ -12,11 +12,11 @@ Cure: the line that waits and the pass that the device is at are shown. Run that
 
 from __future__ import annotations
 
-from torchmedic.diagnose.device_words import device_words, last_mark, power_words, spins, waits_for_device
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, duration, main_line
+from torchmedic.diagnose.rules.hangs._device import device_words, last_mark, power_words, spins, waits_for_device
+from torchmedic.diagnose.words.stall import StallDraft, duration, main_line
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM530", "gpu-kernel-never-ends"
 

@@ -11,12 +11,12 @@ a checkpoint on another one if the error comes back.
 
 from __future__ import annotations
 
-from torchmedic.detect.gpu_health import health_facts
+from torchmedic.detect.trends.gpu_health import health_facts
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, main_line, stands
-from torchmedic.gpu_records import GpuState
+from torchmedic.diagnose.words.stall import StallDraft, main_line, stands
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.gpu import GpuState
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM531", "gpu-lost"
 

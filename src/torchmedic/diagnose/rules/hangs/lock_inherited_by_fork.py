@@ -13,11 +13,11 @@ threads, or make the lock anew in the child (`worker_init_fn`, `os.register_at_f
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at, lock_at, main_line, stands, who
-from torchmedic.inside_records import InsideView, LockView, PyThread
-from torchmedic.process_records import ProcessView
+from torchmedic.diagnose.words.stall import StallDraft, at, lock_at, main_line, stands, who
 from torchmedic.records import Diagnosis, Grade
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import InsideView, LockView, PyThread
+from torchmedic.records.process import ProcessView
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM503", "lock-inherited-through-fork"
 

@@ -11,11 +11,11 @@ Cure: wait. To know which operation takes the time, profile a step (`torch.profi
 
 from __future__ import annotations
 
-from torchmedic.diagnose.device_words import device_words, power_words, spins, waits_for_device
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, duration, main_line
+from torchmedic.diagnose.rules.hangs._device import device_words, power_words, spins, waits_for_device
+from torchmedic.diagnose.words.stall import StallDraft, duration, main_line
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM556", "long-kernel"
 

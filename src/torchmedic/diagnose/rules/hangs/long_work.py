@@ -11,13 +11,23 @@ for very long may spin all the same: then py-spy (`pip install torchmedic[py-spy
 
 from __future__ import annotations
 
-from torchmedic.diagnose.at_work import MOVING, demand, frames_in, helpers, native, receives, share, very_long, where
-from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.reading import waits_for_workers
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import BUSY, IDLE, StallDraft, at, duration, main_line, stands
+from torchmedic.diagnose.rules.hangs._at_work import (
+    MOVING,
+    demand,
+    frames_in,
+    helpers,
+    native,
+    receives,
+    share,
+    very_long,
+    where,
+)
+from torchmedic.diagnose.rules.hangs._reading import waits_for_workers
+from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, duration, main_line, stands
 from torchmedic.records import Diagnosis, Severity
-from torchmedic.stall_records import Stall
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM558", "long-work"
 

@@ -14,13 +14,13 @@ raises them). Give the wait a time limit. Do not wait inside a pool for another 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.nobody import Silence, nobody, timer
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at, duration, main_line
-from torchmedic.diagnose.wait_chain import Waiter, chain
-from torchmedic.inside_records import LockView
+from torchmedic.diagnose.rules.hangs._nobody_left import Silence, nobody, timer
+from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
+from torchmedic.diagnose.words.stall import StallDraft, at, duration, main_line
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import LockView
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM528", "nobody-left-to-signal"
 

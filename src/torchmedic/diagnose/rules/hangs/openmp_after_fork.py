@@ -13,9 +13,9 @@ child does, or fork before anything is computed.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at, idle, main_line, stands, who
+from torchmedic.diagnose.words.stall import StallDraft, at, idle, main_line, stands, who
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM504", "openmp-after-fork"
 

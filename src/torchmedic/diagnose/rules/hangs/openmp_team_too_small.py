@@ -12,9 +12,9 @@ Cure: unset `OMP_THREAD_LIMIT`, or ask for no more threads than it allows.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at, busy, stands
+from torchmedic.diagnose.words.stall import StallDraft, at, busy, stands
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM505", "openmp-team-too-small"
 

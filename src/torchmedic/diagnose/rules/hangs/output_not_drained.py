@@ -13,13 +13,13 @@ file or to `DEVNULL` if nobody wants it.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.counterparts import described, find, hopeless, patience_is_over
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at, command, main_line
-from torchmedic.diagnose.wait_chain import Waiter, chain
-from torchmedic.process_records import FileWait
+from torchmedic.diagnose.rules.hangs._counterparts import described, find, hopeless, patience_is_over
+from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
+from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line
 from torchmedic.records import Diagnosis, Grade, Severity
-from torchmedic.stall_records import Stall
+from torchmedic.records.process import FileWait
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM521", "output-not-drained"
 

@@ -11,13 +11,13 @@ Cure: wait once; the result is kept in `~/.nv/ComputeCache`, if that folder can 
 
 from __future__ import annotations
 
-from torchmedic.detect.architectures import covers, covers_without_compiling
-from torchmedic.diagnose.at_work import demand, native
+from torchmedic.detect.failures.architectures import covers, covers_without_compiling
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import BUSY, StallDraft, duration, main_line, stands
-from torchmedic.inside_records import InsideView
+from torchmedic.diagnose.rules.hangs._at_work import demand, native
+from torchmedic.diagnose.words.stall import BUSY, StallDraft, duration, main_line, stands
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import InsideView
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM551", "ptx-compiled-by-driver"
 

@@ -13,14 +13,14 @@ exceptions; `put(item, timeout=60)` turns the silence into an exception.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.nobody import Silence, nobody
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.hangs._nobody_left import Silence, nobody
+from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain, children_awaited
 from torchmedic.diagnose.rules.hangs.output_not_drained import writes_into_pipe
-from torchmedic.diagnose.standstill import StallDraft, at, command, main_line
-from torchmedic.diagnose.wait_chain import Waiter, chain, children_awaited
-from torchmedic.inside_records import LockView
+from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import LockView
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM512", "queue-not-drained"
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.at_work import caller_of, demand, native
-from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import BUSY, StallDraft, at, duration
-from torchmedic.inside_records import PyFrame, PyThread
-from torchmedic.process_records import FileGrowth
+from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, native
+from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, duration
 from torchmedic.records import Diagnosis
-from torchmedic.replay.source import relative
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import PyFrame, PyThread
+from torchmedic.records.process import FileGrowth
+from torchmedic.records.stall import Stall
+from torchmedic.source.text import relative
 
 CODE, NAME = "TM554", "saving-checkpoint"
 

@@ -11,15 +11,24 @@ which never comes does not end: give it a deadline.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.at_work import demand, expires_soon, frames_in, helpers, native, sleep_left, sleeps, where
-from torchmedic.diagnose.collectives import LAUNCHERS
-from torchmedic.diagnose.reading import waits_for_workers
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import IDLE, StallDraft, at, duration, main_line, stands
-from torchmedic.inside_records import PyThread
-from torchmedic.process_records import ThreadView
+from torchmedic.diagnose.rules.hangs._at_work import (
+    demand,
+    expires_soon,
+    frames_in,
+    helpers,
+    native,
+    sleep_left,
+    sleeps,
+    where,
+)
+from torchmedic.diagnose.rules.hangs._collectives import LAUNCHERS
+from torchmedic.diagnose.rules.hangs._reading import waits_for_workers
+from torchmedic.diagnose.words.stall import IDLE, StallDraft, at, duration, main_line, stands
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import PyThread
+from torchmedic.records.process import ThreadView
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM557", "sleeping-on-purpose"
 

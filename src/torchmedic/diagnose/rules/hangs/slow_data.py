@@ -12,15 +12,15 @@ files, `persistent_workers=True` where every epoch begins with a pause.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.at_work import MOVING, frames_in
-from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.reading import FETCHING, waits_for_workers, works
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at, duration, main_line, who
-from torchmedic.inside_records import InsideView
-from torchmedic.process_records import ProcessView
+from torchmedic.diagnose.rules.hangs._at_work import MOVING, frames_in
+from torchmedic.diagnose.rules.hangs._reading import FETCHING, waits_for_workers, works
+from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.stall import StallDraft, at, duration, main_line, who
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import InsideView
+from torchmedic.records.process import ProcessView
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM555", "slow-data"
 

@@ -13,9 +13,9 @@ memory that another process has on the same card.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, main_line
+from torchmedic.diagnose.words.stall import StallDraft, main_line
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM526", "stalled-by-allocator"
 

@@ -12,11 +12,11 @@ Cure: `kill -CONT PID`, or `fg` in the shell that has stopped it. Start a job in
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at, command, main_line, who
-from torchmedic.diagnose.wait_chain import chain
-from torchmedic.process_records import ProcessView
+from torchmedic.diagnose.rules.hangs._wait_chain import chain
+from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line, who
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.process import ProcessView
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM524", "stopped-process"
 

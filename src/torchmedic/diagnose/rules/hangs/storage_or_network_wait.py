@@ -13,15 +13,15 @@ process in state D cannot even be killed until the storage answers.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.at_work import frames_in
-from torchmedic.diagnose.counterparts import described, doing, hopeless, patience_is_over
-from torchmedic.diagnose.nobody import goes_on_beside
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at, command, duration, main_line
-from torchmedic.diagnose.wait_chain import Waiter, chain
-from torchmedic.process_records import FileWait
+from torchmedic.diagnose.rules.hangs._at_work import frames_in
+from torchmedic.diagnose.rules.hangs._counterparts import described, doing, hopeless, patience_is_over
+from torchmedic.diagnose.rules.hangs._nobody_left import goes_on_beside
+from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
+from torchmedic.diagnose.words.stall import StallDraft, at, command, duration, main_line
 from torchmedic.records import Diagnosis, Grade, Severity
-from torchmedic.stall_records import Stall
+from torchmedic.records.process import FileWait
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM523", "storage-or-network-wait"
 

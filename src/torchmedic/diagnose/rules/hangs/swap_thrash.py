@@ -12,11 +12,11 @@ lists in the dataset, of which every worker makes a copy. See who uses the memor
 
 from __future__ import annotations
 
-from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, command, main_line
+from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.stall import StallDraft, command, main_line
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM525", "swap-thrash"
 

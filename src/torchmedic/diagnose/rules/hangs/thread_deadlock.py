@@ -13,10 +13,10 @@ do not wait for a thread (`join`, `result`, `get`) while holding what it needs.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at, lock_at, short
-from torchmedic.inside_records import InsideView, PyThread
+from torchmedic.diagnose.words.stall import StallDraft, at, lock_at, short
 from torchmedic.records import Diagnosis, Role
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import InsideView, PyThread
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM502", "thread-deadlock"
 

@@ -14,9 +14,9 @@ frames of C.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, ends_by_itself, idle, main_line, stands
+from torchmedic.diagnose.words.stall import StallDraft, ends_by_itself, idle, main_line, stands
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM590", "standstill-not-explained"
 

@@ -13,10 +13,10 @@ Cure: do not wait in a hook: put the work into a queue and wait for it after `ba
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at
-from torchmedic.inside_records import PyFrame, PyThread
+from torchmedic.diagnose.words.stall import StallDraft, at
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import PyFrame, PyThread
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM515", "wait-inside-backward"
 

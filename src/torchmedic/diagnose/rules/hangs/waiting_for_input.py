@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torchmedic.diagnose.counterparts import described, hopeless, patience_is_over
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at, command, main_line
-from torchmedic.diagnose.wait_chain import Waiter, chain
-from torchmedic.inside_records import PyThread
-from torchmedic.process_records import FileWait
+from torchmedic.diagnose.rules.hangs._counterparts import described, hopeless, patience_is_over
+from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
+from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line
 from torchmedic.records import Diagnosis, Grade, Severity
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import PyThread
+from torchmedic.records.process import FileWait
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM520", "waiting-for-input"
 

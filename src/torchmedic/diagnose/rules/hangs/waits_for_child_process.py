@@ -12,14 +12,14 @@ Cure: look at what the child does, in its own line if it is one of Python. Give 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.counterparts import goes_on
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.hangs._counterparts import goes_on
+from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain, children_awaited
 from torchmedic.diagnose.rules.hangs.worker_stuck import waits_for_batch
-from torchmedic.diagnose.standstill import StallDraft, at, command, duration, main_line, short
-from torchmedic.diagnose.wait_chain import Waiter, chain, children_awaited
-from torchmedic.process_records import ProcessView
+from torchmedic.diagnose.words.stall import StallDraft, at, command, duration, main_line, short
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.process import ProcessView
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM527", "waits-for-child-process"
 

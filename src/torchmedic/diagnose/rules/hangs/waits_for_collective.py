@@ -13,13 +13,13 @@ same collectives in the same order, and agree on early exits by an all_reduce of
 
 from __future__ import annotations
 
-from torchmedic.diagnose.collectives import Call, Rank, call_of, on_one_host, peer_states
-from torchmedic.diagnose.listing import listed
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import StallDraft, at, duration, short
-from torchmedic.inside_records import InsideView, PyFrame
+from torchmedic.diagnose.rules.hangs._collectives import Call, Rank, call_of, on_one_host, peer_states
+from torchmedic.diagnose.words.listing import listed
+from torchmedic.diagnose.words.stall import StallDraft, at, duration, short
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import InsideView, PyFrame
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM532", "waits-for-collective"
 

@@ -13,13 +13,13 @@ read a time limit of its own; `DataLoader(..., timeout=60)` turns silence into a
 
 from __future__ import annotations
 
-from torchmedic.diagnose.reading import sleeps_for_long
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.standstill import SLEEPS, StallDraft, at, busy, main_line, short
-from torchmedic.inside_records import InsideView, PyThread
-from torchmedic.process_records import ProcessView
+from torchmedic.diagnose.rules.hangs._reading import sleeps_for_long
+from torchmedic.diagnose.words.stall import SLEEPS, StallDraft, at, busy, main_line, short
 from torchmedic.records import Diagnosis
-from torchmedic.stall_records import Stall
+from torchmedic.records.inside import InsideView, PyThread
+from torchmedic.records.process import ProcessView
+from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM511", "worker-stuck"
 

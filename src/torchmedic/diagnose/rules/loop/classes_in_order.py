@@ -11,9 +11,9 @@ Cure: `DataLoader(dataset, shuffle=True)`, or a sampler that mixes the classes.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.frames import node_location
-from torchmedic.replay.loop import LoopEvidence
+from torchmedic.source.live_frames import node_location
 
 CODE, NAME = "TM616", "classes-in-order"
 

@@ -11,11 +11,11 @@ Cure: call `scaler.unscale_(optimizer)` before clipping. `scaler.step` then does
 
 from __future__ import annotations
 
-from torchmedic.diagnose.loop_edits import line_added_before
+from torchmedic.diagnose.cures.loop_edits import line_added_before
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
-from torchmedic.replay.values import number
+from torchmedic.replay.trace.values import number
 
 CODE, NAME = "TM606", "clip-before-unscale"
 

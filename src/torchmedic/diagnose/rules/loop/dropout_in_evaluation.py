@@ -12,8 +12,8 @@ Cure: `F.dropout(x, p, training=self.training)`, `dropout_p=p if self.training e
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM622", "dropout-in-evaluation"
 

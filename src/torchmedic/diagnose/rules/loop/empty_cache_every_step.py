@@ -11,8 +11,8 @@ Cure: leave it out. Where fragmentation is the trouble, set `PYTORCH_CUDA_ALLOC_
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM617", "empty-cache-every-step"
 

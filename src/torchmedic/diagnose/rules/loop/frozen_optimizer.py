@@ -10,10 +10,10 @@ Cure: freeze what shall stay as it is, and give the optimizer the rest.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.describe import count
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import count
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM609", "frozen-optimizer"
 

@@ -10,10 +10,10 @@ Cure: `zero_grad()` before `backward()` or after `step()`, never in between.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.describe import count
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import count
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM604", "gradients-cleared-before-step"
 

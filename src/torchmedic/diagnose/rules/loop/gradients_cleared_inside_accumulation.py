@@ -11,8 +11,8 @@ Cure: clear the gradients once per update, right after `optimizer.step()`.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM602", "gradients-cleared-inside-accumulation"
 

@@ -11,11 +11,11 @@ accumulation over several micro-batches too: once per update, not once per micro
 
 from __future__ import annotations
 
-from torchmedic.diagnose.loop_edits import line_added_after
+from torchmedic.diagnose.cures.loop_edits import line_added_after
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
-from torchmedic.replay.values import number
+from torchmedic.replay.trace.values import number
 
 CODE, NAME = "TM601", "gradients-never-cleared"
 

@@ -15,12 +15,11 @@ from __future__ import annotations
 import ast
 
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.loop_events import Place
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.frames import node_location, syntax_tree
-from torchmedic.replay.loop import LoopEvidence
-from torchmedic.replay.old_graph import Holder, bindings_of
-from torchmedic.replay.operations import Spot
+from torchmedic.replay.trace.older_graph import Holder, bindings_of
+from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.spots import Place, Spot
 
 CODE, NAME = "TM620", "growing-graph"
 

@@ -11,8 +11,8 @@ Cure: update after the last batch too: `if (i + 1) % N == 0 or i + 1 == len(load
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM621", "leftover-micro-batches"
 

@@ -13,8 +13,8 @@ Optimizers such as Adam, which divide by the size of the gradients, are not told
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM603", "loss-not-divided"
 

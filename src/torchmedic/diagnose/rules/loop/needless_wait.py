@@ -14,8 +14,8 @@ later; do on the device what was done on the CPU. For batches: `pin_memory=True`
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM619", "needless-wait"
 _WORDS = {

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.describe import count, listed
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import count, listed
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.frames import node_location, syntax_tree
-from torchmedic.replay.loop import LoopEvidence
+from torchmedic.source.live_frames import node_location, syntax_tree
 
 CODE, NAME = "TM608", "optimizer-of-replaced-parameters"
 

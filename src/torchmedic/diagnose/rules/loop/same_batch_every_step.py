@@ -11,8 +11,8 @@ Cure: `for batch in loader:`, or one iterator that is made before the loop.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM615", "same-batch-every-step"
 

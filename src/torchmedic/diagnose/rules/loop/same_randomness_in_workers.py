@@ -13,9 +13,9 @@ Cure: draw from `torch` or `numpy.random` directly, or seed the generator in a `
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.frames import node_location
-from torchmedic.replay.loop import LoopEvidence
+from torchmedic.source.live_frames import node_location
 
 CODE, NAME = "TM618", "same-randomness-in-workers"
 

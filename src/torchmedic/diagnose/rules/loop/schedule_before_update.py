@@ -11,9 +11,9 @@ Cure: `optimizer.step()` first, then `scheduler.step()`.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
-from torchmedic.replay.values import number
+from torchmedic.replay.trace.values import number
 
 CODE, NAME = "TM611", "schedule-before-update"
 

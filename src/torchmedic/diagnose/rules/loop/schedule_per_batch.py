@@ -11,8 +11,8 @@ Cure: call it once per epoch, after the loop over the batches; or give it its pe
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM612", "schedule-per-batch"
 

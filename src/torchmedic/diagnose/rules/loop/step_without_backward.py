@@ -10,8 +10,8 @@ Cure: call `backward()` for every update, and clear the gradients in between.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM605", "step-without-backward"
 

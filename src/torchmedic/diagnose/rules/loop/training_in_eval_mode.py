@@ -10,10 +10,10 @@ Cure: call `model.train()` at the start of each epoch, or at the end of the vali
 
 from __future__ import annotations
 
-from torchmedic.diagnose.describe import count, listed
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import count, listed
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM613", "training-in-eval-mode"
 

@@ -11,13 +11,13 @@ Cure: `nn.ModuleList` for a list, `nn.ModuleDict` for a dict, `nn.ParameterList`
 
 from __future__ import annotations
 
-from torchmedic.diagnose.describe import count
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.frames import is_user_file
+from torchmedic.diagnose.words.tensors import count
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.frames import node_location
-from torchmedic.replay.loop import LoopEvidence
-from torchmedic.replay.origins import attribute_assignments
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.user_code import is_user_file
 
 CODE, NAME = "TM607", "unregistered-layers"
 

@@ -10,10 +10,10 @@ Cure: `model.eval()` before the validation and `model.train()` after it.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.describe import count, listed
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import count, listed
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM614", "validation-in-train-mode"
 

@@ -10,10 +10,10 @@ Cure: give the optimizer a rate above zero. A warm-up may begin at zero, but its
 
 from __future__ import annotations
 
-from torchmedic.diagnose.describe import count
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import count
+from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.loop import LoopEvidence
 
 CODE, NAME = "TM610", "zero-learning-rate"
 

@@ -20,20 +20,19 @@ from typing import NamedTuple
 
 import torch
 
-from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.memory_cures import rewritten
-from torchmedic.diagnose.memory_words import noticed, table
+from torchmedic.diagnose.cures.memory import rewritten
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.memory._table import noticed, table
+from torchmedic.diagnose.words.death import size
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.accounting.storages import memory_of
+from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.fake.ledger import Made
+from torchmedic.evidence.memory.result_sizes import results_of
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import expressions, syntax_tree
-from torchmedic.replay.holdings import results_of
-from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.replay.memory.ledger import Made
-from torchmedic.replay.memory.storages import memory_of
-from torchmedic.replay.operations import Spot
-from torchmedic.replay.spots import spot_of_node
-from torchmedic.replay.trial import Edit
+from torchmedic.replay.step.trial import Edit
+from torchmedic.source.live_frames import expressions, syntax_tree
+from torchmedic.source.spots import Spot, spot_of_node
 
 CODE, NAME = "TM404", "accidental-broadcast"
 

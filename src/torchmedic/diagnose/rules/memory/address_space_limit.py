@@ -15,15 +15,15 @@ from __future__ import annotations
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING
 
-from torchmedic.diagnose.last_words import line_location, size
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.headroom import is_lifted
-from torchmedic.observe.limits import Bound, Setter, refusing, setter_of
-from torchmedic.observe.no_room import NoRoom
+from torchmedic.diagnose.words.death import line_location, size
+from torchmedic.observe.memory.headroom import is_lifted
+from torchmedic.observe.memory.last_numbers import NoRoom
+from torchmedic.observe.memory.limits import Bound, Setter, refusing, setter_of
 from torchmedic.records import Diagnosis, Role
 
 if TYPE_CHECKING:
-    from torchmedic.replay.memory.autopsy import Autopsy
+    from torchmedic.evidence.memory.autopsy import Autopsy
 
 CODE, NAME = "TM414", "address-space-limit"
 
@@ -38,11 +38,11 @@ def check(evidence: object) -> Diagnosis | None:
 
 def _inside(evidence: object) -> Diagnosis | None:
     from torchmedic.diagnose import registry
+    from torchmedic.diagnose.cures.memory import cured
     from torchmedic.diagnose.engine import ask
-    from torchmedic.diagnose.host_refusal import refusal_of_host
-    from torchmedic.diagnose.memory_cures import cured
-    from torchmedic.replay.evidence import RaisedEvidence
-    from torchmedic.replay.limit_calls import limit_call
+    from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
+    from torchmedic.evidence.exception import RaisedEvidence
+    from torchmedic.source.lookup.limit_calls import limit_call
 
     assert isinstance(evidence, RaisedEvidence)
     refusal = refusal_of_host(evidence)

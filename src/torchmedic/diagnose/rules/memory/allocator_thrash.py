@@ -11,12 +11,12 @@ Cure: a batch that is a little smaller; `PYTORCH_CUDA_ALLOC_CONF=expandable_segm
 
 from __future__ import annotations
 
-from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.memory_words import most_held, noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.memory._table import most_held, noticed, shown
+from torchmedic.diagnose.words.death import size
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.autopsy import autopsy_of
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.memory.autopsy import autopsy_of
 
 CODE, NAME = "TM413", "allocator-thrash"
 

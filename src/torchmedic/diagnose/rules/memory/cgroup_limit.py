@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchmedic.death_records import Death
-from torchmedic.diagnose.killed_for_memory import NEAR_LIMIT, LastMemory
-from torchmedic.diagnose.last_words import size, step_of
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.death import size, step_of
+from torchmedic.diagnose.words.kills import NEAR_LIMIT, LastMemory
 from torchmedic.records import Diagnosis
+from torchmedic.records.death import Death
 
 if TYPE_CHECKING:
-    from torchmedic.replay.evidence import RaisedEvidence
+    from torchmedic.evidence.exception import RaisedEvidence
 
 CODE, NAME = "TM417", "cgroup-limit"
 
@@ -36,7 +36,7 @@ def _refused(evidence: RaisedEvidence) -> Diagnosis | None:
     """The kernel hardly ever refuses for this limit, some sandboxes do: told where nothing nearer explains it."""
     from torchmedic.diagnose import registry
     from torchmedic.diagnose.engine import ask
-    from torchmedic.diagnose.host_refusal import refusal_of_host
+    from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
 
     refusal = refusal_of_host(evidence)
     if refusal is None or refusal.bound is not None or refusal.asked is None or refusal.overflow is not None:

@@ -16,20 +16,20 @@ from __future__ import annotations
 import ast
 import re
 
-from torchmedic.diagnose.describe import count
-from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.memory_warned import was_warned
-from torchmedic.diagnose.memory_words import kind_of, noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.memory._table import kind_of, noticed, shown
+from torchmedic.diagnose.rules.memory._warned import was_warned
+from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.tensors import count
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.leaks.source.holder_names import called
+from torchmedic.evidence.memory.accounting.holder import Holder
+from torchmedic.evidence.memory.attempts import callers_of
+from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.grown_tensors import JOINS, grown_tensors
+from torchmedic.evidence.memory.source.fillers import Filler, fillers_of, is_looped, traffic_of
+from torchmedic.evidence.memory.source.run_again import is_run_again
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.holder_names import called
-from torchmedic.replay.memory.attempts import callers_of
-from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.replay.memory.fillers import Filler, fillers_of, is_looped, traffic_of
-from torchmedic.replay.memory.grown_tensors import JOINS, grown_tensors
-from torchmedic.replay.memory.names import Holder
-from torchmedic.replay.memory.run_again import is_run_again
 
 CODE, NAME = "TM412", "collected-tensors"
 

@@ -17,15 +17,15 @@ from typing import Any
 import msgspec
 import torch
 
-from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.memory_words import differentiated, shown
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.memory._table import differentiated, shown
+from torchmedic.diagnose.words.death import size
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.accounting.saved_by_graph import leaves_of
+from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.constructors import constructed_at
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.layers import layer_built_at
-from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.replay.memory.saved import leaves_of
+from torchmedic.source.lookup.class_calls import constructed_at
+from torchmedic.source.lookup.layers import layer_built_at
 
 CODE, NAME = "TM409", "dense-embedding-gradient"
 

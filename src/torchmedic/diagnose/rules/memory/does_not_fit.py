@@ -14,14 +14,14 @@ save most (`torch.utils.checkpoint`), or an optimizer with less state.
 from __future__ import annotations
 
 from torchmedic.diagnose import registry
+from torchmedic.diagnose.cures.memory import cured
 from torchmedic.diagnose.engine import ask
-from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.memory_cures import cured
-from torchmedic.diagnose.memory_words import biggest, differentiated, most_held, noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.memory._table import biggest, differentiated, most_held, noticed, shown
+from torchmedic.diagnose.words.death import size
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of, exhaustion_in
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of, exhaustion_in
 
 CODE, NAME = "TM402", "does-not-fit"
 

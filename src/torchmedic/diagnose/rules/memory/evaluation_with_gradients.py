@@ -11,15 +11,15 @@ Cure: evaluate under `with torch.no_grad():` or `torch.inference_mode()`.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.describe import count
-from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.memory_cures import cured
-from torchmedic.diagnose.memory_words import noticed, shown
+from torchmedic.diagnose.cures.memory import cured
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.memory._table import noticed, shown
+from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.tensors import count
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.autopsy import autopsy_of
+from torchmedic.evidence.memory.evaluations import evaluation_of
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.memory.autopsy import autopsy_of
-from torchmedic.replay.memory.evaluations import evaluation_of
 
 CODE, NAME = "TM405", "evaluation-with-gradients"
 

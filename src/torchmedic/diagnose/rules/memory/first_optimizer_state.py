@@ -17,17 +17,17 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.engine import ask
-from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.memory_words import noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.batches import tensors_in
+from torchmedic.diagnose.rules.memory._table import noticed, shown
+from torchmedic.diagnose.words.death import size
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.accounting.book import HEADINGS
+from torchmedic.evidence.memory.accounting.storages import total
+from torchmedic.evidence.memory.attempts import history_of
+from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.observe.step.batches import tensors_in
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import Frame
-from torchmedic.replay.memory.attempts import history_of
-from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.replay.memory.book import HEADINGS
-from torchmedic.replay.memory.storages import total
+from torchmedic.source.live_frames import Frame
 
 CODE, NAME = "TM408", "first-optimizer-state"
 

@@ -13,11 +13,11 @@ None when it has been used.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.growth_words import end, measured
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.loop_events import Place
+from torchmedic.diagnose.rules.memory._growth import end, measured
+from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.leaks import LeakEvidence
+from torchmedic.source.spots import Place
 
 CODE, NAME = "TM453", "gradient-cycles"
 

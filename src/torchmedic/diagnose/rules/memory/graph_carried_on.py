@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.growth_words import detached, edited, end, graph, measured
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.memory._growth import detached, edited, end, graph, measured
+from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.leaks import LeakEvidence
 
 CODE, NAME = "TM451", "graph-carried-on"
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.growth_words import detached, edited, end, graph, limit, measured, period, span, where
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.weighing import Weight
+from torchmedic.diagnose.rules.memory._growth import detached, edited, end, graph, limit, measured, period, span, where
+from torchmedic.evidence.leaks.evidence import LeakEvidence
+from torchmedic.evidence.leaks.source.sites import Site
+from torchmedic.observe.heap.weighing import Weight
 from torchmedic.records import Diagnosis
-from torchmedic.replay.leaks import LeakEvidence
-from torchmedic.replay.sites import Site
 
 CODE, NAME = "TM450", "graphs-kept"
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.memory_words import noticed, shown
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.rules.memory.outlier_batch import called_at
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.attempts import call_under_way
+from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.batch_sizes import comparable, is_growing
+from torchmedic.evidence.memory.grown_inputs import grown_input
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.memory.attempts import call_under_way
-from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.replay.memory.grown_inputs import grown_input
-from torchmedic.replay.memory.sizes import comparable, is_growing
 
 CODE, NAME = "TM411", "growing-batch"
 

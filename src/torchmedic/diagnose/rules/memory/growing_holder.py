@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.growth_words import end, limit, measured, period, span, where
-from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.memory._growth import end, limit, measured, period, span, where
+from torchmedic.diagnose.words.death import size
+from torchmedic.evidence.leaks.evidence import LeakEvidence
+from torchmedic.evidence.leaks.length_limits import NO_LIMIT
+from torchmedic.evidence.leaks.source.holder_names import called
 from torchmedic.records import Diagnosis
-from torchmedic.replay.holder_names import called
-from torchmedic.replay.leaks import LeakEvidence
-from torchmedic.replay.length_limits import NO_LIMIT
 
 CODE, NAME = "TM452", "growing-holder"
 

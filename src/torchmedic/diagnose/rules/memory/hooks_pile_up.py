@@ -13,10 +13,10 @@ returns, and call `handle.remove()` when it has served its purpose.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.growth_words import end, measured, period, span
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.memory._growth import end, measured, period, span
+from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.leaks import LeakEvidence
 
 CODE, NAME = "TM454", "hooks-pile-up"
 

@@ -11,15 +11,15 @@ Cure: bring the shapes together before the operation, work in parts, or keep num
 from __future__ import annotations
 
 from torchmedic.diagnose import registry
+from torchmedic.diagnose.cures.memory import cured
 from torchmedic.diagnose.engine import ask
-from torchmedic.diagnose.host_refusal import refusal_of_host
-from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.memory_cures import cured
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.host import HostMemory
-from torchmedic.observe.limits import mappings
+from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
+from torchmedic.diagnose.words.death import size
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.observe.memory.host import HostMemory
+from torchmedic.observe.memory.limits import mappings
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
 
 CODE, NAME = "TM401", "host-memory-exhausted"
 

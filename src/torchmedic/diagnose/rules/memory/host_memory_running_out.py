@@ -13,11 +13,11 @@ Cure: stop the run while that is possible, then keep less: numbers instead of te
 
 from __future__ import annotations
 
-from torchmedic.detect.host_memory import WINDOW
-from torchmedic.diagnose.last_words import line_location, size
+from torchmedic.detect.trends.host_memory import WINDOW
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.memory_records import HeldMemory, HostAlarm, comparable
+from torchmedic.diagnose.words.death import line_location, size
 from torchmedic.records import Diagnosis
+from torchmedic.records.memory import HeldMemory, HostAlarm, comparable
 
 CODE, NAME = "TM455", "host-memory-running-out"
 

@@ -12,19 +12,15 @@ instead of its number of items.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.describe import listed
-from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.memory_cures import cured
-from torchmedic.diagnose.memory_words import noticed, shown
+from torchmedic.diagnose.cures.memory import cured
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import node_location, place
-from torchmedic.replay.memory.attempts import call_under_way, callers_of
-from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.replay.memory.giant_sample import giant_sample
-from torchmedic.replay.memory.model_call import trained_call
-from torchmedic.replay.memory.sizes import (
+from torchmedic.diagnose.rules.memory._table import noticed, shown
+from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.tensors import listed
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.attempts import call_under_way, callers_of
+from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.batch_sizes import (
     Longest,
     comparable,
     is_growing,
@@ -33,6 +29,10 @@ from torchmedic.replay.memory.sizes import (
     longest_row,
     unusual,
 )
+from torchmedic.evidence.memory.giant_sample import giant_sample
+from torchmedic.evidence.memory.source.model_call import trained_call
+from torchmedic.records import Diagnosis, Location
+from torchmedic.source.live_frames import node_location, place
 
 CODE, NAME = "TM406", "outlier-batch"
 

@@ -16,18 +16,18 @@ from __future__ import annotations
 
 import resource
 
-from torchmedic.detect.device_errors import fault_in
-from torchmedic.diagnose.last_words import size
+from torchmedic.detect.failures.device_errors import fault_in
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.host import HostMemory, host_memory
-from torchmedic.observe.limits import refusing
-from torchmedic.observe.memory import pinned_bytes
+from torchmedic.diagnose.words.death import size
+from torchmedic.evidence.data_loading import Loading, loading_of
+from torchmedic.evidence.devices.device_room import LITTLE, free_on_device
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.result_sizes import results_of
+from torchmedic.observe.memory.host import HostMemory, host_memory
+from torchmedic.observe.memory.limits import refusing
+from torchmedic.observe.memory.usage import pinned_bytes
 from torchmedic.records import Diagnosis, Role
-from torchmedic.replay.device_room import LITTLE, free_on_device
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.holdings import results_of
-from torchmedic.replay.loader_lines import loader_call
-from torchmedic.replay.loading import Loading, loading_of
+from torchmedic.source.lookup.loader_lines import loader_call
 
 CODE, NAME = "TM416", "pinned-memory-refused"
 

@@ -21,19 +21,19 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.describe import count
-from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.memory_warned import grown_meanwhile, was_warned
-from torchmedic.diagnose.memory_words import noticed, table
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.memory._table import noticed, table
+from torchmedic.diagnose.rules.memory._warned import grown_meanwhile, was_warned
+from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.tensors import count
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.evaluations import evaluation_of
+from torchmedic.evidence.memory.fake.whole_step import Change, Cut
+from torchmedic.evidence.memory.retained_graphs import Retained
+from torchmedic.evidence.memory.source.fillers import Filler, assigned_at, fillers_of, is_looped
+from torchmedic.evidence.memory.wanted_graphs import in_parts, is_wanted
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.replay.memory.evaluations import evaluation_of
-from torchmedic.replay.memory.fillers import Filler, assigned_at, fillers_of, is_looped
-from torchmedic.replay.memory.retained import Retained
-from torchmedic.replay.memory.wanted_graphs import in_parts, is_wanted
-from torchmedic.replay.memory.whole_step import Change, Cut
 
 CODE, NAME = "TM403", "retained-graph"
 

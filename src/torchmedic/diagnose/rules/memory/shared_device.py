@@ -10,12 +10,12 @@ Cure: end the other process (`nvidia-smi` lists them), or choose another device 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.last_words import size
-from torchmedic.diagnose.memory_words import shown
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.memory._table import shown
+from torchmedic.diagnose.words.death import size
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.autopsy import autopsy_of
 from torchmedic.records import Diagnosis
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.memory.autopsy import autopsy_of
 
 CODE, NAME = "TM410", "shared-device"
 

@@ -17,16 +17,16 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from torchmedic.death_records import Death
-from torchmedic.detect.exhaustion import SHARED
-from torchmedic.diagnose.last_words import draft_of, size, step_of, who
+from torchmedic.detect.failures.exhaustion import SHARED
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.shared_memory import SharedMemory, shared_memory
+from torchmedic.diagnose.words.death import draft_of, size, step_of, who
+from torchmedic.observe.memory.shared_memory import SharedMemory, shared_memory
 from torchmedic.records import Diagnosis, Location
+from torchmedic.records.death import Death
 
 if TYPE_CHECKING:
-    from torchmedic.replay.evidence import RaisedEvidence
-    from torchmedic.replay.loading import Loading
+    from torchmedic.evidence.data_loading import Loading
+    from torchmedic.evidence.exception import RaisedEvidence
 
 CODE, NAME = "TM415", "shared-memory-full"
 
@@ -41,8 +41,8 @@ def check(evidence: RaisedEvidence | Death) -> Diagnosis | None:
 
 
 def _raised(evidence: RaisedEvidence) -> Diagnosis | None:
-    from torchmedic.observe.workers import shared_bytes
-    from torchmedic.replay.loading import loading_of
+    from torchmedic.evidence.data_loading import loading_of
+    from torchmedic.observe.failures.worker_failures import shared_bytes
 
     if not _is_refused(evidence):
         return None
@@ -72,7 +72,7 @@ def _raised(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _is_refused(evidence: RaisedEvidence) -> bool:
     """Whether it is about shared memory: by the words, or by who asked for a file without a name."""
-    from torchmedic.replay.memory.autopsy import exhaustion_in
+    from torchmedic.evidence.memory.autopsy import exhaustion_in
 
     exhaustion = exhaustion_in(evidence)
     if exhaustion is not None:
@@ -85,8 +85,8 @@ def _is_refused(evidence: RaisedEvidence) -> bool:
 
 def _is_users_own(evidence: RaisedEvidence) -> bool:
     """Whether a worker only passes on words that the user's code has raised."""
-    from torchmedic.observe.frames import is_user_file
-    from torchmedic.replay.source import source_line
+    from torchmedic.source.text import source_line
+    from torchmedic.source.user_code import is_user_file
 
     failure = evidence.incident.worker
     inner = failure.frames[0] if failure is not None and failure.frames else None
@@ -99,8 +99,8 @@ def _is_users_own(evidence: RaisedEvidence) -> bool:
 
 def _kept(draft: Draft, evidence: RaisedEvidence, room: SharedMemory | None) -> Location | None:
     """The line that keeps what has been received: a batch stays in shared memory as long as somebody holds it."""
-    from torchmedic.diagnose.memory_words import filled_at
-    from torchmedic.replay.shared_holders import shared_holdings
+    from torchmedic.diagnose.rules.memory._table import filled_at
+    from torchmedic.evidence.memory.shared_holders import shared_holdings
 
     frames = [frame.live for frame in reversed(evidence.frames)]
     most = next(iter(shared_holdings(frames)), None)
@@ -112,8 +112,8 @@ def _kept(draft: Draft, evidence: RaisedEvidence, room: SharedMemory | None) -> 
 
 
 def _place(draft: Draft, evidence: RaisedEvidence, loading: Loading | None, asked: int) -> None:
-    from torchmedic.observe.frames import is_user_file
-    from torchmedic.replay.loader_lines import LOST, loader_call, lost_on_its_way
+    from torchmedic.source.lookup.loader_lines import LOST, loader_call, lost_on_its_way
+    from torchmedic.source.user_code import is_user_file
 
     if draft.has_place and loading is not None:
         draft.at(loading.at_loop("surfaced", "the batch was asked for here"))

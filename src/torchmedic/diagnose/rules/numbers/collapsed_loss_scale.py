@@ -11,12 +11,12 @@ Cure: find the first bad value in a step without the scaler; bfloat16 needs no s
 
 from __future__ import annotations
 
-from torchmedic.diagnose.numbers import noticed
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.numbers._wording import noticed
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.replay.trial import source_of
-from torchmedic.replay.values import number
+from torchmedic.replay.step.trial import source_of
+from torchmedic.replay.trace.values import number
 
 CODE, NAME = "TM224", "collapsed-loss-scale"
 

@@ -17,17 +17,17 @@ import math
 import msgspec
 import torch
 
-from torchmedic.diagnose.numbers import described, noticed, victim
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.numbers._wording import described, noticed, victim
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.construction import built_at
-from torchmedic.replay.frames import node_location, syntax_tree
-from torchmedic.replay.makers import Maker, maker_of
-from torchmedic.replay.microscope import Leaf, storage_of
-from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.replay.origins import attribute_assignments
-from torchmedic.replay.trial import source_of
-from torchmedic.replay.values import number
+from torchmedic.replay.step.trial import source_of
+from torchmedic.replay.trace.microscope import Leaf, storage_of
+from torchmedic.replay.trace.values import number
+from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
+from torchmedic.source.lookup.layer_construction import built_at
+from torchmedic.source.lookup.origins import attribute_assignments
 
 CODE, NAME = "TM221", "damaged-weights"
 

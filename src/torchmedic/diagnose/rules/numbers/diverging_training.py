@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.divergence import growth
-from torchmedic.diagnose.numbers import noticed
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.numbers._divergence import growth
+from torchmedic.diagnose.rules.numbers._wording import noticed
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.replay.optimizers import built_at
-from torchmedic.replay.values import number
+from torchmedic.replay.trace.values import number
+from torchmedic.source.lookup.optimizers import built_at
 
 CODE, NAME = "TM222", "diverging-training"
 

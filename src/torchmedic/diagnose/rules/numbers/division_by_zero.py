@@ -15,12 +15,21 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.cures import divisor_cures, first_that_passes
-from torchmedic.diagnose.numbers import begin, described, finish, not_finite, origin, rows, share, why_zero
+from torchmedic.diagnose.cures.numbers import divisor_cures, first_that_passes
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.numbers._wording import (
+    begin,
+    described,
+    finish,
+    not_finite,
+    origin,
+    rows,
+    share,
+    why_zero,
+)
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.microscope import Captured, Op
-from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.trace.microscope import Captured, Op
 
 CODE, NAME = "TM201", "division-by-zero"
 

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.diagnose.cures import Cure, first_that_passes
-from torchmedic.diagnose.numbers import begin, finish
+from torchmedic.diagnose.cures.numbers import Cure, first_that_passes
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.surroundings import spot_of
+from torchmedic.diagnose.rules.numbers._expressions import spot_of
+from torchmedic.diagnose.rules.numbers._wording import begin, finish
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.microscope import Captured, Op, Value
-from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.replay.trial import node_at
+from torchmedic.replay.step.trial import node_at
+from torchmedic.replay.trace.microscope import Captured, Op, Value
 
 CODE, NAME = "TM206", "epsilon-lost-to-rounding"
 

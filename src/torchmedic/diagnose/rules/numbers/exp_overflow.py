@@ -17,14 +17,22 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.cures import Cure, expression, fill, first_that_passes, operand_of, with_operand, written
-from torchmedic.diagnose.divergence import is_diverging
-from torchmedic.diagnose.numbers import begin, described, finish, not_finite, share
+from torchmedic.diagnose.cures.numbers import (
+    Cure,
+    expression,
+    fill,
+    first_that_passes,
+    operand_of,
+    with_operand,
+    written,
+)
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.surroundings import enclosing, only_use
+from torchmedic.diagnose.rules.numbers._divergence import is_diverging
+from torchmedic.diagnose.rules.numbers._expressions import enclosing, only_use
+from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite, share
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.microscope import Spot
-from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.trace.microscope import Spot
 
 CODE, NAME = "TM204", "exp-overflow"
 

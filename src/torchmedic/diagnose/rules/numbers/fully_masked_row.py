@@ -17,14 +17,14 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.cures import Cure, first_that_passes
-from torchmedic.diagnose.numbers import begin, finish, rows
+from torchmedic.diagnose.cures.numbers import Cure, first_that_passes
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.surroundings import spot_of
+from torchmedic.diagnose.rules.numbers._expressions import spot_of
+from torchmedic.diagnose.rules.numbers._wording import begin, finish, rows
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.microscope import Captured, Leaf, Op
-from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.replay.trial import node_at
+from torchmedic.replay.step.trial import node_at
+from torchmedic.replay.trace.microscope import Captured, Leaf, Op
 
 CODE, NAME = "TM208", "fully-masked-row"
 

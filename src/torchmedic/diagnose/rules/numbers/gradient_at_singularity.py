@@ -16,13 +16,21 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.cures import Cure, expression, fill, first_that_passes, operand_of, with_operand, written
-from torchmedic.diagnose.numbers import begin, described, finish, origin, rows, share, why_zero
+from torchmedic.diagnose.cures.numbers import (
+    Cure,
+    expression,
+    fill,
+    first_that_passes,
+    operand_of,
+    with_operand,
+    written,
+)
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.slopes import singular
+from torchmedic.diagnose.rules.numbers._slopes import singular
+from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, origin, rows, share, why_zero
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.microscope import Op
-from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.trace.microscope import Op
 
 CODE, NAME = "TM203", "gradient-at-singularity"
 

@@ -18,14 +18,14 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from torchmedic.diagnose.cures import Cure, expression, first_that_passes, operand_of
-from torchmedic.diagnose.numbers import begin, finish, not_finite
+from torchmedic.diagnose.cures.numbers import Cure, expression, first_that_passes, operand_of
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.numbers._wording import begin, finish, not_finite
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Treatment
-from torchmedic.replay.births import is_deliberate
-from torchmedic.replay.microscope import Captured, Op
-from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.replay.trial import describe, passes
+from torchmedic.replay.step.trial import describe, passes
+from torchmedic.replay.trace.bad_value_origins import is_deliberate
+from torchmedic.replay.trace.microscope import Captured, Op
 
 CODE, NAME = "TM212", "infinite-loss-by-definition"
 

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.cures import Cure, expression, fill, first_that_passes, written
-from torchmedic.diagnose.numbers import begin, described, finish, not_finite
+from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_that_passes, written
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.microscope import Captured, Leaf, Op
-from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.trace.microscope import Captured, Leaf, Op
 
 CODE, NAME = "TM210", "infinity-minus-infinity"
 

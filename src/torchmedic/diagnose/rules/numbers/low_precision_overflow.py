@@ -16,18 +16,18 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.cures import Cure, expression, fill, first_that_passes, with_operand
-from torchmedic.diagnose.divergence import is_diverging
-from torchmedic.diagnose.edits import statement_at, whole
-from torchmedic.diagnose.numbers import begin, described, finish, not_finite
+from torchmedic.diagnose.cures.edits import statement_at, whole
+from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_that_passes, with_operand
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.slopes import in_float32
-from torchmedic.diagnose.surroundings import same_place, spot_of
+from torchmedic.diagnose.rules.numbers._divergence import is_diverging
+from torchmedic.diagnose.rules.numbers._expressions import same_place, spot_of
+from torchmedic.diagnose.rules.numbers._slopes import in_float32
+from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.frames import syntax_tree
-from torchmedic.replay.microscope import Captured, Op
-from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.replay.values import number
+from torchmedic.replay.trace.microscope import Captured, Op
+from torchmedic.replay.trace.values import number
+from torchmedic.source.live_frames import syntax_tree
 
 CODE, NAME = "TM205", "low-precision-overflow"
 

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.cures import Cure, expression, fill, first_that_passes, operand_of, written
-from torchmedic.diagnose.numbers import begin, finish, origin
+from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_that_passes, operand_of, written
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.numbers._wording import begin, finish, origin
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.microscope import Captured, Op
-from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.trace.microscope import Captured, Op
 
 CODE, NAME = "TM211", "mean-of-nothing"
 

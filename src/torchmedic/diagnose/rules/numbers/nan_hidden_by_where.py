@@ -17,13 +17,21 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.cures import Cure, expression, fill, first_that_passes, operand_of, with_operand, written
-from torchmedic.diagnose.numbers import begin, described, finish
+from torchmedic.diagnose.cures.numbers import (
+    Cure,
+    expression,
+    fill,
+    first_that_passes,
+    operand_of,
+    with_operand,
+    written,
+)
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.numbers._wording import begin, described, finish
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.microscope import Captured, Op
-from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.replay.trial import node_at
+from torchmedic.replay.step.trial import node_at
+from torchmedic.replay.trace.microscope import Captured, Op
 
 CODE, NAME = "TM223", "nan-hidden-by-where"
 

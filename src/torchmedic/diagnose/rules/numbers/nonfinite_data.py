@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.numbers import noticed, rows, victim
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.numbers._wording import noticed, rows, victim
+from torchmedic.evidence.dataset_item import Fetched, datasets_in_use, fetch_again
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Location, Treatment
-from torchmedic.replay.fetching import Fetched, datasets_in_use, fetch_again
-from torchmedic.replay.frames import place
-from torchmedic.replay.makers import Maker, is_bad, maker_of
-from torchmedic.replay.microscope import Leaf
-from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.replay.origins import attribute_assignments
-from torchmedic.replay.trial import describe, passes
+from torchmedic.replay.step.trial import describe, passes
+from torchmedic.replay.trace.microscope import Leaf
+from torchmedic.source.live_frames import place
+from torchmedic.source.lookup.bad_value_makers import Maker, is_bad, maker_of
+from torchmedic.source.lookup.origins import attribute_assignments
 
 CODE, NAME = "TM220", "nonfinite-data"
 

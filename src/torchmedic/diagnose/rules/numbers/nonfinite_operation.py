@@ -15,14 +15,14 @@ import math
 
 import torch
 
-from torchmedic.diagnose.divergence import is_diverging
-from torchmedic.diagnose.numbers import begin, cause_location, described, finish, not_finite, victim
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.diagnose.slopes import in_double
+from torchmedic.diagnose.rules.numbers._divergence import is_diverging
+from torchmedic.diagnose.rules.numbers._slopes import in_double
+from torchmedic.diagnose.rules.numbers._wording import begin, cause_location, described, finish, not_finite, victim
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.microscope import Captured, Op
-from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.replay.values import number
+from torchmedic.replay.trace.microscope import Captured, Op
+from torchmedic.replay.trace.values import number
 
 CODE, NAME = "TM299", "nonfinite-operation"
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.diagnose.divergence import is_diverging
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.numbers._divergence import is_diverging
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Role
-from torchmedic.replay.numbers import NumbersEvidence
-from torchmedic.replay.optimizers import built_at, rate_set_at
-from torchmedic.replay.values import number
+from torchmedic.replay.trace.values import number
+from torchmedic.source.lookup.optimizers import built_at, rate_set_at
 
 CODE, NAME = "TM298", "nonfinite-optimizer-update"
 

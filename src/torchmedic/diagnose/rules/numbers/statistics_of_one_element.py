@@ -18,13 +18,13 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.cures import Cure, expression, first_that_passes, operand_of
-from torchmedic.diagnose.numbers import begin, described, finish, not_finite
+from torchmedic.diagnose.cures.numbers import Cure, expression, first_that_passes, operand_of
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.surroundings import enclosing
+from torchmedic.diagnose.rules.numbers._expressions import enclosing
+from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.microscope import Captured, Op
-from torchmedic.replay.numbers import NumbersEvidence
+from torchmedic.replay.trace.microscope import Captured, Op
 
 CODE, NAME = "TM209", "statistics-of-one-element"
 

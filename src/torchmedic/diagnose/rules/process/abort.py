@@ -13,10 +13,10 @@ line calls into.
 
 from __future__ import annotations
 
-from torchmedic.death_records import Death
-from torchmedic.diagnose.last_words import draft_of, line_grade, native_package, shutting_down, step_of, who
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.words.death import draft_of, line_grade, native_package, shutting_down, step_of, who
 from torchmedic.records import Diagnosis
+from torchmedic.records.death import Death
 
 CODE, NAME = "TM802", "abort"
 

@@ -10,10 +10,10 @@ Cure: look at the sizes that the marked line hands to native code, and keep empt
 
 from __future__ import annotations
 
-from torchmedic.death_records import Death
-from torchmedic.diagnose.last_words import draft_of, line_grade, step_of, who
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.words.death import draft_of, line_grade, step_of, who
 from torchmedic.records import Diagnosis
+from torchmedic.records.death import Death
 
 CODE, NAME = "TM807", "arithmetic-fault"
 

@@ -12,10 +12,10 @@ Cure: never rewrite a mapped file in place: write a new one and rename it. Give 
 
 from __future__ import annotations
 
-from torchmedic.death_records import Death
-from torchmedic.diagnose.last_words import draft_of, line_grade, size, step_of, who
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.words.death import draft_of, line_grade, size, step_of, who
 from torchmedic.records import Diagnosis
+from torchmedic.records.death import Death
 
 CODE, NAME = "TM803", "bus-error"
 

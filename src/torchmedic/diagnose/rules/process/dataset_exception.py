@@ -11,11 +11,11 @@ Cure: call `dataset[index]` with the index named here: it fails the same way, wi
 
 from __future__ import annotations
 
-from torchmedic.diagnose.describe import listed
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import listed
+from torchmedic.evidence.data_loading import Loading, loading_of
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.loading import Loading, loading_of
 
 CODE, NAME = "TM820", "dataset-exception"
 
@@ -101,7 +101,7 @@ def _explained(evidence: RaisedEvidence) -> str:
     from torchmedic.diagnose import registry
 
     for rule in registry.RAISED:
-        if not rule.startswith(("graph.", "devices.")):
+        if not rule.startswith(("shapes.", "modules.", "devices.")):
             continue
         try:
             found = registry.load(rule).check(evidence)

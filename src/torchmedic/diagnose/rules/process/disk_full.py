@@ -19,15 +19,15 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-from torchmedic.diagnose.last_words import size
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.host import free_space
+from torchmedic.diagnose.words.death import size
+from torchmedic.evidence.data_loading import loading_of
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.result_sizes import bytes_in
+from torchmedic.observe.memory.host import free_space
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import Frame, frames_of
-from torchmedic.replay.holdings import bytes_in
-from torchmedic.replay.loading import loading_of
-from torchmedic.replay.source import relative
+from torchmedic.source.live_frames import Frame, frames_of
+from torchmedic.source.text import relative
 
 CODE, NAME = "TM830", "disk-full"
 

@@ -11,10 +11,10 @@ Cure: install a build for this processor, or build the extension on the machine 
 
 from __future__ import annotations
 
-from torchmedic.death_records import Death
-from torchmedic.diagnose.last_words import draft_of, line_grade, native_package, step_of, who
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.words.death import draft_of, line_grade, native_package, step_of, who
 from torchmedic.records import Diagnosis
+from torchmedic.records.death import Death
 
 CODE, NAME = "TM804", "illegal-instruction"
 

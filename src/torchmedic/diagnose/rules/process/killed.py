@@ -13,10 +13,10 @@ kernel's log (`dmesg`, as root).
 
 from __future__ import annotations
 
-from torchmedic.death_records import Death
-from torchmedic.diagnose.last_words import draft_of, last_line, size, step_of, who
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.words.death import draft_of, last_line, size, step_of, who
 from torchmedic.records import Diagnosis
+from torchmedic.records.death import Death
 
 CODE, NAME = "TM805", "killed"
 

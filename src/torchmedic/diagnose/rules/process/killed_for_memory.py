@@ -14,11 +14,11 @@ instead of loading it, or use a machine with more memory.
 
 from __future__ import annotations
 
-from torchmedic.death_records import Death
-from torchmedic.diagnose.killed_for_memory import NEAR_LIMIT, LastMemory
-from torchmedic.diagnose.last_words import size, step_of
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.words.death import size, step_of
+from torchmedic.diagnose.words.kills import NEAR_LIMIT, LastMemory
 from torchmedic.records import Diagnosis
+from torchmedic.records.death import Death
 
 CODE, NAME = "TM806", "killed-for-memory"
 

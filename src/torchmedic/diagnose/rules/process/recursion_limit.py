@@ -16,16 +16,16 @@ import sys
 
 import torch
 
-from torchmedic.diagnose.describe import count
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.observe.frames import is_user_file
+from torchmedic.diagnose.words.tensors import count
+from torchmedic.evidence.data_loading import loading_of
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location, StackFrame
-from torchmedic.replay.cycles import Cycle, cycle_in
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import Frame, frames_of, node_location, place
-from torchmedic.replay.loading import loading_of
-from torchmedic.replay.origins import attribute_assignments, function_body
-from torchmedic.replay.source import relative
+from torchmedic.source.live_frames import Frame, frames_of, node_location, place
+from torchmedic.source.lookup.origins import attribute_assignments, function_body
+from torchmedic.source.recursion import Cycle, cycle_in
+from torchmedic.source.text import relative
+from torchmedic.source.user_code import is_user_file
 
 CODE, NAME = "TM840", "recursion-limit"
 

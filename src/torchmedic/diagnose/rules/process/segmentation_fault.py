@@ -13,10 +13,18 @@ bound the recursion. A native debugger shows the function: `gdb -ex run -ex bt -
 
 from __future__ import annotations
 
-from torchmedic.death_records import Death
-from torchmedic.diagnose.last_words import draft_of, line_grade, native_package, overflowed, shutting_down, step_of, who
 from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.words.death import (
+    draft_of,
+    line_grade,
+    native_package,
+    overflowed,
+    shutting_down,
+    step_of,
+    who,
+)
 from torchmedic.records import Diagnosis
+from torchmedic.records.death import Death
 
 CODE, NAME = "TM801", "segmentation-fault"
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.data_loading import loading_of
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, WorkerFailure
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.loading import loading_of
 
 CODE, NAME = "TM821", "unequal-samples"
 

@@ -17,16 +17,16 @@ import signal
 from types import CodeType
 from typing import Any
 
-from torchmedic.detect.death import lost_senders
-from torchmedic.diagnose.describe import listed
+from torchmedic.detect.failures.death import lost_senders
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import listed
+from torchmedic.evidence.data_loading import Request, function_node, iterator_in, samples_code
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe import agent
-from torchmedic.observe.frames import is_user_file
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.evidence import RaisedEvidence
-from torchmedic.replay.frames import frames_of, node_location
-from torchmedic.replay.loading import Request, function_node, iterator_in, samples_code
-from torchmedic.replay.returns import code_of
+from torchmedic.source.live_frames import frames_of, node_location
+from torchmedic.source.returns import code_of
+from torchmedic.source.user_code import is_user_file
 
 CODE, NAME = "TM822", "worker-killed"
 

@@ -1,0 +1,79 @@
+"""Exceptions that are only the news of what happened in another process, which is where the cause is looked for."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from torchmedic.detect.failures import survivors
+from torchmedic.detect.failures.death import REQUESTED, is_told_by_loader, lost_senders, named_death, raised_elsewhere
+from torchmedic.records import StackFrame
+from torchmedic.runfolder import files
+from torchmedic.source.user_code import is_user_file
+
+_LOST = re.compile(r"Connection (closed|reset) by peer|Broken pipe|remote process exited", re.IGNORECASE)
+_ENDED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) exited unexpectedly")
+_PATIENCE = 2.0  # seconds
+
+
+def is_echo(error: BaseException, agent: Any) -> bool:
+    """Whether this exception needs no explanation of its own; what it tells is passed on to the parent."""
+    for pid in [raised_elsewhere(error), *_ended_workers(error)]:
+        folder = files.folder_of(agent.run, pid) if pid is not None else None
+        if folder is not None and files.read_diagnoses(folder):
+            agent.events.write("echo", pid=pid)
+            return True
+    if is_told_by_loader(error):
+        agent.events.write("echo", pid=os.getpid())
+        return True
+    if _lost_another_rank(error):
+        if _is_explained_soon(agent):
+            agent.events.write("echo", rank=agent.rank)
+            return True
+        agent.events.write("lost-rank", rank=agent.rank)  # who watches that one may be late
+    death = named_death(error)
+    if death is None or death.signal in REQUESTED:
+        return False
+    at = _user_line(error.__traceback__)
+    agent.events.write("death", pid=death.pid, signal=death.signal, part=death.part, at=at)
+    if death.part == "worker" and death.signal == "SIGKILL":
+        survivors.ask(death.pid, agent)
+    # A killed worker has left no word of its own: here it is at least known what it was reading.
+    return not (death.part == "worker" and death.signal == "SIGKILL")
+
+
+def _ended_workers(error: BaseException) -> list[int]:
+    """The DataLoader workers whose end an exception tells of: one without memory cannot send its own."""
+    found = _ENDED.search(str(error)) if isinstance(error, RuntimeError) else None
+    named = [int(pid) for pid in found[1].split(",")] if found is not None else []
+    return [*named, *(worker.pid for worker in lost_senders(error))]
+
+
+def _lost_another_rank(error: BaseException) -> bool:
+    """Whether the connection to another rank broke: that one has failed, and this one only noticed."""
+    distributed = sys.modules.get("torch.distributed")
+    if not isinstance(error, RuntimeError | OSError) or not _LOST.search(str(error)) or distributed is None:
+        return False
+    return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
+
+
+def _is_explained_soon(agent: Any) -> bool:
+    """Whoever watches the other rank may be at it just now."""
+    end = time.monotonic() + _PATIENCE
+    while not (explained := files.errors_of_others(agent.run, agent.rank)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return bool(explained)
+
+
+def _user_line(tb: TracebackType | None) -> StackFrame | None:
+    found = None
+    while tb is not None:
+        code = tb.tb_frame.f_code
+        if is_user_file(code.co_filename):
+            found = StackFrame(file=code.co_filename, line=tb.tb_lineno or code.co_firstlineno, function=code.co_name)
+        tb = tb.tb_next
+    return found

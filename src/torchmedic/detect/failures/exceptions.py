@@ -1,0 +1,68 @@
+"""An exception that ended the work -> the incident to explain."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import msgspec
+
+from torchmedic.detect.failures.exhaustion import exhaustion_of
+from torchmedic.detect.failures.hidden_exhaustion import hidden_exhaustion
+from torchmedic.observe.failures.worker_failures import failure_of
+from torchmedic.observe.step.batches import tensors_in_frames
+from torchmedic.records import Phase, WorkerFailure
+
+
+class Raised(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception that ended the training, with what the clock and the batches knew at that moment."""
+
+    error: BaseException
+    symptom: str
+    step: int
+    phase: Phase
+    rank: int
+    batch_indices: tuple[Any, ...] = ()
+    batch: tuple[Any, ...] = ()
+    worker: WorkerFailure | None = None
+    agent: Any = None  # for a replay: notes, optimizers, the batch
+
+
+def symptom_of(error: BaseException) -> str:
+    """The kind of failure as a user would name it; `outcome.symptom` in the report."""
+    names = frozenset(kind.__name__ for kind in type(error).__mro__)
+    text = str(error)
+    if (exhaustion_of(names, text) or hidden_exhaustion(names, text)) is not None:
+        return "out-of-memory"
+    if "AcceleratorError" in names or "CUDA error" in text:
+        return "cuda-error"
+    if isinstance(error, RecursionError):
+        return "recursion"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "disk-full"
+    return "exception"
+
+
+def _tensors_at(error: BaseException) -> list[Any]:
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    return tensors_in_frames(tb.tb_frame) if tb is not None else []
+
+
+def raised(error: BaseException, agent: Any) -> Raised:
+    """Take the incident from the agent of this process."""
+    agent.batches.settle(_tensors_at(error))
+    indices = agent.batches.indices
+    worker = failure_of(error)
+    return Raised(
+        error=error,
+        symptom="out-of-memory" if worker is not None and worker.diagnosis is not None else symptom_of(error),
+        step=agent.clock.step,
+        phase=agent.clock.phase_name,
+        rank=agent.rank,
+        batch_indices=tuple(indices) if isinstance(indices, list | tuple) else () if indices is None else (indices,),
+        batch=tuple(agent.batches.tensors()),
+        worker=worker,
+        agent=agent,
+    )

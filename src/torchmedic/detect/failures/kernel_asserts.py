@@ -1,0 +1,206 @@
+"""What the GPU's kernels said before they died: failed checks, as the driver prints them on stderr.
+
+    /pytorch/aten/src/ATen/native/cuda/Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0],
+    thread: [4,0,0] Assertion `t >= 0 && t < n_classes` failed.            (one line in truth; each thread says it)
+
+It is the only first-hand word on which operation was at fault: the exception comes later, and from another place. The
+driver's printing is neither whole lines nor at the start of one: a progress bar may stand before it, and other output
+may tear it apart.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import msgspec
+
+from torchmedic.detect.failures.kernel_families import Family, family_of, operations_of
+from torchmedic.runfolder import gpu
+
+_DISTINCT = 64
+_LINES_EACH = 4
+_TEXT = 48 * 1024
+_PLACES = 8
+_TAIL = 4096  # how far back the beginning of a line may be
+_HEAD = 2048
+
+# CUDA and Triton say which thread; SYCL has other words for it; HIP says neither.
+_THREAD = rb"(?:block: \[([\d, ]+)\], thread|global id: \[([\d, ]+)\], local id): \[([\d, ]+)\]:?\s+Assertion"
+_FAILED = re.compile(rb"(?:%s|Device-side assertion) `((?:(?!ssertion `).){0,600}?)[`'] failed" % _THREAD, re.DOTALL)
+_ABORTED = re.compile(rb":0:(rocdevice\.cpp)\s*:\s*(\d+)\s*:[^\n]*?(aborting with error[^\n]*)\n")
+_SOURCE = re.compile(rb"((?:[A-Za-z]:)?[^\s:]*\.[A-Za-z]\w*|<[^<>\n]+>|[^\s:]+):(\d+):\s+(?:(.*):\s+)?$", re.DOTALL)
+_FILE = re.compile(rb"((?:[A-Za-z]:)?[^\s:]*\.(?:cuh?|h|hpp|c[cp]p|hip|py)):(\d+):\s+(?:(.*):\s+)?$", re.DOTALL)
+_MORE = re.compile(rb"^ {4}and (\d+) more like it\n", re.MULTILINE)
+
+
+class KernelAssertion(msgspec.Struct, frozen=True, kw_only=True):
+    """One failed check of a kernel.
+
+    `count` is how many threads said so, and `places` where the first of them were, as (block, thread). `file`, `line`
+    and `kernel` are empty where they were not said, or were torn apart by other output.
+    """
+
+    file: str
+    line: int
+    kernel: str
+    condition: str
+    family: Family
+    count: int = 1
+    places: tuple[tuple[str, str], ...] = ()
+    text: str = ""
+
+    def could_be(self, operation: str) -> bool | None:
+        """Whether this operation (`aten.embedding.default`) launches such a kernel; None where that is not known."""
+        known = operations_of(self.family)
+        if not known:
+            return None
+        return re.sub(r"^aten(\.|::)", "", operation).split(".")[0].rstrip("_") in known
+
+
+class _Said(msgspec.Struct):
+    """The same while it is still being said."""
+
+    file: str
+    line: int
+    kernel: str
+    condition: str
+    count: int = 0
+    places: list[tuple[str, str]] = []
+    lines: list[str] = []
+
+    def so_far(self) -> KernelAssertion:
+        return KernelAssertion(
+            file=self.file,
+            line=self.line,
+            kernel=self.kernel,
+            condition=self.condition,
+            family=family_of(self.file, self.kernel, self.condition),
+            count=self.count,
+            places=tuple(self.places),
+            text=self.lines[0],
+        )
+
+
+class Listener:
+    """Picks the failed checks out of a stream, of which thousands of threads may write the same."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._heard: list[_Said] = []
+        self._known: dict[tuple[str, int, str], _Said] = {}
+        self._last: _Said | None = None
+        self._size = 0
+
+    def feed(self, data: bytes) -> bool:
+        """Listen to some more; whether there was something in it."""
+        data = self._tail + data if self._tail else data
+        if not _has_hint(data):
+            self._tail = data[data.rfind(b"\n") + 1 :][-_TAIL:]
+            return False
+        done = 0
+        for match in _FAILED.finditer(data):
+            start = max(done, data.rfind(b"\n", done, match.start()) + 1)
+            self._failed(data[start : match.start()][-_HEAD:], match)
+            done = match.end()
+        for match in _ABORTED.finditer(data, done):
+            self._add(_Said(_text(match[1]), int(match[2]), "", _text(match[3])), match[0].strip(), None)
+            done = match.end()
+        self._tail = data[done:][-_TAIL:]
+        return done > 0
+
+    def again(self, count: int) -> None:
+        """As often again was the last one said."""
+        if self._last is not None:
+            self._last.count += count
+
+    @property
+    def distinct(self) -> int:
+        return len(self._heard)
+
+    def assertions(self) -> list[KernelAssertion]:
+        """What was said, in the order in which it was first said."""
+        return [said.so_far() for said in self._heard]
+
+    def text(self) -> str:
+        """The same as `assertions` reads it: the first lines of each, and how many more there were."""
+        parts = []
+        for said in self._heard:
+            parts += [line + "\n" for line in said.lines]
+            if said.count > len(said.lines):
+                parts.append(f"    and {said.count - len(said.lines)} more like it\n")
+        return "".join(parts)
+
+    def _failed(self, head: bytes, match: re.Match[bytes]) -> None:
+        source = _FILE.search(head) or _SOURCE.search(head)
+        file, line, kernel = (source[1], int(source[2]), source[3] or b"") if source is not None else (b"", 0, b"")
+        if not file.startswith(b"<"):
+            file = re.split(rb"[\[\]|]", file)[-1]  # what stood before it on the line: a progress bar
+        file, kernel = (b"" if word == b"unknown" else word for word in (file, kernel))  # Triton's
+        whole = head[source.start() if source is not None else len(head) :] + match[0] + b"."
+        place = (_text(match[1] or match[2]), _text(match[3])) if match[3] else None
+        self._add(_Said(_text(file), line, _text(kernel).strip(), _text(match[4])), whole, place)
+
+    def _add(self, new: _Said, whole: bytes, place: tuple[str, str] | None) -> None:
+        self._last = said = self._same(new)
+        if said is None:
+            if len(self._heard) == _DISTINCT or self._size > _TEXT:
+                return
+            self._last = said = new
+            self._heard.append(said)
+            self._known[new.file, new.line, new.condition] = said
+        said.count += 1
+        if place is not None and len(said.places) < _PLACES:
+            said.places.append(place)
+        if len(said.lines) < _LINES_EACH and self._size <= _TEXT:
+            said.lines.append(_text(whole))
+            self._size += len(whole)
+
+    def _same(self, new: _Said) -> _Said | None:
+        """What another thread has said already. Of a line that was torn apart, the condition alone is left."""
+        said = self._known.get((new.file, new.line, new.condition))
+        if said is None and not new.file:
+            said = next((each for each in self._heard if each.condition == new.condition), None)
+        elif said is None and (said := self._known.pop(("", 0, new.condition), None)) is not None:
+            said.file, said.line, said.kernel = new.file, new.line, new.kernel
+            self._known[new.file, new.line, new.condition] = said
+        return said
+
+
+def _has_hint(data: bytes) -> bool:
+    return (b"`" in data and b"ssertion `" in data) or b"rocdevice.cpp" in data
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def assertions(text: str) -> list[KernelAssertion]:
+    """The distinct failed checks in a text, in the order in which they first appear."""
+    listener = Listener()
+    # Odd parts are the counts of `Listener.text`.
+    for number, part in enumerate(_MORE.split(text.encode("utf-8", "surrogateescape"))):
+        if number % 2:
+            listener.again(int(part))
+        else:
+            listener.feed(part)
+    return listener.assertions()
+
+
+def words_of(run: Path, wait: float = 0.5, rank: int | None = None) -> list[KernelAssertion]:
+    """What the kernels of this run said, in a process that is dying of it: the parent may need a moment to hear it.
+
+    Args:
+        run: The run folder.
+        wait: Seconds to wait for the first word. Once there is one, only until no more are added.
+        rank: Whose words, where every rank has a parent of its own; by default our own.
+    """
+    end = time.monotonic() + wait
+    text = gpu.read_kernel_words(run, rank)
+    while time.monotonic() < end:
+        time.sleep(min(0.06, wait))
+        before, text = text, gpu.read_kernel_words(run, rank)
+        if text and text == before:
+            break
+    return assertions(text)

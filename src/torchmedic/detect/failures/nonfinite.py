@@ -1,0 +1,77 @@
+"""A loss, a gradient or a weight that is not finite -> the incident."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from torchmedic.observe.numbers.kept_steps import Past
+from torchmedic.observe.step.batches import items_of
+
+What = Literal["loss", "gradient", "rate", "update", "scale"]
+At = Literal["backward", "step", "update"]
+
+
+class TurnedBad(msgspec.Struct, frozen=True, kw_only=True):
+    """The first step whose update would write NaN or infinity into the weights, or has done so."""
+
+    what: What  # what was seen to be bad
+    at: At  # when: backward is over, the weights are about to be touched, they have been touched
+    step: int
+    rank: int
+    optimizers: tuple[Any, ...]
+    stepping: Any  # the optimizer whose step it is, where one is under way
+    bad: tuple[Any, ...]  # the parameters whose gradients are not finite
+    damaged: tuple[Any, ...]  # the parameters that are not finite
+    batch_indices: tuple[Any, ...] = ()
+    loss: float | None = None  # the original one, of the last backward
+    losses: tuple[float, ...] = ()  # of the last steps, that one included
+
+
+def turned_bad(optimizer: Any, what: What, at: At, agent: Any) -> TurnedBad:
+    optimizers = tuple(agent.clock.optimizers)
+    looked_at = [optimizer] if optimizer is not None else optimizers
+    parameters = [tensor for each in looked_at for group in each.param_groups for tensor in group["params"]]
+    indices = agent.batches.indices
+    watch = agent.finite
+    return TurnedBad(
+        what=what,
+        at=at,
+        step=agent.clock.step,
+        rank=agent.rank,
+        optimizers=optimizers,
+        stepping=optimizer,
+        bad=tuple(tensor for tensor in parameters if tensor.grad is not None and not is_finite(tensor.grad)),
+        damaged=tuple(tensor for tensor in parameters if not is_finite(tensor)),
+        batch_indices=as_tuple(indices),
+        loss=watch.last_losses[-1] if watch.last_losses else None,
+        losses=tuple(watch.losses.get(watch.last_key, ())),
+    )
+
+
+def of_call(incident: TurnedBad, call: Past) -> TurnedBad:
+    """The same incident, dated back to the call of backward that is taken for its cause."""
+    items = items_of(call.origin)
+    is_known = call.loss is not None and math.isfinite(call.loss)
+    return msgspec.structs.replace(
+        incident,
+        what="gradient" if is_known else incident.what,
+        step=call.step,
+        loss=call.loss,
+        batch_indices=as_tuple(items),
+    )
+
+
+def as_tuple(items: Any) -> tuple[Any, ...]:
+    return tuple(items) if isinstance(items, list | tuple) else () if items is None else (items,)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
+    if tensor.layout is not torch.strided or not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    return bool(torch.isfinite(tensor.detach()).all().item())

@@ -1,0 +1,1 @@
+"""The ledger of the loop -> an incident of a kind."""

@@ -1,0 +1,44 @@
+"""The ledger of a loop -> incidents: what the loop does in every step that cannot be meant.
+
+An incident is made only where the evidence is complete: a habit that was seen in several steps in a row, without an
+exception. What could be another algorithm (gradients that somebody writes to by hand, another optimizer that steps in
+between, no new forward pass) makes no incident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchmedic.detect.loop import (
+    cache,
+    data,
+    evaluation,
+    gradients,
+    growing_graph,
+    leftovers,
+    modes,
+    parameters,
+    schedules,
+    waits,
+)
+from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.observe.loop.ledger import Habits
+
+_FINDERS = (
+    gradients.find,
+    parameters.find,
+    schedules.find,
+    modes.find,
+    data.find,
+    cache.find,
+    waits.find,
+    growing_graph.find,
+    leftovers.find,
+    evaluation.find,
+)
+
+
+def incidents(habits: Habits) -> Iterator[LoopIncident]:
+    """Everything that the ledger shows to be wrong by now."""
+    for find in _FINDERS:
+        yield from find(habits)

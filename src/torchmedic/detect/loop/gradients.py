@@ -1,0 +1,233 @@
+"""What a loop does to gradients from one update to the next, and what of it cannot be meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.intervals import Interval, intervals
+from torchmedic.observe.loop.events import Event
+from torchmedic.observe.loop.ledger import Habits
+from torchmedic.source.spots import Place
+
+_IN_A_ROW = 4  # intervals that show a habit
+_UNCLEARED = 6  # more of them, as nothing but their number speaks against a long accumulation
+_CYCLES = 3
+_LARGE_BOUND = 100.0  # a bound that somebody has multiplied by the scale, perhaps
+
+
+def find(habits: Habits) -> Iterator[LoopIncident]:
+    for number, watched in habits.optimizers.items():
+        known = intervals(habits.events, number)
+        if len(known) < _CYCLES:
+            continue
+        cleared_early = list(_cleared_before_step(habits, number, known))
+        yield from cleared_early
+        if watched.witness is None or cleared_early:
+            continue
+        yield from _never_cleared(habits, number, known)
+        yield from _cleared_inside(number, known)
+        yield from _stale(number, known)
+        yield from _clipped_scaled(number, known)
+        yield from _not_divided(habits, number, known)
+
+
+def _never_cleared(habits: Habits, number: int, known: list[Interval]) -> Iterator[LoopIncident]:
+    """Every backward added to what the updates before have already used."""
+    last = known[-_UNCLEARED:]
+    if len(last) < _UNCLEARED or any(part.touched or part.of("zero") or not part.of("backward") for part in last):
+        return
+    gradients = {part.at_step.gradient for part in last if part.at_step is not None}
+    if len(gradients) != 1 or min(next(iter(gradients))) <= 0:
+        return
+    # `p.grad.data.zero_()` leaves no trace but the zeros themselves.
+    norms = [norm for part in last for norm in part.norms]
+    read = [norm for norm in norms if norm is not None]
+    if any(norm == 0 for norm in read):
+        return
+    if len(read) < 3:
+        habits.wants_norms = not read or habits.wants_norms
+        return
+    step = last[-1].step
+    backward = last[-1].of("backward")[-1]
+    assert step is not None
+    yield LoopIncident(
+        kind="never cleared",
+        step=step.step,
+        cause=step.place,
+        optimizer=number,
+        others={"backward": backward.place},
+        facts={"updates": len(known), "norms": (read[0], read[-1]), "first": known[0].norms[:1]},
+    )
+
+
+def _cleared_inside(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
+    """Of several micro-batches only the last ones are in the gradients when the weights are updated."""
+    found = _thrown_away(known[-1])
+    if found is None:
+        return
+    lost, kept, place = found
+    # The first cycle may be a short one. Steps that are left out when a loss looks bad must not be taken for cycles:
+    # they differ from each other sooner or later.
+    cycles = known if _thrown_away(known[0]) == found else known[1:]
+    if len(cycles) < {1: 6, 2: 4}.get(lost, _CYCLES) or any(_thrown_away(part) != found for part in cycles):
+        return
+    last = known[-_CYCLES:]
+    step = last[-1].step
+    assert step is not None
+    yield LoopIncident(
+        kind="cleared inside",
+        step=step.step,
+        cause=place,
+        optimizer=number,
+        others={"step": step.place, "backward": last[-1].of("backward")[-1].place},
+        facts={"lost": lost, "kept": kept, "cycles": len(cycles)},
+    )
+
+
+def _thrown_away(part: Interval) -> tuple[int, int, Place] | None:
+    """How many calls of backward were lost and kept, and where they were cleared; None where it may be meant."""
+    if part.touched or part.skipped:
+        return None
+    lost: list[Event] = []
+    kept: list[Event] = []
+    places = set()
+    fresh = True  # a forward pass has come before the next backward
+    for act in part.acts:
+        if act.kind == "forward":
+            fresh = fresh or act.fact[1]
+        elif act.kind == "backward":
+            if not fresh or act.fact[0]:
+                return None
+            kept.append(act)
+            fresh = False
+        elif act.kind == "step" and kept:
+            return None  # the gradients were another optimizer's by-product
+        elif act.kind == "zero" and kept:
+            if _weights_changed(kept[-1], act, part):
+                return None
+            lost += kept
+            kept = []
+            places.add(act.place)
+    if not lost or not kept or len(places) != 1:
+        return None
+    if {act.site for act in lost + kept} != {kept[0].site}:
+        return None
+    return len(lost), len(kept), places.pop()
+
+
+def _weights_changed(backward: Event, clearing: Event, part: Interval) -> bool:
+    """Whether somebody has used the gradients, as sharpness-aware methods do."""
+    number = part.step.who if part.step is not None else 0
+    before, after = backward.states.get(number), clearing.states.get(number)
+    return before is None or after is None or before.weight_writes != after.weight_writes
+
+
+def _cleared_before_step(habits: Habits, number: int, known: list[Interval]) -> Iterator[LoopIncident]:
+    """The gradients were gone in every single update."""
+    if len(known) < _IN_A_ROW:
+        return
+    for part in known:
+        zeros = part.of("zero")
+        if part.touched or part.step is None or not zeros or not part.cleared_last or not part.of("backward"):
+            return
+        if part.of("backward")[-1].fact[0]:
+            return  # a closure, which steps on what it computes
+    if any(part.step.fact[0] for part in known if part.step is not None) and not _all_zero(habits, number):
+        return  # only what the witness is of was cleared
+    clearing, step = known[-1].of("zero")[-1], known[-1].step
+    assert step is not None
+    yield LoopIncident(
+        kind="cleared before step",
+        step=step.step,
+        cause=clearing.place,
+        optimizer=number,
+        others={"step": step.place, "backward": known[-1].of("backward")[-1].place},
+        facts={"updates": len(known)},
+    )
+
+
+def _all_zero(habits: Habits, number: int) -> bool:
+    """Whether all gradients of an optimizer are zero now, right after its step. Asked only of what looks like it."""
+    optimizer = habits.optimizers[number].optimizer
+    tensors = (
+        [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer is not None else []
+    )
+    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+    if any(gradient.is_cuda for gradient in gradients) and torch.cuda.is_current_stream_capturing():
+        return False
+    return all(type(gradient) is torch.Tensor and not bool(gradient.any()) for gradient in gradients)
+
+
+def _stale(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
+    """The same gradients were applied again and again, with no backward in between."""
+    last = known[-_IN_A_ROW:]
+    earlier = known[:-_IN_A_ROW]
+    if any(
+        part.touched or part.backwards or any(act.kind not in ("forward", "fetch") for act in part.acts)
+        for part in last
+    ):
+        return
+    states = {part.at_step[:2] for part in last if part.at_step is not None}
+    if len(states) != 1 or min(next(iter(states))[0]) <= 0 or not any(part.of("backward") for part in earlier):
+        return
+    step = last[-1].step
+    assert step is not None
+    yield LoopIncident(kind="stale", step=step.step, cause=step.place, optimizer=number, facts={"updates": len(last)})
+
+
+def _clipped_scaled(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
+    """Gradients were clipped while they were still multiplied by the loss scale."""
+    last = known[-2:]
+    clips = []
+    for part in last:
+        clip = next(iter(part.of("clip")), None)
+        before = part.acts[: part.acts.index(clip)] if clip is not None else []
+        scales = [act.fact for act in before if act.kind == "scale"]
+        if clip is None or not scales or any(act.kind == "unscale" for act in before) or part.touched:
+            return
+        if clip.fact is None or clip.fact >= _LARGE_BOUND or min(scales) < 16 or not part.of("scaler step"):
+            return
+        clips.append(clip)
+    if len({clip.place for clip in clips}) == 1 and last[-1].step is not None:
+        yield LoopIncident(
+            kind="clipped scaled",
+            step=last[-1].step.step,
+            cause=clips[-1].place,
+            optimizer=number,
+            others={"step": last[-1].step.place},
+            facts={"bound": clips[-1].fact},
+        )
+
+
+def _not_divided(habits: Habits, number: int, known: list[Interval]) -> Iterator[LoopIncident]:
+    """Cycles of equally many batches of one dataset, whose mean losses are added up."""
+    optimizer = habits.optimizers[number].optimizer
+    if type(optimizer) is not torch.optim.SGD:
+        return  # what divides by the size of the gradients does not care
+    last = known[-_CYCLES:]
+    calls = [part.of("backward") for part in last]
+    size = len(calls[-1])
+    if size < 2 or any(len(each) != size for each in calls) or len({act.site for each in calls for act in each}) != 1:
+        return
+    for part, each in zip(last, calls, strict=True):
+        zeros, clips = part.of("zero"), part.of("clip")
+        if part.touched or part.skipped or clips or part.of("step") or any(not act.fact[2] for act in each):
+            return
+        if any(part.acts.index(zero) > part.acts.index(each[0]) for zero in zeros):
+            return
+        fetches = [act for act in part.acts if act.kind == "fetch"]
+        if len(fetches) != size or len({act.fact.dataset for act in fetches}) != 1:
+            return
+    step = last[-1].step
+    assert step is not None
+    yield LoopIncident(
+        kind="not divided",
+        step=step.step,
+        cause=calls[-1][-1].place,
+        optimizer=number,
+        others={"step": step.place},
+        facts={"size": size, "cycles": len(known)},
+    )

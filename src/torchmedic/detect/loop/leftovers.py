@@ -1,0 +1,58 @@
+"""Batches at the end of an epoch that are too few for an accumulation cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.intervals import intervals
+from torchmedic.observe.loop.events import Event
+from torchmedic.observe.loop.ledger import Habits
+
+_CYCLES = 2
+
+
+def find(habits: Habits) -> Iterator[LoopIncident]:
+    passes = {event.fact.length for event in habits.events if event.kind == "fetch" and event.fact.length}
+    datasets = {event.fact.dataset for event in habits.events if event.kind == "fetch"}
+    if len(passes) != 1 or len(datasets) != 1:
+        return
+    length = passes.pop()
+    for number in habits.optimizers:
+        known = [part for part in intervals(habits.events, number) if not part.touched]
+        sizes = [len(part.of("fetch")) for part in known if len(part.of("backward")) == len(part.of("fetch"))]
+        size = max(set(sizes), key=sizes.count, default=0)
+        if size < 2 or sizes.count(size) < _CYCLES or not 0 < length % size < size:
+            continue
+        end = _first_end(habits.events, number)
+        if end is None or end[0] != length % size:
+            continue
+        left, is_lost = end
+        step = known[-1].step
+        assert step is not None
+        yield LoopIncident(
+            kind="leftovers",
+            step=step.step,
+            cause=step.place,
+            optimizer=number,
+            facts={"left": left, "size": size, "length": length, "lost": is_lost},
+        )
+
+
+def _first_end(events: list[Event], number: int) -> tuple[int, bool] | None:
+    """How many calls of backward have come since the last update when a new pass begins, and if they were cleared."""
+    backwards, begun, lost = 0, 0, 0
+    for event in events:
+        if event.kind == "gap":
+            return None
+        if event.kind == "fetch" and event.fact.position <= 1:
+            if begun:
+                return (backwards + lost, bool(lost and not backwards))
+            begun += 1
+        elif event.kind == "backward":
+            backwards += 1
+        elif event.kind == "zero":
+            lost, backwards = lost + backwards, 0
+        elif event.kind in ("step", "step skipped") and event.who in (number, 0):
+            backwards = lost = 0
+    return None

@@ -1,0 +1,152 @@
+"""Training and evaluation mode, as the loop switches between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.observe.loop.events import Event
+from torchmedic.observe.loop.ledger import Habits
+from torchmedic.source.spots import Place
+
+_STEPS = 4  # in evaluation mode that show a habit
+_BATCHES = 4  # of a validation
+_NORMS = (nn.modules.batchnorm._BatchNorm,)
+_DROPOUTS = (nn.modules.dropout._DropoutNd,)
+
+
+def find(habits: Habits) -> Iterator[LoopIncident]:
+    yield from _trained_in_eval(habits)
+    yield from _validated_in_train(habits)
+
+
+def layers_that_care(model: nn.Module) -> tuple[list[str], list[str]]:
+    """Names of the layers that act in another way in evaluation mode: normalising with statistics, and dropout."""
+    norms = [name for name, part in model.named_modules() if isinstance(part, _NORMS) and part.track_running_stats]
+    dropouts = [name for name, part in model.named_modules() if isinstance(part, _DROPOUTS) and part.p > 0]
+    return norms, dropouts
+
+
+def _updates(events: list[Event]) -> Iterator[tuple[Event, Event]]:
+    """Calls of backward that an update has followed, with the forward pass of the root module before them."""
+    forward: Event | None = None
+    waiting: list[tuple[Event, Event]] = []
+    for event in events:
+        if event.kind == "gap":
+            forward, waiting = None, []
+        elif event.kind == "forward" and event.fact[1]:
+            forward = event
+        elif event.kind == "backward" and forward is not None and not event.fact[0]:
+            waiting.append((forward, event))
+        elif event.kind == "step done":
+            yield from waiting
+            waiting = []
+
+
+def _trained_in_eval(habits: Habits) -> Iterator[LoopIncident]:
+    """The loop began in training mode, was switched to evaluation, and was never switched back."""
+    by_site: dict[tuple[int, int], list[tuple[Event, Event]]] = {}
+    for forward, backward in _updates(habits.events):
+        by_site.setdefault((forward.who, backward.site), []).append((forward, backward))
+    for (who, _), calls in by_site.items():
+        modes = [forward.fact[0] for forward, _ in calls]
+        if len(modes) < 2 + _STEPS or not all(modes[:2]) or any(modes[-_STEPS:]):
+            continue
+        switch = len(modes) - 1 - modes[::-1].index(True)  # the last in training mode
+        if any(modes[switch + 1 :]) or not all(modes[: switch + 1]):
+            continue
+        model = habits.thing(who)
+        if not isinstance(model, nn.Module) or model.training:
+            continue
+        norms, dropouts = layers_that_care(model)
+        # A part that is in training mode all the same was put there by somebody who knows.
+        aware = any(part.training for part in model.modules() if isinstance(part, _NORMS + _DROPOUTS))
+        if aware or not (norms or dropouts):
+            continue
+        last_forward, last_backward = calls[-1]
+        since = habits.events.index(calls[switch][1])
+        calls_of_eval = [event for event in habits.events[since:] if event.kind == "eval" and event.who == who]
+        if not calls_of_eval:
+            continue
+        validated = [
+            event
+            for event in habits.events[since:]
+            if event.kind == "forward" and event.who == who and not event.fact[1] and not event.fact[0]
+        ]
+        if not validated:
+            continue  # nothing was evaluated: it may be frozen on purpose from here on
+        yield LoopIncident(
+            kind="eval mode",
+            step=last_backward.step,
+            cause=calls_of_eval[0].place,
+            others={"forward": last_forward.place, "backward": last_backward.place},
+            facts={
+                "before": calls[switch][1].step + 1,
+                "since": len(calls) - switch - 1,
+                "norms": norms,
+                "dropouts": dropouts,
+            },
+        )
+
+
+def _validated_in_train(habits: Habits) -> Iterator[LoopIncident]:
+    """Batches of another dataset went through the trained model in training mode, without gradients, one by one."""
+    trained = {forward.who for forward, _ in _updates(habits.events)}
+    learned_from = _datasets_of_training(habits.events)
+    if not trained or not learned_from:
+        return
+    run: list[tuple[Event, Event]] = []
+    fetch: Event | None = None
+    for position, event in enumerate(habits.events):
+        if event.kind in ("gap", "backward", "step", "eval"):
+            run, fetch = [], None
+        elif event.kind == "fetch":
+            fetch = event
+        elif event.kind == "forward":
+            is_validation = (
+                fetch is not None
+                and fetch.fact.direct
+                and fetch.fact.dataset
+                and fetch.fact.dataset not in learned_from
+                and event.who in trained
+                and event.fact == (True, False)
+            )
+            if not is_validation or fetch is None or (run and run[-1][1].who != event.who):
+                run = []
+                continue
+            if not run or run[-1][0] is not fetch:
+                run.append((fetch, event))
+            if len(run) == _BATCHES:
+                yield from _of_validation(habits, run, position)
+
+
+def _of_validation(habits: Habits, run: list[tuple[Event, Event]], position: int) -> Iterator[LoopIncident]:
+    forward = run[-1][1]
+    model = habits.thing(forward.who)
+    if not isinstance(model, nn.Module) or not any(event.kind == "step" for event in habits.events[position:]):
+        return  # training does not go on: it may be a look at the end, with dropout on purpose
+    norms, dropouts = layers_that_care(model)
+    active = [part for part in model.modules() if part.training and isinstance(part, _NORMS + _DROPOUTS)]
+    if active and (norms or dropouts):
+        cause: Place = forward.place
+        yield LoopIncident(
+            kind="train mode",
+            step=forward.step,
+            cause=cause,
+            others={"data": run[-1][0].place},
+            facts={"norms": norms, "dropouts": dropouts},
+        )
+
+
+def _datasets_of_training(events: list[Event]) -> set[int]:
+    """The datasets whose batches were followed by a call of backward."""
+    found: set[int] = set()
+    fetch: Event | None = None
+    for event in events:
+        if event.kind == "fetch":
+            fetch = event
+        elif event.kind == "backward" and fetch is not None:
+            found.add(fetch.fact.dataset)
+    return found

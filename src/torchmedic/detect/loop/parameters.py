@@ -1,0 +1,161 @@
+"""Which optimizer owns which parameter, and what is trained by nobody although the loss reaches it.
+
+Many loops leave parameters out on purpose: a backbone that is not trained, a network that only gives a loss. So a
+parameter without an optimizer is no finding by itself. What cannot be meant: layers in a plain list beside others that
+are all trained; an optimizer that still holds what was replaced; optimizers that all hold what no loss reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.observe.loop.events import Event
+from torchmedic.observe.loop.ledger import Habits
+from torchmedic.source.spots import Place
+
+_STEPS = 4
+
+
+def find(habits: Habits) -> Iterator[LoopIncident]:
+    reach = habits.reach
+    steps = [event for event in habits.events if event.kind == "step"]
+    living = [watched.optimizer for watched in habits.optimizers.values() if watched.optimizer is not None]
+    if len(steps) < _STEPS or not living or not reach.complete or reach.walks < 3:
+        return
+    owned = {id(tensor) for optimizer in living for tensor in parameters_of(optimizer)}
+    nobodys = [
+        tensor
+        for tensor, reached in reach.living()
+        if id(tensor) not in owned and tensor._version == reached.writes and habits.steps - reached.step >= _STEPS - 1
+    ]
+    if not nobodys:
+        return
+    roots = _roots(habits)
+    found = list(_unregistered(habits, nobodys, owned, roots, steps))
+    found = found or list(_replaced(habits, nobodys, owned, roots, steps))
+    yield from found or _useless(habits, nobodys, steps)
+
+
+def parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+
+
+def _roots(habits: Habits) -> list[nn.Module]:
+    """The modules that the loop calls."""
+    numbers = dict.fromkeys(event.who for event in habits.events if event.kind == "forward")
+    return [module for number in numbers if isinstance(module := habits.thing(number), nn.Module)]
+
+
+def _unregistered(
+    habits: Habits, nobodys: list[torch.Tensor], owned: set[int], roots: list[nn.Module], steps: list[Event]
+) -> Iterator[LoopIncident]:
+    """Layers in a list or dict of Python's, which `parameters()` does not see; all others are trained."""
+    reached = habits.reach.found
+    wanted = {id(tensor) for tensor in nobodys}
+    for root in roots:
+        listed = {id(tensor) for tensor in root.parameters()}
+        trained = listed & set(reached)
+        if not trained or not trained <= owned:
+            continue
+        for path, module in root.named_modules():
+            for name, held in vars(module).items():
+                hidden = _hidden(held) if not name.startswith("_") else []
+                lost = [tensor for tensor in hidden if id(tensor) in wanted and id(tensor) not in listed]
+                if len(hidden) < 2 or not lost:
+                    continue
+                yield LoopIncident(
+                    kind="unregistered",
+                    step=steps[-1].step,
+                    cause=steps[-1].place,
+                    facts={
+                        "module": type(module),
+                        "path": path,
+                        "name": name,
+                        "kind": type(held).__name__,
+                        "layers": len(held),
+                        "holds_modules": any(isinstance(item, nn.Module) for item in _items(held)),
+                        "tensors": len(lost),
+                        "elements": sum(tensor.numel() for tensor in lost),
+                    },
+                )
+                return
+
+
+def _items(held: Any) -> list[Any]:
+    return list(held.values()) if type(held) is dict else list(held)
+
+
+def _hidden(held: Any) -> list[torch.Tensor]:
+    """The parameters in a container with two layers or more. One alone in a list is a known way to hide it."""
+    if type(held) not in (list, tuple, dict) or not 2 <= len(held) <= 1000:
+        return []
+    items = _items(held)
+    if not all(isinstance(item, nn.Module | nn.Parameter) for item in items):
+        return []
+    return [tensor for item in items for tensor in (item.parameters() if isinstance(item, nn.Module) else [item])]
+
+
+def _replaced(
+    habits: Habits, nobodys: list[torch.Tensor], owned: set[int], roots: list[nn.Module], steps: list[Event]
+) -> Iterator[LoopIncident]:
+    """An optimizer holds parameters that are no longer in the model, and not those that took their places."""
+    reached = habits.reach.found
+    in_models = {id(tensor) for root in roots for tensor in root.parameters()}
+    for root in roots:
+        named = [(name, tensor) for name, tensor in root.named_parameters() if id(tensor) in reached]
+        new = [(name, tensor) for name, tensor in named if any(tensor is one for one in nobodys)]
+        fresh = {id(tensor) for _, tensor in new}
+        if not new or len(new) == len(named) or any(id(t) not in owned | fresh for _, t in named):
+            continue
+        for watched in habits.optimizers.values():
+            optimizer = watched.optimizer
+            mine = parameters_of(optimizer) if optimizer is not None else []
+            old = [t for t in mine if id(t) not in in_models and id(t) not in reached and t.grad is None]
+            kept = any(id(tensor) in reached for tensor in mine)
+            if kept and len(old) == len(new) and all(a.dim() == b.dim() for a, (_, b) in zip(old, new, strict=True)):
+                yield LoopIncident(
+                    kind="replaced",
+                    step=steps[-1].step,
+                    cause=watched.built or steps[-1].place,
+                    optimizer=watched.number,
+                    facts={
+                        "names": [name for name, _ in new],
+                        "elements": sum(tensor.numel() for _, tensor in new),
+                        "old": [tuple(tensor.shape) for tensor in old],
+                        "new": [tuple(tensor.shape) for _, tensor in new],
+                    },
+                )
+                return
+
+
+def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) -> Iterator[LoopIncident]:
+    """No update of any optimizer had a single gradient to work with, and the loss reaches other parameters."""
+    if any(event.fact[0] for event in steps):
+        return
+    reached = habits.reach.found
+    stepping = {event.who for event in steps}
+    watched = [habits.optimizers[number] for number in stepping if number in habits.optimizers]
+    mine = [tensor for each in watched if each.optimizer is not None for tensor in parameters_of(each.optimizer)]
+    if not mine or any(id(tensor) in reached for tensor in mine):
+        return
+    frozen = [tensor for tensor in mine if not tensor.requires_grad]
+    built: Place | None = watched[0].built
+    yield LoopIncident(
+        kind="frozen" if len(frozen) == len(mine) else "other parameters",
+        step=steps[-1].step,
+        cause=built or steps[-1].place,
+        optimizer=watched[0].number,
+        others={"step": steps[-1].place},
+        facts={
+            "updates": len(steps),
+            "held": len(mine),
+            "reached": len(nobodys),
+            "elements": sum(tensor.numel() for tensor in nobodys),
+            "model": next((type(root).__name__ for root in _roots(habits)), "the model"),
+        },
+    )

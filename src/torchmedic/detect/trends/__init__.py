@@ -1,0 +1,1 @@
+"""A series of readings -> an alarm: heap, host memory, GPU health."""

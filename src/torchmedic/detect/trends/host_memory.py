@@ -1,0 +1,75 @@
+"""Samples of the host's memory -> an alarm, if memory ends within seconds or the host hardly gets on.
+
+Much use alone is no alarm: a run may need nearly all there is, and get on well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchmedic.records.memory import MemorySample, comparable
+
+_FULL = 0.85  # of the limit: less is nobody's trouble
+_BRIM = 0.97
+_SOON = 30.0  # seconds
+_SPAN = 2.0  # seconds over which a rate means something,
+_GLIMPSE, _AT_ONCE = 0.8, 3.0  # or, where so little time is left, a shorter span
+WINDOW = 10.0  # and how far back it is taken from
+_RISE = 0.02  # of the limit that must have come in that time
+_NEXT = 8.0  # seconds
+_STANDSTILL = 25.0  # percent of the time in which nobody got on for want of memory
+
+
+def seconds_left(samples: Sequence[MemorySample]) -> float | None:
+    """Until memory ends at the rate of the last seconds; None if it does not, or if too little is known."""
+    last = samples[-1]
+    recent = comparable(samples, WINDOW)
+    span = last.time - recent[0].time if recent else 0.0
+    if len(recent) < 3 or last.used is None or not last.limit or span < _GLIMPSE:
+        return None
+    first = recent[0].used or 0
+    half = (recent[0].time + last.time) / 2  # by time: the last of them lie closer together
+    middle = next(each.used or 0 for each in recent if each.time >= half)
+    if last.used - first < _RISE * last.limit or last.used - middle < 0.25 * (last.used - first):
+        return None  # it does not grow, or has stopped to
+    left = max(0.0, (last.limit - last.used) * span / (last.used - first))
+    return left if span >= _SPAN or left < _AT_ONCE else None
+
+
+def is_rushing(samples: Sequence[MemorySample]) -> bool:
+    """Whether memory would end within seconds, by the last two samples: too little for an alarm, enough to look."""
+    recent = comparable(samples, WINDOW)[-2:]
+    if len(recent) < 2 or not recent[1].limit:
+        return False
+    rise = (recent[1].used or 0) - (recent[0].used or 0)
+    left = recent[1].limit - (recent[1].used or 0)
+    return rise > _RISE * recent[1].limit and left * (recent[1].time - recent[0].time) < _NEXT * rise
+
+
+def is_alarming(samples: Sequence[MemorySample]) -> bool:
+    last = samples[-1]
+    if last.share < _FULL:
+        return False
+    left = seconds_left(samples)
+    if left is not None and (left < _SOON or last.share > _BRIM):
+        return True
+    return (
+        len(samples) > 2
+        and all((each.waiting or 0.0) >= _STANDSTILL for each in samples[-3:])
+        and (last.bound == "cgroup" or bool(last.swap_in) or last.share > _BRIM)
+    )
+
+
+def rises(samples: Sequence[MemorySample]) -> dict[int, int]:
+    """By how many bytes each process of the run has grown over the samples, since it was first seen in them."""
+    last = samples[-1]
+    recent = [each for each in samples if each.time >= last.time - WINDOW]
+    first = {pid: size for each in reversed(recent) for pid, size in each.private.items()}
+    return {pid: size - first[pid] for pid, size in last.private.items()}
+
+
+def grew_most(samples: Sequence[MemorySample]) -> tuple[int, int] | None:
+    """The process of the run that has grown most over the samples, and by how many bytes."""
+    grown = rises(samples)
+    pid = max(grown, key=lambda each: grown[each], default=None)
+    return (pid, grown[pid]) if pid is not None and grown[pid] > 0 else None

@@ -1,0 +1,1 @@
+"""Candidate edits, and their trials on the failing step."""

@@ -1,0 +1,134 @@
+"""Candidate cures for a graph that is cut, freed too early or carried on too long."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchmedic.diagnose.cures.edits import Candidate, called, rewritten, statement_at
+from torchmedic.replay.step.trial import Edit
+from torchmedic.replay.trace.microscope import Spot
+from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.spots import spot_of_node
+
+_SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+
+
+def uses_in(spot: Spot, name: str) -> list[ast.expr]:
+    """Where the statement at a spot reads a variable, in order."""
+    statement = statement_at(spot)
+    found = [
+        node
+        for node in (ast.walk(statement) if statement is not None else ())
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load) and ast.unparse(node) == name
+    ]
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def detached_in(spot: Spot, name: str, *, is_item: bool = False) -> Iterator[Edit]:
+    """The statement at a spot with a variable, or its items, taken without history."""
+    statement = statement_at(spot)
+    if isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == name and not is_item:
+        sign = _SIGNS.get(type(statement.op))
+        if sign is not None:
+            text = f"{name} = {name}.detach() {sign} {rewritten(spot.file, statement.value)}"
+            yield Edit(spot_of_node(spot.file, statement, spot.function), text)
+    for use in uses_in(spot, name)[:1]:
+        place = spot_of_node(spot.file, use, spot.function)
+        if not is_item:
+            yield Edit(place, f"{name}.detach()")
+        else:
+            yield Edit(place, f"tuple(part.detach() for part in {name})")
+            yield Edit(place, f"[part.detach() for part in {name}]")
+    # A tuple of variables: `cell(x, (h, c))`.
+    if not is_item and statement is not None:
+        for node in ast.walk(statement):
+            loaded = isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Load)
+            if loaded and any(ast.unparse(part) == name for part in node.elts):  # type: ignore[attr-defined]
+                items = ", ".join(f"{ast.unparse(part)}.detach()" for part in node.elts)  # type: ignore[attr-defined]
+                yield Edit(spot_of_node(spot.file, node, spot.function), f"({items})")  # type: ignore[arg-type]
+
+
+def retained(spot: Spot, *, differentiable: bool) -> Iterator[Candidate]:
+    """Keep the graph of a call of backward or `autograd.grad` for the next one."""
+    call = call_at(spot, "backward", "grad")
+    if call is None:
+        return
+    if differentiable:
+        yield "let the gradient be differentiated again", with_keyword(spot, call, "create_graph")
+    yield "keep the graph of the first backward for the second", with_keyword(spot, call, "retain_graph")
+
+
+def call_at(spot: Spot, *names: str) -> ast.Call | None:
+    """The call of one of these functions or methods in the statement at a spot."""
+    statement = statement_at(spot)
+    for node in ast.walk(statement) if statement is not None else ():
+        if isinstance(node, ast.Call) and node.lineno <= spot.line <= (node.end_lineno or node.lineno):
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            if name in names:
+                return node
+    return None
+
+
+def with_keyword(spot: Spot, call: ast.Call, name: str, value: str = "True") -> Edit:
+    """A call with a keyword argument added or changed."""
+    given = next((word for word in call.keywords if word.arg == name), None)
+    if given is not None:
+        text = rewritten(spot.file, call, [(given.value, value)])
+    else:
+        text = rewritten(spot.file, call).removesuffix(")").rstrip().removesuffix(",")
+        text += f"{', ' if call.args or call.keywords else ''}{name}={value})"
+    return Edit(spot_of_node(spot.file, call, spot.function), text)
+
+
+def uncut(spot: Spot, name: str) -> Iterator[Candidate]:
+    """The expression at a spot without the call that cuts the graph."""
+    tree = syntax_tree(spot.file)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.expr) and _is_at(node, spot):
+            for title, text in _uncut(spot.file, node, name):
+                yield title, Edit(spot_of_node(spot.file, node, spot.function), text)
+
+
+def _uncut(file: str, node: ast.expr, name: str) -> Iterator[tuple[str, str]]:
+    """Titles, and the source of an expression that does the same without the cut."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr == name and not _is_torch(owner):
+            yield f"leave `.{name}()` out", rewritten(file, owner)
+        case ast.Attribute(value=owner, attr="data") if name in ("data", "detach"):
+            yield "leave `.data` out", rewritten(file, owner)
+        case ast.Call(func=function, args=[inner, *_]) if _builds(function) or ast.unparse(function) == "float":
+            text = rewritten(file, inner)
+            if not isinstance(inner, ast.List | ast.Tuple):
+                yield f"leave `{ast.unparse(function)}(...)` out", called(text, inner)
+            if _builds(function):
+                yield "stack the tensors instead of copying their values", f"torch.stack({text})"
+
+
+def _builds(function: ast.expr) -> bool:
+    return ast.unparse(function).rpartition(".")[2] in ("tensor", "as_tensor", "Tensor", "FloatTensor", "Variable")
+
+
+def _is_torch(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("torch", "F", "np", "numpy")
+
+
+def _is_at(node: ast.expr, spot: Spot) -> bool:
+    if spot.column is None or spot.end_column is None:
+        return node.lineno == spot.line
+    start, end = (spot.line, spot.column), (spot.end_line or spot.line, spot.end_column)
+    return start <= (node.lineno, node.col_offset) and (node.end_lineno or 0, node.end_col_offset or 0) <= end
+
+
+def with_gradients(file: str, head: ast.expr) -> Iterator[Candidate]:
+    """`with torch.no_grad():` becomes `with torch.enable_grad():`."""
+    spot = spot_of_node(file, head)
+    yield "let the block record gradients", Edit(spot, "torch.enable_grad()")
+
+
+def not_reentrant(spot: Spot) -> Iterator[Candidate]:
+    """A checkpoint that records its inputs itself."""
+    call = call_at(spot, "checkpoint", "checkpoint_sequential")
+    if call is not None:
+        yield "use the checkpoint that is not reentrant", with_keyword(spot, call, "use_reentrant", "False")

@@ -1,0 +1,120 @@
+"""Trials of cures for a broken graph: the step must pass, with the loss that it had."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from torchmedic.diagnose.cures.edits import Candidate
+from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.forward_failure import StepFailure
+from torchmedic.records import Safety, Treatment
+from torchmedic.replay.isolation.torch_state import set_version
+from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.trial import Edit, Verdict, attempt, describe, passes, treatment
+from torchmedic.replay.trace.microscope import storage_of
+
+_MOST_TRIALS = 8
+_MOST_KEPT = 1 << 28  # bytes
+
+
+class GraphTrials:
+    """Tries cures on one failing step, each from the same values.
+
+    Args:
+        failure: The failure, with its step.
+        written: The storages that the step writes to itself. A replay writes to them again, so what lives there is put
+            back after each trial. None for all that is in reach, up to a limit.
+    """
+
+    def __init__(self, failure: BackwardFailure | StepFailure, written: Iterable[int] | None = ()) -> None:
+        self._failure = failure
+        storages = frozenset(written) if written is not None else None
+        self._kept = [(tensor, tensor._version, tensor.detach().clone()) for tensor in _living(failure, storages)]
+
+    @functools.cached_property
+    def loss(self) -> float | None:
+        """The loss to be kept: that of the original, or of a plain replay from the same values."""
+        if isinstance(self._failure, StepFailure):
+            with self._from_same_values():
+                return self._failure.intended_loss()
+        if self._failure.faithful and not self._kept:
+            return self._failure.loss
+        step = self._failure.step
+        if step is None:
+            return None
+        with self._from_same_values():
+            return step.again().loss
+
+    def verdict(self, edit: Edit, *, same_loss: bool = True, keep_graphs: bool = True) -> Verdict:
+        step = self._failure.step
+        if step is None or (same_loss and self.loss is None):
+            return Verdict(False, "", "")
+        wanted = self.loss if same_loss else None
+        with self._from_same_values():
+            return attempt(step, edit, same_loss=wanted, keep_graphs=keep_graphs)
+
+    def first(
+        self,
+        candidates: Iterable[Candidate],
+        *,
+        same_loss: bool = True,
+        keep_graphs: bool = True,
+        safety: Safety = "edit",
+    ) -> Treatment | None:
+        """The first candidate that passes."""
+        for title, edit in itertools.islice(candidates, _MOST_TRIALS):
+            verdict = self.verdict(edit, same_loss=same_loss, keep_graphs=keep_graphs)
+            if verdict.passed:
+                return treatment(title, verdict, safety=safety)
+        return None
+
+    def under(self, change: Callable[[], contextlib.AbstractContextManager[Any]], title: str) -> Treatment | None:
+        """A cure that is no edit of one line: the step replayed while something is changed."""
+        step = self._failure.step
+        if step is None:
+            return None
+        with self._from_same_values(), change():
+            played: Played = step.again()
+        if not passes(played) or played.loss != self.loss:
+            return None
+        return Treatment(title=title, proven=True, result=describe(played))
+
+    @contextlib.contextmanager
+    def _from_same_values(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for tensor, version, value in self._kept:
+                # A replay sets the versions of weights back itself, but not their values.
+                if tensor._version != version or not torch.equal(tensor.detach(), value):
+                    with torch.no_grad(), contextlib.suppress(RuntimeError):
+                        tensor.detach().copy_(value)
+                        set_version(tensor, version)
+
+
+def _living(failure: BackwardFailure | StepFailure, storages: frozenset[int] | None) -> list[torch.Tensor]:
+    """The weights, buffers and variables of the user's frames that live in some storages."""
+    if failure.step is None or (storages is not None and not storages):
+        return []
+    runner = failure.step.runner
+    tensors: list[Any] = list(runner.parameters)
+    for module in runner.modules:
+        tensors += [*module.parameters(), *module.buffers()]
+    for frame in failure.evidence.frames:
+        if frame.is_user:
+            tensors += [*frame.variables.values(), *frame.live.f_globals.values()]
+    found: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_inference():
+            key = storage_of(tensor)
+            if key is not None and (storages is None or key in storages):
+                found.setdefault(key, tensor)
+    if storages is None and sum(tensor.nbytes for tensor in found.values()) > _MOST_KEPT:
+        return []
+    return list(found.values())

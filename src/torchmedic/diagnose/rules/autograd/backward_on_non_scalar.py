@@ -1,0 +1,88 @@
+"""`backward()` was called on a tensor with several elements.
+
+What: a gradient is taken of one number. `backward()` and `autograd.grad()` therefore need a loss with exactly one
+element, unless they are told how to weigh the elements (`gradient=`, `grad_outputs=`).
+
+Why: the loss was built with `reduction='none'`, only one dimension was averaged, or the output of the model itself
+was passed.
+
+Cure: reduce the loss to one number (`loss.mean()` or `loss.sum()`), or say how its elements are weighed.
+"""
+
+from __future__ import annotations
+
+import ast
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import shape
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.lookup.failing_call import read
+from torchmedic.source.lookup.origins import Origin, origin_of, user_argument
+
+CODE, NAME = "TM101", "backward-on-non-scalar"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    inner = evidence.inside("_make_grads")
+    if inner is None or "RuntimeError" not in evidence.kinds or not evidence.says("scalar outputs"):
+        return None
+    loss = inner.variables.get("out")
+    if not isinstance(loss, torch.Tensor) or loss.numel() == 1:
+        return None
+    by_grad = evidence.find("grad") is not None
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the gradient of a tensor with {loss.numel()} elements was asked for; a loss has one",
+        f"the tensor is {shape(loss)}, and nothing says how its elements are to be weighed",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{shape(loss)}: {loss.numel()} elements, not one"))
+    origin = _made(evidence, loss)
+    reason = _reason(evidence.user_frame, origin) if origin is not None and evidence.user_frame is not None else ""
+    if origin is not None:
+        draft.at(origin.location("origin", f"`{origin.name}` becomes {shape(loss)} here{reason}"))
+    if loss.numel() == 0:
+        draft.because("it has no elements at all: the batch or the selection before it was empty")
+    if by_grad:
+        draft.help("pass `grad_outputs=torch.ones_like(...)` for the sum of the gradients, or reduce the tensor first")
+    else:
+        draft.help("reduce the loss to one number with `.mean()` or `.sum()`")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _made(evidence: RaisedEvidence, loss: torch.Tensor) -> Origin | None:
+    passed = user_argument(evidence.frames, loss)
+    if passed is not None:
+        return origin_of(evidence.frames, passed[0], passed[1].node)
+    frame = evidence.user_frame
+    if frame is None or not isinstance(frame.node, ast.Call) or not isinstance(frame.node.func, ast.Attribute):
+        return None
+    # `scaler.scale(loss).backward()`: the name that is scaled.
+    scaled = frame.node.func.value
+    if isinstance(scaled, ast.Call) and len(scaled.args) == 1 and isinstance(scaled.args[0], ast.Name):
+        value = read(scaled.args[0], frame)
+        if isinstance(value, torch.Tensor) and value.shape == loss.shape:
+            return origin_of(evidence.frames, frame, scaled.args[0])
+    return None
+
+
+def _reason(frame: Frame, origin: Origin) -> str:
+    """Whether the loss was told not to reduce: by an argument, or when its module was built."""
+    for node in ast.walk(origin.value) if origin.value is not None else ():
+        if not isinstance(node, ast.Call):
+            continue
+        for keyword in node.keywords:
+            if keyword.arg == "reduction" and isinstance(keyword.value, ast.Constant) and keyword.value.value == "none":
+                return ", with `reduction='none'`"
+        module = read(node.func, frame)
+        if isinstance(module, torch.nn.Module) and getattr(module, "reduction", None) == "none":
+            return f": `{ast.unparse(node.func)}` has `reduction='none'`"
+    return ""
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,76 @@
+"""The model ends in a softmax or sigmoid, and the loss applies it once more.
+
+What: `cross_entropy` was given the result of a softmax, or `binary_cross_entropy_with_logits` that of a sigmoid.
+
+Why: both losses take *scores* and apply the activation themselves. Given probabilities, which lie between 0 and 1,
+the second activation flattens them: with ten classes the highest probability that is left is 0.23. The loss cannot
+come near 0, gradients are small, and training is slow or stands still, without any error.
+
+Cure: let the model return scores, without the activation. Apply it where probabilities are needed, when predicting.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.check_up import CheckUp
+from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+from torchmedic.observe.checkup.node_births import LossCall
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM633", "activation-applied-twice"
+_NAMES = {"SoftmaxBackward": "softmax", "SigmoidBackward": "sigmoid"}
+
+
+def check(evidence: CheckUp) -> Diagnosis | None:
+    for graph in evidence.graphs:
+        for call in graph.losses():
+            node = graph.value_of(graph.made(call.sequence))
+            if node is not None and _is_doubled(call, node):
+                return _diagnosis(evidence, graph, call, node)
+    return None
+
+
+def _is_doubled(call: LossCall, node: Node) -> bool:
+    if call.name == "binary_cross_entropy_with_logits":
+        return bool(node.kind == "SigmoidBackward")
+    if call.name != "cross_entropy" or node.kind != "SoftmaxBackward" or node.shape is None or node.dim is None:
+        return False
+    if len(call.shape) < 2:
+        return False
+    # Over the classes, not over something else such as the positions of an attention.
+    classes = call.shape[1]
+    dim = node.dim % len(node.shape)
+    if node.shape == call.shape:
+        return dim == 1
+    return dim == len(node.shape) - 1 and node.shape[dim] == classes and classes > 1
+
+
+def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Diagnosis:
+    name = _NAMES[node.kind]
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"`{call.name}` is given the result of a {name}, and applies it a second time",
+        f"the model returns probabilities where `{call.name}` takes scores",
+    )
+    draft.at(
+        evidence.of_node("cause", node, f"gives probabilities: the loss applies its own {name}"),
+        evidence.at("surfaced", call.sites, "takes scores"),
+    )
+    if name == "softmax":
+        classes = call.shape[1]
+        best = math.e / (math.e + classes - 1)
+        draft.because(
+            f"with {classes} classes the loss cannot fall below {-math.log(best):.4f}, "
+            f"as if every prediction were {best:.2f} sure at most"
+        )
+    else:
+        draft.because("the second sigmoid gives values from 0.50 to 0.73, so the loss cannot come near 0")
+    draft.help(f"take the {name} out of the model, and apply it only where probabilities are shown")
+    return draft.done(step=graph.step, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,94 @@
+"""Every gradient is exactly 0, because each way from the loss to the weights leads through a gate that is shut.
+
+What: backward ran and every gradient is 0. On each way back lies an operation that lets no gradient pass: a clamp
+whose bound is active for all values, a ReLU that gives 0 everywhere, a sigmoid or tanh that is saturated, or `round`,
+`floor` and `sign`, whose derivative is 0 wherever there is one.
+
+Why: where a clamp holds a value at its bound, a small change of the value changes nothing, so its derivative is 0.
+The optimizer then has nothing to go by, and nothing learns. No error is raised.
+
+Cure: bring the values into the range in which the operation answers to them: other bounds, a smaller scale, another
+initialisation; a smooth function (`softplus` for a clamp or ReLU at 0); a straight-through estimate for `round`.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.check_up import CheckUp
+from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM635", "all-gradients-zero"
+_ONCE_MORE = 2  # looks at a line inside of a loop
+_KINDS = {
+    "ReluBackward": ("ReLU", "gives 0 for every value"),
+    "SigmoidBackward": ("sigmoid", "is saturated for every value"),
+    "TanhBackward": ("tanh", "is saturated for every value"),
+    "HardtanhBackward": ("clamp", "is active for every value"),
+    "ClampBackward": ("clamp", "is active for every value"),
+    "ClampMinBackward": ("clamp", "is active for every value"),
+    "ClampMaxBackward": ("clamp", "is active for every value"),
+    "RoundBackward": ("round", "has the derivative 0"),
+    "FloorBackward": ("floor", "has the derivative 0"),
+    "CeilBackward": ("ceil", "has the derivative 0"),
+    "TruncBackward": ("trunc", "has the derivative 0"),
+    "SignBackward": ("sign", "has the derivative 0"),
+}
+
+
+def check(evidence: CheckUp) -> Diagnosis | None:
+    for graph in evidence.graphs:
+        seen = evidence.of_line(graph)
+        if evidence.optimized and not evidence.is_enough(len(seen), _ONCE_MORE):
+            continue  # one batch may be unlucky
+        shut = [shut_gates(other) for other in seen]
+        if all(shut):
+            return _diagnosis(evidence, seen[-1], shut[-1])
+    return None
+
+
+def shut_gates(graph: LossGraph) -> list[Node]:
+    """The gates that explain why all gradients are 0; none where they are not, or not for that reason.
+
+    A hinge that is satisfied by the whole batch is shut as well, and then the loss itself is 0: that is a success.
+    """
+    if not graph.is_zero or not graph.complete or any(not root.value for root in graph.roots):
+        return []
+    shut = [node for node in graph.gates() if node.closed]
+    if not shut or graph.reaches_leaf(without=shut):
+        return []
+    # Those that the loss comes to first: what lies behind a shut gate does not matter.
+    return [gate for gate in shut if graph.reaches(gate, without=[other for other in shut if other is not gate])]
+
+
+def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Diagnosis:
+    gate = max(shut, key=lambda node: node.sequence)
+    name, why = _KINDS[gate.kind]
+    size = 1
+    for part in gate.shape or ():
+        size *= part
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        "every gradient is exactly 0, so nothing can learn",
+        f"the {name} {why}, and there is no other way from the loss to the weights",
+    )
+    active = f"active for {size} of {size} values" if name == "clamp" else why
+    draft.at(
+        evidence.of_node("cause", gate, active),
+        *(evidence.of_node("origin", other, _KINDS[other.kind][1]) for other in shut if other is not gate),
+        evidence.backward_call(graph, "surfaced", "every gradient is 0"),
+    )
+    value = graph.roots[0].value if graph.roots else None
+    draft.because(
+        f"the loss is {value:.6g}, and not 0" if isinstance(value, float) else "",
+        f"all gradients were 0 in {len(evidence.of_line(graph))} steps that were looked at"
+        if evidence.optimized
+        else "",
+    )
+    draft.help("bring the values into the range in which the operation answers to them, or use a smooth one")
+    return draft.done(step=graph.step, rank=evidence.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,36 @@
+"""`backward()` is called while autocast is on.
+
+What: backward runs every operation in the precision that its forward operation had, so autocast is of no use there,
+and torch advises against it. It does no harm in most models.
+
+Why: the `with torch.autocast(...)` block goes on for too long.
+
+Cure: end the block after the loss.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.check_up import CheckUp
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM640", "backward-inside-autocast"
+
+
+def check(evidence: CheckUp) -> Diagnosis | None:
+    for graph in evidence.graphs:
+        if graph.autocast:
+            draft = Draft(
+                CODE,
+                NAME,
+                "proven",
+                "backward() is called while autocast is on",
+                f"autocast of `{graph.autocast}` was on when backward was called",
+            )
+            draft.at(evidence.backward_call(graph, "cause", "autocast is on here, which torch advises against"))
+            draft.help("end the `with torch.autocast(...)` block before backward")
+            return draft.done(step=graph.step, rank=evidence.rank, severity="note")
+    return None
+
+
+RULE = Rule(CODE, NAME, check)

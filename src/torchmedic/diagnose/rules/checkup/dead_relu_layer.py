@@ -1,0 +1,74 @@
+"""A ReLU gives 0 for every unit and every sample, step after step: what lies before it learns nothing.
+
+What: in each of the steps that were looked at, all values of this ReLU were 0 for the whole batch.
+
+Why: a ReLU that gives 0 has the derivative 0. If all its inputs are negative, no gradient comes to the layers before
+it, so their weights stay as they are, and the inputs stay negative. The usual causes are a large negative bias,
+inputs that are not normalised, a learning rate that was far too high in one step, or a ReLU after an operation that
+gives no positive value.
+
+Cure: check the initialisation and the scale of the inputs; put a normalisation before the ReLU; or use a function
+that does not shut, such as `leaky_relu` or `gelu`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.checkup.all_gradients_zero import shut_gates
+from torchmedic.evidence.check_up import CheckUp
+from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+from torchmedic.observe.checkup.node_births import Site
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM636", "dead-relu-layer"
+_STEPS = 3
+_UNITS = 4  # a single gate may well be shut
+
+
+def check(evidence: CheckUp) -> Diagnosis | None:
+    for graph in evidence.graphs:
+        seen = evidence.of_line(graph)
+        if not evidence.is_enough(len(seen), _STEPS) or any(shut_gates(other) for other in seen):
+            continue
+        common = set.intersection(*(set(_dead(other)) for other in seen))
+        for place, node in _dead(seen[-1]).items():
+            if place in common:
+                return _diagnosis(evidence, seen, node)
+    return None
+
+
+def _dead(graph: LossGraph) -> dict[tuple[int | None, tuple[Site, ...]], Node]:
+    """The ReLUs that gave nothing but 0, by where they are; not a hinge, whose values are the loss itself."""
+    found: dict[tuple[int | None, tuple[Site, ...]], Node] = {}
+    open_at = set()
+    for node in graph.gates():
+        if node.kind != "ReluBackward" or node.birth is None:
+            continue
+        layer = node.birth.layer() if node.birth.layer is not None else None
+        place = (id(layer) if layer is not None else None, node.birth.sites)
+        if node.closed and math.prod((node.shape or ())[1:]) >= _UNITS and graph.is_followed_by_weights(node):
+            found[place] = node
+        else:
+            open_at.add(place)  # the same line may run several times
+    return {place: node for place, node in found.items() if place not in open_at}
+
+
+def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Diagnosis:
+    shape = list(node.shape or ())
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        "a ReLU layer is dead: it gives 0 for every unit and every sample",
+        "all its inputs are negative, so no gradient passes and the layers before it do not learn",
+    )
+    draft.at(evidence.of_node("cause", node, f"all values of {shape} are 0"))
+    steps = ", ".join(str(graph.step) for graph in seen)
+    draft.because(f"so in each of the steps that were looked at: {steps}")
+    draft.help("check the bias and the scale of the layer before it, or use `leaky_relu` or `gelu`")
+    return draft.done(step=seen[-1].step, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,66 @@
+"""The first loss is far worse than that of a model that takes all classes to be equally likely.
+
+What: cross entropy over C classes is log C where all are equally likely, whatever the labels are. A model that has not
+learned anything should be about there. Far above, it is very sure of what it cannot know, and the first hundreds of
+steps are spent on unlearning that.
+
+Why: the data is not scaled, such as pixels from 0 to 255.
+
+Cure: scale the data to about -1 to 1, or subtract the mean and divide by the deviation.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.check_up import CheckUp
+from torchmedic.observe.checkup.graph_facts import is_too_high
+from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+from torchmedic.observe.checkup.node_births import Site
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM639", "first-loss-too-high"
+_LARGE = 50.0  # of data that was not scaled
+
+
+def check(evidence: CheckUp) -> Diagnosis | None:
+    for graph in evidence.graphs:
+        first = _fed_with_large_data(graph) if is_too_high(graph) else None
+        if first is not None:
+            return _diagnosis(evidence, graph, first)
+    return None
+
+
+def _diagnosis(evidence: CheckUp, graph: LossGraph, first: Node) -> Diagnosis:
+    loss = graph.nodes[graph.roots[0].node or 0]
+    value, expected = graph.roots[0].value, graph.untrained
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the first loss is {value:.4g}, where equal chances for all classes give {expected:.4g}",
+        "the model is very sure of itself before it has learned anything",
+    )
+    label = f"the first layer is given values up to {first.largest:.4g}"
+    draft.at(evidence.at("cause", _called(first, loss), label), evidence.of_node("surfaced", loss, "this loss"))
+    draft.because(f"{label}, in step 0")
+    draft.help("scale the data to about -1 to 1", safety="changes-training")
+    return draft.done(step=graph.step, rank=evidence.rank, severity="warning")
+
+
+def _called(first: Node, loss: Node) -> tuple[Site, ...]:
+    """Where the loop calls the model: in the function that calls the loss too, or else where the layer is called."""
+    sites = first.birth.sites if first.birth is not None else ()
+    loops = {site.code for site in loss.birth.sites} if loss.birth is not None else set()
+    return tuple(site for site in sites if site.code in loops)[:1] or sites[:1]
+
+
+def _fed_with_large_data(graph: LossGraph) -> Node | None:
+    """The first layer, if it was given data that is not scaled."""
+    fed = [node for node in graph.nodes if isinstance(node.largest, float)]
+    first = min(fed, key=lambda node: node.sequence, default=None)
+    if first is None or first.birth is None or not first.birth.sites:
+        return None
+    return first if _LARGE <= first.largest < float("inf") else None
+
+
+RULE = Rule(CODE, NAME, check)

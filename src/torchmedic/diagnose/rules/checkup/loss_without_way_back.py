@@ -1,0 +1,111 @@
+"""Backward is called on a loss that was made by hand, so nothing reaches the weights.
+
+What: the loss has no graph. It was built anew from numbers (`torch.tensor(loss.item(), requires_grad=True)`), or it
+had lost its graph and was told to require a gradient. Its backward fills in the gradient of that one number and ends.
+
+Why: `requires_grad_()` and `requires_grad=True` make a tensor a *leaf*, a new beginning. They do not connect it to
+what it was computed from. torch raises an error for a loss without a graph; this silences the error and not its
+cause.
+
+Cure: call backward on the result of the computation itself. Numbers that are only to be shown are taken out of it
+with `item()`, beside it. If the loss has no graph, find what cut it: torch says so as soon as `requires_grad_()` is
+taken away.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.check_up import CheckUp
+from torchmedic.observe.checkup.loss_graph import LossGraph
+from torchmedic.records import Diagnosis, Location
+from torchmedic.source.live_frames import node_location
+
+CODE, NAME = "TM630", "loss-without-way-back"
+
+
+def check(evidence: CheckUp) -> Diagnosis | None:
+    for graph in evidence.graphs:
+        if evidence.optimized and _is_made_by_hand(graph, evidence):
+            return _diagnosis(graph, evidence)
+    return None
+
+
+def _is_made_by_hand(graph: LossGraph, evidence: CheckUp) -> bool:
+    """Whether all that backward was called on are single numbers without a graph, and no parameters."""
+    known = {id(tensor) for tensor in evidence.optimized}
+    return bool(graph.roots) and all(
+        root.node is None and root.size == 1 and root.identity not in known for root in graph.roots
+    )
+
+
+def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Diagnosis:
+    found, forced = _made_at(graph, evidence)
+    how = "told to require a gradient" if forced else "made from numbers"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        "backward is called on a loss that nothing leads back from: no weight gets a gradient",
+        f"the loss was {how}, so it is a new leaf and not the result of the model",
+    )
+    draft.at(found, evidence.backward_call(graph, "surfaced", "ends at once"))
+    draft.because("the tensor that backward was called on has no grad_fn", "it is no parameter of any optimizer")
+    if forced:
+        draft.help("remove `requires_grad_()`: the error that torch raises then leads to what cut the graph")
+    else:
+        draft.help("call backward on the tensor that the loss function returned; use `item()` only for what is shown")
+    return draft.done(step=graph.step, rank=evidence.rank)
+
+
+def _made_at(graph: LossGraph, evidence: CheckUp) -> tuple[Location, bool]:
+    """The last statement before backward that forces or makes the loss, and whether it forces it."""
+    file, line = graph.key
+    before = [node for node in evidence.statements(graph) if node.lineno <= line]
+    before.sort(key=lambda node: node.lineno)
+    owners = [owner for node in before if node.lineno == line for owner in _backward_owner(node)]
+    name = owners[-1] if owners else None
+    label = "made a leaf here, with no way back to the model"
+    for node in reversed(before):
+        part = _forces(node, name)
+        if part is not None:
+            return node_location("cause", file, part, label), True
+        if name is not None and _assigns(node, name):
+            forced = isinstance(node, ast.Assign | ast.AnnAssign) and _calls_forcing(node.value)
+            return node_location("cause", file, node, label), forced
+    return evidence.backward_call(graph, "cause", label), False
+
+
+def _backward_owner(node: ast.stmt) -> list[str]:
+    """`loss` of `loss.backward()`, also inside of `scaler.scale(loss).backward()`."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "backward":
+            owner = part.func.value
+            if isinstance(owner, ast.Call) and len(owner.args) == 1 and isinstance(owner.args[0], ast.Name):
+                owner = owner.args[0]
+            if isinstance(owner, ast.Name | ast.Attribute):
+                return [ast.unparse(owner)]
+    return []
+
+
+def _forces(node: ast.stmt, name: str | None) -> ast.AST | None:
+    """`loss.requires_grad_()` and `loss.requires_grad = True`, as statements of their own."""
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="requires_grad_", value=owner))):
+            return node.value if name is None or ast.unparse(owner) == name else None
+        case ast.Assign(targets=[ast.Attribute(attr="requires_grad", value=owner)], value=ast.Constant(value=True)):
+            return node if name is None or ast.unparse(owner) == name else None
+    return None
+
+
+def _calls_forcing(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "requires_grad_"
+
+
+def _assigns(node: ast.stmt, name: str) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return any(ast.unparse(target) == name for target in targets)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,55 @@
+"""Mixed precision is used by its old names.
+
+What: `torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler` still work, and warn that they will be taken away.
+
+Why: they were for CUDA only, before there were others.
+
+Cure: `torch.autocast("cuda", ...)` or `torch.amp.autocast("cuda", ...)`, and `torch.amp.GradScaler("cuda")`.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.check_up import CheckUp
+from torchmedic.records import Diagnosis
+from torchmedic.source.live_frames import node_location, syntax_tree
+
+CODE, NAME = "TM641", "outdated-amp-names"
+_NEW = {"autocast": 'torch.autocast("cuda")', "GradScaler": 'torch.amp.GradScaler("cuda")'}
+
+
+def check(evidence: CheckUp) -> Diagnosis | None:
+    for graph in evidence.graphs:
+        found = _used(graph.key[0]) if graph.is_outdated else None
+        if found is None:
+            continue
+        node, name = found
+        draft = Draft(
+            CODE,
+            NAME,
+            "proven",
+            f"torch.cuda.amp.{name} is an old name, which torch will take away",
+            "it still works, and warns",
+        )
+        draft.at(node_location("cause", graph.key[0], node, "the old name"))
+        draft.help(f"use {_NEW[name]}")
+        return draft.done(step=graph.step, rank=evidence.rank, severity="note")
+    return None
+
+
+def _used(file: str) -> tuple[ast.expr | ast.stmt, str] | None:
+    tree = syntax_tree(file)
+    for node in ast.walk(tree) if tree is not None else ():
+        match node:
+            case ast.ImportFrom(module="torch.cuda.amp", names=names):
+                known = [alias.name for alias in names if alias.name in _NEW]
+                if known:
+                    return node, known[0]
+            case ast.Attribute(attr=name) if name in _NEW and ast.unparse(node) == f"torch.cuda.amp.{name}":
+                return node, name
+    return None
+
+
+RULE = Rule(CODE, NAME, check)

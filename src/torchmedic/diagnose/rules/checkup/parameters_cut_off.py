@@ -1,0 +1,94 @@
+"""An optimizer holds parameters that the loss never reaches: what they compute is cut off from it.
+
+What: these parameters require a gradient, are used in the forward pass, and had none in any step. What they compute
+leaves the graph on its way to the loss: by `detach()`, `.data`, `numpy()`, `tolist()` or `argmax()`.
+
+Why: autograd goes back only through what it has recorded. Behind a cut nothing gets a gradient; the optimizer passes
+over such parameters without a word, and they keep the values with which they began. The rest of the model may well
+learn, so that the loss falls all the same.
+
+Cure: take the cut away, if these parameters are to learn. If they are not, say so where it can be seen: freeze them
+with `requires_grad_(False)` and leave them out of the optimizer.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.check_up import CheckUp, spot_of
+from torchmedic.observe.checkup.graph_cuts import Cut
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM631", "parameters-cut-off"
+_HOW = {"data": "`.data`", "detach_": "`detach_()`", "detach": "`detach()`"}
+
+
+def check(evidence: CheckUp) -> Diagnosis | None:
+    unreached = evidence.unreached
+    if unreached is None:
+        return None
+    written = [found for found in unreached.missing if found.is_written()]
+    missing = {id(tensor): tensor for found in unreached.missing if (tensor := found.reference()) is not None}
+    for found in written:
+        missing.pop(id(found.reference()), None)  # a moving average, say, that needs no gradient
+    cuts = [cut for cut in unreached.cuts.cuts if cut.sites and not cut.behind.isdisjoint(missing)]
+    if not cuts:
+        return None
+    # What a layer is given as it is goes on to the loss. Else the last one: there may be others, for a log.
+    cut = next((cut for cut in cuts if cut.fed), cuts[-1])
+    lost = [tensor for key, tensor in missing.items() if key in cut.behind]
+    if _is_copy_of_other(evidence, lost, missing):
+        return None
+    others = {other.sites[0]: other for other in cuts if other.sites[0] != cut.sites[0]}
+    return _diagnosis(evidence, cut, [] if cut.fed else list(others.values()), lost)
+
+
+def _is_copy_of_other(evidence: CheckUp, lost: list[torch.Tensor], missing: dict[int, torch.Tensor]) -> bool:
+    """Whether a module with these parameters has a twin that is trained: a target network, copied now and then."""
+    wanted = {id(tensor) for tensor in lost}
+    modules = [module for model in evidence.models for module in model.modules()]
+    modules += evidence.models
+    shapes = {id(module): [tuple(tensor.shape) for tensor in module.parameters()] for module in modules}
+    for module in modules:
+        own = [id(tensor) for tensor in module.parameters()]
+        if not own or not wanted.issubset(own) or not all(key in missing for key in own):
+            continue
+        for other in modules:
+            trained = not any(id(tensor) in missing for tensor in other.parameters())
+            alike = type(other) is type(module) and shapes[id(other)] == shapes[id(module)]
+            if trained and alike and _is_whole(module):
+                return True
+    return False
+
+
+def _is_whole(module: torch.nn.Module) -> bool:
+    """A network, not a single layer: two layers of the same size are no twins."""
+    return any(True for _ in module.children())
+
+
+def _diagnosis(evidence: CheckUp, cut: Cut, others: list[Cut], lost: list[torch.Tensor]) -> Diagnosis:
+    steps = evidence.unreached.steps if evidence.unreached is not None else 0
+    names = [name for tensor in lost if (name := evidence.name_of(tensor))]
+    shown = ", ".join(f"`{name}`" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    how = _HOW.get(cut.name, f"`{cut.name}()`")
+    several = len(lost) > 1
+    draft = Draft(
+        CODE,
+        NAME,
+        "likely" if others else "proven",
+        f"{len(lost)} parameters of the optimizer are cut off from the loss"
+        if several
+        else "a parameter of the optimizer is cut off from the loss",
+        f"{how} drops the graph of what {'they compute' if several else 'it computes'}; no other way leads to the loss",
+    )
+    draft.at(
+        spot_of(cut.sites[0]).location("cause", "the graph ends here"),
+        *(spot_of(other.sites[0]).location("origin", "and here") for other in others),
+    )
+    draft.because(f"no gradient in {steps} steps: {shown}" if shown else f"no gradient in {steps} steps")
+    draft.help(f"remove {how} if these parameters are to learn; else leave them out of the optimizer")
+    return draft.done(step=steps, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

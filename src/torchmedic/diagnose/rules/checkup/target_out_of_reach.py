@@ -1,0 +1,62 @@
+"""The model ends in an activation that cannot give the values of the targets.
+
+What: the output of a ReLU, sigmoid, tanh or softmax went into a regression loss, and a good part of the targets lies
+outside of what that activation can give; or a ReLU cut off all negative scores before
+`binary_cross_entropy_with_logits`, so that no probability below one half can be predicted.
+
+Why: a ReLU gives nothing below 0, a sigmoid nothing outside of 0 to 1. Where the target lies beyond, the output is
+pushed against the end of the range, the gradient there is 0 or vanishes, and the error stays.
+
+Cure: end the model with the linear layer. Or bring the targets into the range of the activation.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.check_up import CheckUp
+from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+from torchmedic.observe.checkup.node_births import LossCall
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM634", "target-out-of-reach"
+_SHARE = 0.1  # of the targets: a few that lie outside may be noise
+_ENDS = {
+    "ReluBackward": ("ReLU", "nothing below 0"),
+    "SigmoidBackward": ("sigmoid", "nothing outside of 0 to 1"),
+    "SoftmaxBackward": ("softmax", "nothing outside of 0 to 1"),
+    "TanhBackward": ("tanh", "nothing outside of -1 to 1"),
+}
+
+
+def check(evidence: CheckUp) -> Diagnosis | None:
+    for graph in evidence.graphs:
+        for call in graph.losses():
+            node = graph.value_of(graph.made(call.sequence))
+            count, size = graph.outside.get(id(call), (0, 1))
+            if node is not None and node.kind in _ENDS and count > _SHARE * size:
+                return _diagnosis(evidence, graph, call, node)
+    return None
+
+
+def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Diagnosis:
+    count, size = graph.outside[id(call)]
+    name, limit = _ENDS[node.kind]
+    scores = call.name == "binary_cross_entropy_with_logits"
+    what = "no probability below 0.5" if scores else limit
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"{count} of {size} targets of `{call.name}` cannot be reached: the model ends in a {name}",
+        f"the {name} gives {limit}" + (", so every probability is 0.5 or more" if scores else ""),
+    )
+    draft.at(
+        evidence.of_node("cause", node, f"gives {what}"),
+        evidence.at("surfaced", call.sites, f"{count} of {size} targets lie beyond"),
+    )
+    draft.because(f"counted in the batch of step {graph.step}")
+    draft.help(f"take the {name} away from the end of the model" + ("" if scores else ", or scale the targets"))
+    return draft.done(step=graph.step, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,148 @@
+"""An optimizer holds the parameters of a layer that nothing uses, or whose result nobody reads.
+
+What: a layer is built and registered, its parameters are in the optimizer, and they never get a gradient. Either no
+line of the script's own code names it again, or the line that calls it puts the result into a variable that is never
+read.
+
+Why: often a later line was given the wrong variable (`self.head(hidden)` for `self.head(mixed)`), or a layer was left
+over when the forward pass was rewritten. The loss does not depend on it, so it cannot learn, and nothing is raised.
+
+Cure: use its result, or remove the layer.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.check_up import CheckUp, spot_of
+from torchmedic.records import Diagnosis, Location
+from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.spots import Spot
+from torchmedic.source.user_code import is_user_file
+
+CODE, NAME = "TM637", "unused-layer"
+# With any of these a layer may be used without being named.
+_INDIRECT = frozenset(
+    "getattr children named_children modules named_modules _modules locals vars __dict__ eval".split()
+)
+
+
+def check(evidence: CheckUp) -> Diagnosis | None:
+    unreached = evidence.unreached
+    if unreached is None or not unreached.cuts.done:
+        return None
+    missing = [
+        tensor for found in unreached.missing if not found.is_written() and (tensor := found.reference()) is not None
+    ]
+    cut_off = frozenset[int]().union(*(cut.behind for cut in unreached.cuts.cuts))
+    for tensor in missing:
+        if id(tensor) in cut_off:
+            continue
+        for model, name, layer in evidence.owners(tensor):
+            found = _result_unread(evidence, layer) or _never_named(evidence, model, name)
+            if found is not None:
+                return _diagnosis(evidence, tensor, *found)
+    return None
+
+
+def _result_unread(evidence: CheckUp, layer: torch.nn.Module) -> tuple[Location, str] | None:
+    """The line that calls a layer and puts what it gives into a variable that nothing in its function reads."""
+    called = evidence.unreached.cuts.call_of(layer) if evidence.unreached is not None else None
+    if called is None or not called.once or not called.with_gradient or not called.sites:
+        return None
+    spot = spot_of(called.sites[0])
+    for function in _functions_at(spot):
+        for statement in ast.walk(function):
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()) if _covers(statement, spot.line):
+                    if name.startswith("_") or _is_read(function, name):
+                        return None
+                    place = node_location("cause", spot.file, statement, f"`{name}` is never read")
+                    return place, f"its result is put into `{name}`, which nothing reads"
+        return None
+    return None
+
+
+def _functions_at(spot: Spot) -> Iterator[ast.FunctionDef]:
+    """The innermost function around a place first."""
+    tree = syntax_tree(spot.file)
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)] if tree is not None else []
+    yield from reversed([node for node in found if _covers(node, spot.line)])
+
+
+def _covers(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _is_read(function: ast.FunctionDef, name: str) -> bool:
+    return any(
+        isinstance(node, ast.Name)
+        and (node.id in _INDIRECT or (node.id == name and not isinstance(node.ctx, ast.Store)))
+        for node in ast.walk(function)
+    )
+
+
+def _never_named(evidence: CheckUp, model: torch.nn.Module, name: str) -> tuple[Location, str] | None:
+    """The only line of all the user's files that names the attribute: the one that builds the layer."""
+    holders: list[tuple[torch.nn.Module, str]] = []
+    owner: torch.nn.Module | None = model
+    for part in name.split(".")[:-1]:
+        written = class_node(type(owner)) if owner is not None else None
+        if owner is not None and written is not None and is_user_file(written[0]):
+            holders.append((owner, part))
+        owner = owner._modules.get(part) if owner is not None else None
+    if not holders:
+        return None
+    holder, attribute = holders[-1]
+    built = list(attribute_assignments(type(holder), attribute))
+    if len(built) != 1 or not is_user_file(built[0][0]) or _is_named(attribute, built[0][0]):
+        return None
+    return node_location(
+        "cause", *built[0], "built here, and named nowhere else"
+    ), "no line names it after it was built"
+
+
+def _is_named(attribute: str, beside: str) -> bool:
+    """Whether some line of the project reads an attribute of this name, or may use layers without naming them."""
+    home = os.path.dirname(os.path.abspath(beside)) + os.sep
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not is_user_file(file):
+            continue
+        folder = os.path.dirname(os.path.abspath(file)) + os.sep
+        if not (folder.startswith(home) or home.startswith(folder)):
+            continue  # another project's
+        for node in ast.walk(syntax_tree(file) or ast.Module([], [])):
+            match node:
+                case ast.Attribute(attr=attr, ctx=context):
+                    if attr in _INDIRECT or (attr == attribute and not isinstance(context, ast.Store)):
+                        return True
+                case ast.Name(id=name) if name in _INDIRECT:
+                    return True
+                case ast.Constant(value=str(text)) if text == attribute:
+                    return True
+    return False
+
+
+def _diagnosis(evidence: CheckUp, tensor: torch.Tensor, place: Location, why: str) -> Diagnosis:
+    steps = evidence.unreached.steps if evidence.unreached is not None else 0
+    name = evidence.name_of(tensor)
+    layer = f"`{name.rpartition('.')[0] or name}`"
+    draft = Draft(
+        CODE, NAME, "proven", f"the layer {layer} is in the optimizer, and the loss does not depend on it", why
+    )
+    draft.at(place)
+    draft.because(f"no gradient in {steps} steps: `{name}`")
+    draft.help("use what it gives, or remove the layer")
+    return draft.done(step=steps, rank=evidence.rank, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

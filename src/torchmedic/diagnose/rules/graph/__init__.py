@@ -1,1 +1,0 @@
-"""TM1xx: the graph, from shapes and types that do not fit to autograd."""

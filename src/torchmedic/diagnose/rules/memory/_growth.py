@@ -1,0 +1,132 @@
+"""What all rules about growing memory say in the same words."""
+
+from __future__ import annotations
+
+import ast
+
+from torchmedic.diagnose.cures.edits import rewritten
+from torchmedic.diagnose.words.death import size
+from torchmedic.evidence.leaks.evidence import LeakEvidence
+from torchmedic.evidence.leaks.length_limits import NO_LIMIT
+from torchmedic.evidence.leaks.source.sites import Site
+from torchmedic.source.text import relative, source_line
+
+_PERIODS = {
+    "pass": "pass over the data",
+    "trial": "trial",
+    "validation": "validation",
+    "step": "step",
+    "batch": "batch",
+}
+
+
+def period(evidence: LeakEvidence) -> str:
+    return _PERIODS[
+        "batch" if evidence.worker is not None and evidence.growth.period == "step" else evidence.growth.period
+    ]
+
+
+def span(evidence: LeakEvidence) -> str:
+    """From when to when it was seen to grow; a worker counts its own batches."""
+    growth, unit = evidence.growth, "batch" if evidence.worker is not None else "step"
+    return f"from {unit} {growth.first.step} to {unit} {growth.last.step}"
+
+
+def where(evidence: LeakEvidence) -> str:
+    """In which process, unless it is the one that trains."""
+    if evidence.worker is None:
+        return ""
+    worker, workers = evidence.worker
+    others = f", one of {workers}: each has a copy of its own" if workers > 1 else ""
+    return f"that is in DataLoader worker {worker}{others}"
+
+
+def measured(evidence: LeakEvidence) -> str:
+    """How the memory of the process went meanwhile."""
+    growth = evidence.growth
+    if not evidence.measured:
+        return "so far that is too little to be seen in the memory of the process"
+    kind = "memory allocated on the GPU" if evidence.on_device else "resident memory"
+    each = evidence.measured / max(1, growth.periods)
+    return f"{kind} grew by {size(evidence.measured)} {span(evidence)}, {size(int(each))} per {period(evidence)}"
+
+
+def graph(evidence: LeakEvidence, whose: str) -> str:
+    """What the graph of one item keeps: everything that was saved for a backward, or only its nodes."""
+    nodes, freed, nbytes = evidence.graph
+    if not nodes:
+        return ""
+    kept = (
+        "a backward has freed what they had saved, so that only the nodes are left"
+        if freed
+        else f"what its nodes have saved was not freed, and is kept too{f': {size(nbytes)}' if nbytes else ''}"
+    )
+    return f"the graph of {whose} has {nodes:,} {_plural('node', nodes)}; {kept}"
+
+
+def end(evidence: LeakEvidence) -> str:
+    """When memory ends at this rate."""
+    left = evidence.periods_left
+    if left is None:
+        return ""
+    growth = evidence.growth
+    where = "on the GPU" if evidence.on_device else "for this process"
+    each = (growth.last.step - growth.first.step) / max(1, growth.periods)  # steps of one period
+    at = f"at about step {rounded(int(growth.last.step + left * each))}" if each else ""
+    more = f"after about {rounded(left)} more {_plural(period(evidence), left)}"
+    if evidence.worker is not None:
+        when = more
+    elif growth.period == "step":
+        when = at
+    else:
+        when = f"{more}, {at}" if at else more
+    return f"{size(evidence.left)} are left {where}: at this rate they are used up {when}"
+
+
+def limit(evidence: LeakEvidence) -> str:
+    """That it has a limit, but one that memory does not reach."""
+    if evidence.far_limit is None:
+        return ""
+    items, nbytes = evidence.far_limit
+    if items == NO_LIMIT:
+        return "the limit that its length is compared with is not set"
+    return f"it may have {items:,} items, but so many would take {size(nbytes)}"
+
+
+def rounded(count: int) -> str:
+    """To two digits: it is an estimate."""
+    digits = len(str(count))
+    return f"{round(count, 2 - digits) if digits > 2 else count:,}"
+
+
+def _plural(word: str, count: int) -> str:
+    if count == 1:
+        return word
+    return (
+        word.replace("pass ", "passes ")
+        if word.startswith("pass ")
+        else f"{word}es"
+        if word.endswith("ch")
+        else f"{word}s"
+    )
+
+
+def edited(site: Site, part: ast.expr, text: str) -> str:
+    """A patch that writes other text for a part of the line; empty where the statement spans several lines."""
+    node = site.node
+    if node.lineno != (node.end_lineno or node.lineno):
+        return ""
+    old = source_line(site.file, node.lineno)
+    data = old.encode()
+    begin, finish = node.col_offset, node.end_col_offset or 0
+    new = (data[:begin] + rewritten(site.file, node, [(part, text)]).encode() + data[finish:]).decode()
+    name = relative(site.file)
+    return f"--- {name}\n+++ {name}\n@@ -{node.lineno} +{node.lineno} @@\n-{old}\n+{new}\n"
+
+
+def detached(part: ast.expr, *, scalar: bool) -> str:
+    """The same value without its graph."""
+    text = ast.unparse(part)
+    if not isinstance(part, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
+        text = f"({text})"
+    return f"{text}.item()" if scalar else f"{text}.detach()"

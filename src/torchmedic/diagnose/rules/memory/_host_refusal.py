@@ -1,0 +1,190 @@
+"""An allocation of the host's memory that was refused: how much it was, what it was for, and where."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import resource
+import threading
+
+import msgspec
+import torch
+
+from torchmedic.detect.failures.exhaustion import asked_of_host
+from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.rules.memory._table import differentiated, most_held, noticed, shown
+from torchmedic.diagnose.words.death import size
+from torchmedic.evidence.data_loading import batch_under_way, loading_of
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of, exhaustion_in
+from torchmedic.evidence.memory.file_reads import file_read
+from torchmedic.evidence.memory.result_sizes import Result, results_of
+from torchmedic.evidence.memory.unfinished_lists import Unfinished, unfinished_list
+from torchmedic.evidence.memory.wanted_graphs import in_parts, is_wanted
+from torchmedic.observe.memory.host import HostMemory, host_memory
+from torchmedic.observe.memory.limits import Bound, refusing
+from torchmedic.source.lookup.loader_lines import LOST, lost_on_its_way
+
+_THREAD, _LIBRARY = "can't start new thread", "failed to map segment from shared object"
+
+
+class HostRefusal:
+    """What the rules about the host's memory say of it, each in its own way."""
+
+    def __init__(self, evidence: RaisedEvidence, asked: int | None = None) -> None:
+        self.evidence = evidence
+        worker = evidence.incident.worker
+        text = worker.message if worker is not None else evidence.message
+        made = [each for each in (results_of(evidence.calls) if worker is None else []) if each.nbytes > 1 << 20]
+        self.asked = asked or asked_of_host(text)
+        self._read = None
+        if self.asked is None and "MemoryError" in evidence.kinds:
+            self._read = file_read(evidence.call) if worker is None else None
+            self.asked = made[0].nbytes if made else self._read.nbytes if self._read is not None else None
+        asked = self.asked
+        self._made = [each for each in made if asked is not None and _about(each.nbytes, asked)]
+        self.overflow = re.search(r"overflowed with sizes=(\[[\d, ]+\])", text)
+        self.memory: HostMemory = _of_worker(worker.sizes) if worker is not None and worker.sizes else host_memory()
+
+    @functools.cached_property
+    def autopsy(self) -> Autopsy | None:
+        return autopsy_of(self.evidence)
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether there should have been a table, and was no memory for it."""
+        return (
+            self.autopsy is None and self.evidence.incident.worker is None and exhaustion_in(self.evidence) is not None
+        )
+
+    @functools.cached_property
+    def bound(self) -> Bound | None:
+        """The limit of the process that it ran into."""
+        return refusing(self.memory, self.asked) if self.overflow is None else None
+
+    @functools.cached_property
+    def grown(self) -> Result | None:
+        """Two operands that look alike, grown into a table of all pairs."""
+        return next((each for each in self._made if _is_accident(each)), None)
+
+    @property
+    def what(self) -> str:
+        """What there was no memory for."""
+        if self.grown is not None:
+            one, two = (str(list(shape)) for shape in self.grown.operands)
+            return f"{one} and {two} broadcast to {list(self.grown.shape)}, which takes {size(self.grown.nbytes)}"
+        if self.overflow is not None:
+            return f"a tensor of {self.overflow[1]} is larger than any memory"
+        if self.asked is None:
+            return ""
+        if self._read is not None:
+            return f"there is no memory for {size(self.asked)}, all of {self._read.name or 'the file'}"
+        failing = self.autopsy.failing if self.autopsy is not None else None
+        shape = failing.shape if failing is not None else self._made[0].shape if self._made else None
+        return f"there is no memory for {size(self.asked)}" + (f", a tensor of {list(shape)}" if shape else "")
+
+    def place(self, draft: Draft) -> None:
+        """The line that holds most first, then where it was refused."""
+        worker, loading = self.evidence.incident.worker, loading_of(self.evidence)
+        if worker is not None and loading is not None:
+            draft.at(
+                loading.at_user_frame("cause", "refused here"),
+                loading.at_loop("surfaced", "the batch was asked for here"),
+            )
+            draft.because(loading.process)
+        elif (made := self._unfinished) is not None:
+            draft.at(made.frame.location("cause", "all that is made here is held until the end"))
+            draft.at(*noticed(self.autopsy) if self.autopsy is not None else ())
+            draft.because(f"{size(made.gone)} went away when it failed: no name led to what was being collected")
+        elif self.autopsy is not None and (most := most_held(self.autopsy, "cause")) is not None:
+            draft.at(most, differentiated(self.autopsy), *noticed(self.autopsy))
+        elif self.evidence.user_frame is not None and self.evidence.user_frame.is_user:
+            label = f"{size(self.asked)} asked for here" if self.asked is not None else "refused here"
+            draft.at(*self.evidence.at_user_line("cause", label))
+        elif threading.current_thread() is not threading.main_thread():  # that of a queue
+            draft.at(*lost_on_its_way("its workers run under this limit")).because(LOST)
+
+    @functools.cached_property
+    def _unfinished(self) -> Unfinished | None:
+        """A list that was still being made, unless something that has a name holds more."""
+        made = unfinished_list(self.evidence, self.asked)
+        top = next(iter(self.autopsy.holders()), None) if self.autopsy is not None else None
+        return made if made is not None and (top is None or top[1] < made.gone) else None
+
+    def hold(self, draft: Draft) -> str:
+        """Say what the process and its variables hold; return what to do about one that keeps graphs alive."""
+        memory, autopsy = self.memory, self.autopsy
+        if memory.cgroup_limit is not None:
+            draft.because(f"its cgroup may hold {size(memory.cgroup_limit)}")
+        if autopsy is None:
+            if memory.resident is not None:
+                who = "the worker" if self.evidence.incident.worker is not None else "the process"
+                draft.because(f"{who} holds {size(memory.resident)}")
+            return ""
+        shown(draft, autopsy, limits=False)
+        draft.because(batch_under_way(self.evidence))
+        kept = next(iter(autopsy.retained), None)
+        if kept is None or not kept.is_container or kept.nbytes <= autopsy.book.everything // 10:
+            return ""
+        if is_wanted(kept, self.evidence):
+            return in_parts(kept) if kept.is_of_parts else ""
+        return f"keep numbers in `{kept.holder.path}` (`.item()`), or detached tensors: each holds its whole graph"
+
+
+def refusal_of_host(evidence: RaisedEvidence) -> HostRefusal | None:
+    """None where the exception is not about memory of the host; made once."""
+    known = evidence.__dict__
+    if "_host_refusal" not in known:
+        exhaustion = exhaustion_in(evidence)
+        known["_host_refusal"] = None
+        if exhaustion is not None:
+            known["_host_refusal"] = HostRefusal(evidence) if exhaustion.where == "host" else None
+        elif evidence.kinds & {"RuntimeError", "ImportError"} and evidence.says(_THREAD):
+            known["_host_refusal"] = _certain(HostRefusal(evidence, _stack()))
+        elif "ImportError" in evidence.kinds and evidence.says(_LIBRARY):
+            known["_host_refusal"] = _certain(HostRefusal(evidence))
+    found = known["_host_refusal"]
+    return found if isinstance(found, HostRefusal) else None
+
+
+def _certain(refusal: HostRefusal) -> HostRefusal | None:
+    """Where the words alone do not speak of memory, only a limit that was reached for certain counts."""
+    return refusal if refusal.bound is not None and refusal.bound.certain else None
+
+
+def _stack() -> int:
+    """What a thread needs of the address space."""
+    limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    return threading.stack_size() or (limit if 0 < limit < 1 << 30 else 2 << 20)
+
+
+def _of_worker(sizes: dict[str, int]) -> HostMemory:
+    """The host as it is, with the sizes and limits of the process that failed."""
+    return msgspec.structs.replace(
+        host_memory(),
+        resident=sizes.get("VmRSS"),
+        address_space=sizes.get("VmSize"),
+        address_peak=sizes.get("VmPeak"),
+        data=sizes.get("VmData"),
+        address_limit=sizes.get("RLIMIT_AS"),
+        data_limit=sizes.get("RLIMIT_DATA"),
+    )
+
+
+def _about(nbytes: int, asked: int) -> bool:
+    """Equal but for the rounding of an allocator and of a message."""
+    return abs(nbytes - asked) <= max(64, asked // 100)
+
+
+def _is_accident(result: Result) -> bool:
+    """Whether two operands that look alike grew into a table of all pairs, as [N, 1] and [N] do."""
+    if len(result.operands) != 2:
+        return False
+    one, two = result.operands
+    stretched = len(one) != len(two) or 1 in one or 1 in two
+    try:
+        paired = tuple(torch.broadcast_shapes(one, two)) == result.shape  # and not multiplied as matrices
+    except RuntimeError:
+        return False
+    return stretched and paired and math.prod(result.shape) >= 16 * max(math.prod(one), math.prod(two))

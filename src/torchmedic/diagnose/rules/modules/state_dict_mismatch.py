@@ -1,0 +1,147 @@
+"""A saved state does not fit the model or the optimizer that it was loaded into.
+
+What: `load_state_dict` wants exactly the names and shapes that the model has itself.
+
+Why: the model was saved inside a wrapper, so that every name begins with `module.` or `_orig_mod.`; the file holds
+a whole checkpoint, of which the state is one entry; or the model was built with other sizes than the saved one.
+
+Cure: strip the prefix, load the entry that holds the state, or build the model as it was when it was saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import built_here, listed, shape
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.lookup.failing_call import UNKNOWN
+
+CODE, NAME = "TM175", "state-dict-mismatch"
+
+_PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "_fsdp_wrapped_module.", "backbone.", "encoder.")
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    frame = evidence.inside("load_state_dict")
+    if frame is None or not evidence.kinds & {"RuntimeError", "TypeError", "ValueError", "KeyError"}:
+        return None
+    owner = frame.variables.get("self")
+    if isinstance(owner, nn.Module):
+        return _module(evidence, frame, owner)
+    if isinstance(owner, torch.optim.Optimizer):
+        return _optimizer(evidence, owner, _passed(evidence, frame))
+    return None
+
+
+def _passed(evidence: RaisedEvidence, frame: Frame) -> Any:
+    call = evidence.find("load_state_dict")
+    given = call.get(0, "state_dict") if call is not None else UNKNOWN
+    return given if isinstance(given, Mapping) else frame.variables.get("state_dict")
+
+
+def _module(evidence: RaisedEvidence, frame: Frame, module: nn.Module) -> Diagnosis | None:
+    saved = frame.variables.get("state_dict")
+    kind = type(module).__name__
+    if not isinstance(saved, Mapping):
+        draft = Draft(
+            CODE,
+            NAME,
+            "proven",
+            f"`{kind}.load_state_dict` was given a {type(saved).__name__}, not a dict of tensors",
+            "it takes what `state_dict()` returns",
+        )
+        draft.at(*evidence.at_user_line("cause", f"a {type(saved).__name__}, not a state"))
+        draft.help("pass `other.state_dict()`, or what was saved of it")
+        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    own = module.state_dict()
+    missing, extra = [key for key in own if key not in saved], [key for key in saved if key not in own]
+    if frame.variables.get("strict") is False:
+        missing, extra = [], []
+    sized = [key for key in own if key in saved and _shape(own[key]) != _shape(saved[key])]
+    if not (missing or extra or sized):
+        return None
+    parts = []
+    if missing:
+        parts.append(f"{len(missing)} of {len(own)} names are missing")
+    if extra:
+        parts.append(f"{len(extra)} names are unknown to it")
+    if sized:
+        parts.append(f"{len(sized)} of {len(own)} tensors have another shape")
+    draft = Draft(CODE, NAME, "proven", f"the saved state does not fit `{kind}`: {', '.join(parts)}", ", ".join(parts))
+    draft.at(*evidence.at_user_line("cause", parts[0]))
+    draft.at(built_here(evidence, module, "the model is built here"))
+    if missing:
+        draft.because(f"missing: {listed([f'`{key}`' for key in missing])}")
+    if extra:
+        draft.because(f"unknown: {listed([f'`{key}`' for key in extra])}")
+    for key in sized[:4]:
+        draft.because(f"`{key}` is {_shape(saved[key])} in the saved state and {_shape(own[key])} in the model")
+    _explain(draft, own, saved, missing, extra)
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _shape(value: Any) -> str:
+    try:
+        return shape(value) if isinstance(value, torch.Tensor) else type(value).__name__
+    except RuntimeError:  # a lazy parameter has none
+        return "unknown"
+
+
+def _explain(
+    draft: Draft, own: Mapping[str, Any], saved: Mapping[str, Any], missing: list[str], extra: list[str]
+) -> None:
+    inner = [key for key, value in saved.items() if isinstance(value, Mapping) and set(own) <= set(value)]
+    if inner:
+        draft.because(f"entry `{inner[0]}` of what was loaded holds all {len(own)} names: it is a whole checkpoint")
+        draft.help(f"load that entry: `load_state_dict(checkpoint[{inner[0]!r}])`")
+        return
+    prefix = _common_prefix(extra)
+    if prefix and missing and {key.removeprefix(prefix) for key in saved} >= set(missing):
+        draft.because(f"every unknown name begins with `{prefix}`; without it the names fit")
+        draft.help(f"strip the prefix: `{{key.removeprefix({prefix!r}): value for key, value in state.items()}}`")
+        return
+    prefix = _common_prefix(missing)
+    if prefix and extra and {prefix + key for key in extra} >= set(missing):
+        draft.because(f"the model's names begin with `{prefix}`, the saved ones do not: the model is wrapped")
+        draft.help(f"load into the wrapped model: `model.{prefix.rstrip('.')}.load_state_dict(...)`")
+        return
+    draft.help("build the model as it was when it was saved, or load only what fits with `strict=False`")
+
+
+def _common_prefix(keys: list[str]) -> str:
+    """The prefix that all of these names share: a known one, or their first part."""
+    if not keys:
+        return ""
+    candidates = (*_PREFIXES, keys[0].partition(".")[0] + "." if "." in keys[0] else "")
+    return next((prefix for prefix in candidates if prefix and all(key.startswith(prefix) for key in keys)), "")
+
+
+def _optimizer(evidence: RaisedEvidence, optimizer: torch.optim.Optimizer, saved: Any) -> Diagnosis | None:
+    groups = saved.get("param_groups") if isinstance(saved, Mapping) else None
+    if not isinstance(groups, list):
+        return None
+    have = [len(group["params"]) for group in optimizer.param_groups]
+    given = [len(group["params"]) for group in groups]
+    if have == given:
+        return None
+    kind = type(optimizer).__name__
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"the saved state of an optimizer does not fit this `{kind}`: {given} parameters per group, not {have}",
+        f"the optimizer has {len(have)} groups of {have} parameters, the saved state {len(given)} of {given}",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{given} parameters, not {have}"))
+    draft.help("build the optimizer over the same parameters, in the same groups, as when it was saved")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,110 @@
+"""A module was called with arguments that its `forward` does not take.
+
+What: the arguments of `module(...)` go to `module.forward(...)`. One is missing, or there is one too many, or one has
+a name that `forward` does not know.
+
+Why: a loss called without its target, `nn.Sequential`, which passes one value from module to module, a `forward`
+without `self`, or a signature that was changed in one place only.
+
+Cure: call the module with what its signature says, or change the signature.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import Any
+
+from torch import nn
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import fed_by, layer_name
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+from torchmedic.source.live_frames import place
+from torchmedic.source.lookup.failing_call import raising_call
+
+CODE, NAME = "TM173", "wrong-forward-arguments"
+
+_CALLING = ("_call_impl", "inner", "_wrapped_call_impl")
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    frame = evidence.frames[-1] if evidence.frames else None
+    if frame is None or "TypeError" not in evidence.kinds:
+        return None
+    call = raising_call(frame)
+    if frame.function in _CALLING and frame.module is not None and not frame.is_user:
+        if call is None or not isinstance(frame.node, ast.Call) or ast.unparse(frame.node.func) != "forward_call":
+            return None  # a hook was called, not `forward`
+        module = frame.module
+        args, kwargs = frame.variables.get("args", ()), frame.variables.get("kwargs", {})
+    elif call is not None and isinstance(owner := getattr(call.function, "__self__", None), nn.Module):
+        if call.op != "forward" or not call.whole:
+            return None
+        module = owner
+        args = tuple(argument.value for argument in call.arguments if not argument.name)
+        kwargs = {argument.name: argument.value for argument in call.arguments if argument.name}
+    else:
+        return None
+    why = _unbindable(module, args, kwargs)
+    return _diagnosis(evidence, module, why, args, kwargs) if why else None
+
+
+def _unbindable(module: nn.Module, args: Any, kwargs: Any) -> str:
+    """Why the signature cannot take the arguments; empty if it can."""
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return _without_self(module)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def _without_self(module: nn.Module) -> str:
+    code = getattr(type(module).forward, "__code__", None)
+    return "`forward` takes no argument, not even `self`" if code is not None and code.co_argcount == 0 else ""
+
+
+def _diagnosis(evidence: RaisedEvidence, module: nn.Module, why: str, args: Any, kwargs: Any) -> Diagnosis:
+    given = [*(type(value).__name__ for value in args), *(f"{name}=" for name in kwargs)]
+    taken = f"`forward{_signature(module)}`"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"{layer_name(evidence, module)} was called with arguments that its `forward` does not take: {why}",
+        f"it was given ({', '.join(given)}), and takes {taken}",
+    )
+    draft.at(*evidence.at_user_line("cause", why))
+    code = getattr(type(module).forward, "__code__", None)
+    if code is not None and not type(module).__module__.startswith("torch."):
+        draft.at(place("origin", code.co_filename, code.co_firstlineno, f"takes {_signature(module)}"))
+    draft.because(fed_by(evidence, module))
+    first = next(iter(inspect.signature(type(module).forward).parameters), None)
+    if isinstance(module, nn.Sequential):
+        draft.help("`nn.Sequential` takes one value and passes it on: write a module with a `forward` of its own")
+    elif isinstance(module, nn.modules.loss._Loss) and len(args) == 1:
+        draft.help("call the loss with both the prediction and the target")
+    elif first != "self" and code is not None and code.co_argcount == len(args):
+        draft.help(f"give `forward` its first parameter, `self`: it now is `{first}`")
+    else:
+        draft.help("call it with what the signature says, or change the signature")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _signature(module: nn.Module) -> str:
+    try:
+        names = [
+            str(parameter.replace(annotation=inspect.Parameter.empty))
+            for parameter in inspect.signature(module.forward).parameters.values()
+        ]
+    except (TypeError, ValueError):
+        names = []
+    return f"({', '.join(names)})"
+
+
+RULE = Rule(CODE, NAME, check)

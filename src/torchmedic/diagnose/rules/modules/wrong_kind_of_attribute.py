@@ -1,0 +1,102 @@
+"""Something was put into a module that does not belong in its place.
+
+What: what is registered as a parameter stays a parameter, and what is registered as a layer stays a layer: torch
+refuses a plain tensor or a number there. Containers take modules only, and a name can be registered once.
+
+Why: a weight replaced by the result of a computation (`.t()`, `* 0.1`), a function (`F.relu`) or a class (`nn.ReLU`,
+without `()`) in `nn.Sequential`, a list inside it, or `register_buffer` for a name that is already in use.
+
+Cure: wrap the tensor in `nn.Parameter`, or copy into the old one under `no_grad`; put modules, called, into containers.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import nn
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.lookup.origins import attribute_assignments
+
+CODE, NAME = "TM178", "wrong-kind-of-attribute"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    frame = evidence.inside("__setattr__", "add_module", "register_buffer", "register_parameter")
+    module = frame.module if frame is not None else None
+    if frame is None or module is None or "_modules" not in module.__dict__:
+        return None
+    known = frame.variables
+    name = known.get("name")
+    value = known.get("value", known.get("module", known.get("tensor", known.get("param"))))
+    if not isinstance(name, str):
+        return None
+    if "KeyError" in evidence.kinds:
+        return _taken(evidence, module, name)
+    if "TypeError" not in evidence.kinds:
+        return None
+    kind = type(module).__name__
+    given = _described(value)
+    if frame.function == "__setattr__" and name in module._parameters:
+        message = f"`{kind}.{name}` is a parameter, and was to be replaced by {given}"
+        draft = _draft(evidence, message, "a parameter can be replaced only by a parameter or None", f"{given}")
+        draft.help("wrap it: `nn.Parameter(...)`; or write into the old one: `with torch.no_grad(): p.copy_(...)`")
+    elif frame.function == "__setattr__" and name in module._modules:
+        message = f"`{kind}.{name}` is a layer, and was to be replaced by {given}"
+        draft = _draft(evidence, message, "a layer can be replaced only by a module or None", f"{given}")
+        draft.help("use another name for the value")
+    elif frame.function == "add_module" and not isinstance(value, nn.Module):
+        draft = _draft(evidence, f"`{kind}` was given {given} where it takes modules", "it holds modules only", given)
+        draft.help(_advice(value))
+    else:
+        return None
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _draft(evidence: RaisedEvidence, message: str, cause: str, label: str) -> Draft:
+    draft = Draft(CODE, NAME, "proven", message, cause)
+    draft.at(*evidence.at_user_line("cause", label))
+    return draft
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a plain tensor"
+    if inspect.isclass(value):
+        return f"the class `{value.__name__}`, not a module made of it"
+    if inspect.isroutine(value):
+        return f"the function `{getattr(value, '__name__', '')}`"
+    return f"a {type(value).__name__}"
+
+
+def _advice(value: object) -> str:
+    if inspect.isclass(value):
+        return f"make a module of it: `{value.__name__}()`"
+    if inspect.isroutine(value):
+        return "use the module in its place, such as `nn.ReLU()` for `F.relu`"
+    if isinstance(value, list | tuple):
+        return "pass the modules one by one: `nn.Sequential(*layers)`"
+    return "pass modules only"
+
+
+def _taken(evidence: RaisedEvidence, module: nn.Module, name: str) -> Diagnosis | None:
+    if not evidence.says("already exists"):
+        return None
+    kind = type(module).__name__
+    draft = _draft(
+        evidence,
+        f"`{kind}` already has an attribute `{name}`",
+        "a name can be registered once, and not where the class or `self` has it already",
+        f"`{name}` is taken",
+    )
+    for file, statement in attribute_assignments(type(module), name):
+        draft.at(node_location("origin", file, statement, f"`{name}` is assigned here"))
+    draft.help("register it under another name, or leave out the other assignment")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

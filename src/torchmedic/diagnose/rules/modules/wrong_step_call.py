@@ -1,0 +1,71 @@
+"""`step()` of an optimizer or a learning-rate scheduler was called in a way that it does not take.
+
+What: `LBFGS` evaluates the loss several times and needs a closure; `ReduceLROnPlateau` needs the number that it
+watches; `OneCycleLR` was told how many steps there will be, and has done them all.
+
+Why: the optimizer or scheduler was exchanged and the loop was not; or a schedule that was planned in steps is stepped
+for more batches, or more epochs, than were planned.
+
+Cure: pass the closure or the metric; plan as many steps as the loop makes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import lr_scheduler
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+from torchmedic.source.lookup.failing_call import raising_call
+
+CODE, NAME = "TM179", "wrong-step-call"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    owner = _stepped(evidence)
+    draft: Draft | None = None
+    if isinstance(owner, torch.optim.LBFGS) and "TypeError" in evidence.kinds and evidence.says("closure"):
+        draft = _draft(
+            evidence, "`LBFGS.step` was called without a closure", "it evaluates the loss several times itself"
+        )
+        draft.help(
+            "pass a function that clears the gradients, computes the loss, calls `backward()` and returns the loss"
+        )
+    elif (
+        isinstance(owner, lr_scheduler.ReduceLROnPlateau) and "TypeError" in evidence.kinds and evidence.says("metrics")
+    ):
+        draft = _draft(
+            evidence, "`ReduceLROnPlateau.step` was called without the metric it watches", "it takes one number"
+        )
+        draft.help("pass it: `scheduler.step(validation_loss)`")
+    elif isinstance(owner, lr_scheduler.OneCycleLR) and "ValueError" in evidence.kinds:
+        done, planned = int(owner.last_epoch), int(owner.total_steps)
+        if done >= planned:
+            draft = _draft(
+                evidence,
+                f"`OneCycleLR` was planned for {planned} steps, and this is one more",
+                f"it has made {planned} of {planned} steps",
+            )
+            draft.help("plan `total_steps` as epochs x batches per epoch, and step once per batch")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank) if draft is not None else None
+
+
+def _stepped(evidence: RaisedEvidence) -> object:
+    """The object whose `step` the user's line calls, or whose frame raised."""
+    for frame in reversed(evidence.library_frames):
+        owner = frame.variables.get("self")
+        if isinstance(owner, torch.optim.Optimizer | lr_scheduler.LRScheduler):
+            return owner
+    frame_or_none = evidence.user_frame
+    call = raising_call(frame_or_none) if frame_or_none is not None else None
+    return getattr(call.function, "__self__", None) if call is not None and call.op == "step" else None
+
+
+def _draft(evidence: RaisedEvidence, message: str, cause: str) -> Draft:
+    draft = Draft(CODE, NAME, "proven", message, cause)
+    draft.at(*evidence.at_user_line("cause", cause))
+    return draft
+
+
+RULE = Rule(CODE, NAME, check)

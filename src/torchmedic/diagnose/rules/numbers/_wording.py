@@ -1,0 +1,257 @@
+"""What the rules on numbers have in common: the wording around the place where a bad value was born."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from torchmedic.diagnose.rule import Draft
+from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.records import Diagnosis, Grade, Location
+from torchmedic.replay.trace.microscope import Leaf, Op, Spot, Value
+from torchmedic.replay.trace.values import number
+from torchmedic.source.text import relative
+
+
+def begin(
+    evidence: NumbersEvidence,
+    code: str,
+    name: str,
+    event: str,
+    why: str,
+    *,
+    label: str = "",
+    bad: torch.Tensor | None = None,
+    spot: Spot | None = None,
+    grade: Grade = "proven",
+) -> Draft:
+    """Begin a diagnosis at the line where the bad value was born.
+
+    Args:
+        evidence: With an origin.
+        code: Of the rule.
+        name: Of the rule.
+        event: What happened, to be followed by "made the loss NaN".
+        why: The cause as one plain sentence.
+        label: What stands beside the line, shorter than `why` where that is long.
+        bad: Which elements are bad, for the rows of the batch.
+        spot: The line to blame where that is not the one of the origin.
+        grade: Lowered where the replay was not bit for bit the same.
+    """
+    if grade == "proven" and (evidence.faithful is False or evidence.stand_ins is not None):
+        grade = "likely"
+    draft = Draft(code, name, grade, f"{event} made {victim(evidence)}", why)
+    where = rows(bad, evidence) if bad is not None else ""
+    first = f"first non-finite value, step {evidence.incident.step}" + (f", {where}" if where else "")
+    text = f"{label or why}: {first}"
+    draft.at(spot.location("cause", text) if spot is not None else cause_location(evidence, text))
+    birth = evidence.birth
+    if spot is None and birth is not None and birth.spoiled is not None and evidence.scope is not None:
+        later = evidence.scope.spot_of(birth.spoiled)
+        if later is not None:
+            draft.at(later.location("surfaced", "the infinity becomes NaN here"))
+    return draft
+
+
+def cause_location(evidence: NumbersEvidence, label: str) -> Location | None:
+    """The line of the origin; the line where it was noticed where there is none."""
+    if evidence.spot is not None:
+        return evidence.spot.location("cause", label)
+    return evidence.noticed.location("cause", label) if evidence.noticed is not None else None
+
+
+def victim(evidence: NumbersEvidence) -> str:
+    """What became of it: `the loss NaN`, `the gradients infinite`."""
+    birth = evidence.birth
+    if evidence.victim_name:
+        is_nan = birth is None or birth.kind == "nan" or birth.spoiled is not None
+        return f"{evidence.victim_name} " + ("NaN" if is_nan else "infinite")
+    if evidence.loss_is_bad:
+        loss = evidence.incident.loss
+        if loss is None and evidence.played is not None and evidence.played.roots:
+            root = evidence.played.roots[-1].detach()
+            loss = float(root.item()) if root.numel() == 1 else None
+        is_nan = math.isnan(loss) if loss is not None else birth is None or birth.kind == "nan" or bool(birth.spoiled)
+        return "the loss " + ("NaN" if is_nan else "infinite")
+    gradients = [tensor.grad for tensor in evidence.incident.bad if tensor.grad is not None]
+    is_nan = any(bool(gradient.isnan().any()) for gradient in gradients if gradient.layout is torch.strided)
+    return "the gradients " + ("NaN" if is_nan else "infinite")
+
+
+def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
+    """The notes that every diagnosis on numbers ends with."""
+    incident = evidence.incident
+    if not evidence.loss_is_bad and incident.loss is not None and math.isfinite(incident.loss):
+        draft.because(f"the loss itself is finite: {number(incident.loss)}")
+    draft.because(evidence.history)
+    if evidence.faithful is False and evidence.played is not None:
+        roots = [root.detach() for root in evidence.played.roots if root.numel() == 1]
+        draft.because(
+            f"the replayed loss is {number(float(roots[-1].item()))} where the step had {number(incident.loss)}: "
+            "the replay was not the same bit for bit"
+        )
+    draft.because(noticed(evidence))
+    if evidence.complaint and evidence.noticed is not None:
+        draft.at(evidence.noticed.location("surfaced", "noticed here"))
+    return draft.done(step=incident.step, rank=incident.rank)
+
+
+def noticed(evidence: NumbersEvidence) -> str:
+    """Where it was noticed, and what it had done by then."""
+    incident = evidence.incident
+    at = evidence.noticed
+    if at is None or evidence.complaint:
+        return evidence.complaint
+    place = f"{relative(at.file)}:{at.line}"
+    text = at.location("surfaced").code
+    text = f"noticed at `{text}`, {place}" if len(text) <= 60 else f"noticed at {place}"
+    if evidence.loss_is_bad and not incident.bad and incident.optimizers:
+        return f"{text}; the gradients stayed finite, so the weights are not damaged"
+    if not incident.damaged and (incident.at == "step" or incident.optimizers):
+        return f"{text}; the weights were not touched"
+    return text
+
+
+# Rows of the batch
+
+
+def rows(mask: torch.Tensor, evidence: NumbersEvidence) -> str:
+    """Which rows of the batch a condition holds for, with their dataset items where those are known."""
+    if mask.dim() == 0 or mask.numel() == 0 or mask.shape[0] == 1:
+        return ""
+    hit = mask.reshape(mask.shape[0], -1).any(1).nonzero().flatten().tolist()
+    if not hit:
+        return ""
+    total = mask.shape[0]
+    sizes = {int(tensor.shape[0]) for tensor in evidence.agent.batches.tensors() if tensor.dim()}
+    items = evidence.incident.batch_indices
+    if len(items) == 1 and isinstance(items[0], list | tuple):
+        items = tuple(items[0])
+    kind = "batch row" if total in sizes or total == len(items) else "row"
+    if len(hit) == total:
+        return f"all {total} {kind}s"
+    shown = ", ".join(map(str, hit[:5])) + (", ..." if len(hit) > 5 else "")
+    text = f"{kind}{'s' if len(hit) > 1 else ''} {shown}"
+    if len(items) == total:
+        named = ", ".join(str(items[row]) for row in hit[:5]) + (", ..." if len(hit) > 5 else "")
+        text += f" (dataset item{'s' if len(hit) > 1 else ''} {named})"
+    return text
+
+
+def not_finite(tensor: Any) -> torch.Tensor | None:
+    """Which elements of a float tensor are NaN or infinite."""
+    if not isinstance(tensor, torch.Tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
+        return None
+    return ~torch.isfinite(tensor)
+
+
+def share(mask: torch.Tensor, one: str, some: str) -> str:
+    """`the divisor is exactly 0`, or `2 of 8 divisors are exactly 0`."""
+    hit, total = int(mask.sum().item()), mask.numel()
+    return one if total in (1, hit) else f"{hit} of {total} {some}"
+
+
+def described(tensor: Any) -> str:
+    """A tensor in a few words: dtype, shape, range, and what stands out."""
+    if not isinstance(tensor, torch.Tensor):
+        return number(tensor) if isinstance(tensor, float | int) else type(tensor).__name__
+    text = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    if tensor.numel() == 0 or tensor.is_complex() or tensor.dtype is torch.bool:
+        return text
+    finite = tensor[torch.isfinite(tensor)] if tensor.is_floating_point() else tensor.flatten()
+    if finite.numel():
+        low, high = finite.min().item(), finite.max().item()
+        text += f", {number(low)}" if low == high else f", {number(low)} to {number(high)}"
+    for count, what in (
+        (int((tensor == 0).sum().item()), "zero"),
+        (int(tensor.isnan().sum().item()), "NaN"),
+        (int(tensor.isinf().sum().item()), "infinite"),
+    ):
+        if count and not (what == "zero" and finite.numel() == count):
+            text += f", {count} {what}"
+    return text
+
+
+# Where an operand came from
+
+
+def origin(evidence: NumbersEvidence, value: Value, why: Any) -> Location | None:
+    """The nearest line before the cause that made an operand.
+
+    Args:
+        evidence: With an origin.
+        value: The operand as the origin read it.
+        why: Given the operation that made the operand and whether the line is its own; returns the label or "".
+    """
+    scope, cause = evidence.scope, evidence.spot
+    if scope is None or cause is None:
+        return None
+    first: Op | None = None
+    for _ in range(8):
+        source = scope.source(value)
+        if source is None or isinstance(source, Leaf):
+            return None
+        op = scope.ops[source]
+        if op.is_backward:
+            return None
+        if op.kind in _PASSING and op.inputs:
+            value = op.inputs[0]
+            continue
+        first = first or op
+        if op.spot is not None and (op.spot.file, op.spot.line) != (cause.file, cause.line):
+            label = why(first, op is first)
+            return op.spot.location("origin", label) if label else None
+        value = next(iter(op.inputs), value)
+        if not op.inputs:
+            return None
+    return None
+
+
+# Operations that hand their operand on.
+_PASSING = frozenset("to_copy clone expand contiguous detach lift_fresh alias unsafe_view".split())
+
+
+def why_zero(evidence: NumbersEvidence, zeros: torch.Tensor | None) -> Any:
+    """Says why an operand is zero, from the operation that made it."""
+
+    def why(op: Op, own_line: bool) -> str:
+        text = _zero_because(evidence, op, zeros)
+        if not text:
+            return ""
+        return f"{text}, so this is 0" if own_line else text
+
+    return why
+
+
+def _zero_because(evidence: NumbersEvidence, op: Op, zeros: torch.Tensor | None) -> str:
+    captured = evidence.values_of(op)
+    if captured is None or not captured.outputs:
+        return ""
+    where = rows(zeros, evidence) if zeros is not None else ""
+    of = f" of {where}" if where else ""
+    operand = captured.tensors[0] if captured.tensors else None
+    count = operand.numel() // max(1, captured.outputs[0].numel()) if operand is not None else 0
+    match op.kind:
+        case "std" | "var" | "std_mean" | "var_mean":
+            return f"all {count} values{of} are equal" if count > 1 else ""
+        case "linalg_vector_norm" | "norm":
+            return f"all {count} values{of} are 0" if count > 1 else f"the value{of} is 0"
+        case "sum" if operand is not None and bool(((operand == 0) | (operand == 1)).all()):
+            return f"nothing is selected in {where}" if where else "nothing is selected"
+        case "sum" if operand is not None and bool((operand >= 0).all()):
+            return f"all {count} values{of} are 0"
+        case "sum":
+            return f"the values{of} add up to 0"
+        case "sub" | "rsub":
+            return f"the two sides are equal{' in ' + where if where else ''}"
+        case "exp" | "softmax" | "sigmoid" | "log_softmax" | "tanh" | "pow" | "square":
+            return (
+                f"underflows to 0{' in ' + where if where else ''}" if op.kind in ("exp", "softmax", "sigmoid") else ""
+            )
+        case "relu" | "clamp" | "clamp_min" | "threshold" | "hardtanh":
+            return f"nothing is above 0{' in ' + where if where else ''}"
+        case "amax" | "max" | "mean":
+            return f"all values{of} are 0" if operand is not None and not bool(operand.any()) else ""
+    return ""

@@ -1,0 +1,58 @@
+"""The input and the target of a loss have different numbers of samples.
+
+What: a classification loss takes one row of scores and one label per sample, so both must have the same first size.
+
+Why: a `view(-1, ...)` whose second size is wrong moved elements between the batch and the features, input and target
+were flattened or shifted differently, or one of them comes from another batch.
+
+Cure: flatten and cut both in the same way; keep the batch dimension when reshaping (`x.flatten(1)`).
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, given_to_loss
+from torchmedic.diagnose.words.tensors import count, incomplete_batch, made_here, shape
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM156", "batch-size-mismatch"
+
+_LOSSES = (*CLASSIFYING, "multi_margin_loss", "multilabel_margin_loss", "cosine_embedding_loss")
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if not evidence.kinds & {"RuntimeError", "ValueError"}:
+        return None
+    given = given_to_loss(evidence, *_LOSSES)
+    if given is None or given.input.dim() < 2 or given.target.dim() < 1:
+        return None
+    rows, labels = int(given.input.shape[0]), int(given.target.shape[0])
+    if rows == labels:
+        return None
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"`{given.loss}` was given {rows} rows of scores and {labels} labels",
+        f"its input is {shape(given.input)} and its target {shape(given.target)}: the first sizes differ",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{rows} rows meet {labels} labels"))
+    draft.at(
+        made_here(evidence, given.input, f"becomes {shape(given.input)}"),
+        made_here(evidence, given.target, f"becomes {shape(given.target)}"),
+    )
+    batch = next((int(tensor.shape[0]) for tensor in evidence.incident.batch if tensor.dim()), None)
+    if batch is not None and batch in (rows, labels):
+        odd = "the target" if batch == rows else "the input of the loss"
+        draft.because(f"the loader's batch has {count(batch, 'sample')}, so {odd} is the one that is off")
+    short = incomplete_batch(evidence)
+    if short is not None and short[1] in (rows, labels):
+        draft.because(
+            f"this batch has {count(short[0], 'sample')}, not {short[1]}: the loader's last batch is not full"
+        )
+    draft.help("reshape and cut input and target in the same way, so that each row keeps its label")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,91 @@
+"""Two tensors whose shapes do not broadcast met in an elementwise operation.
+
+What: an elementwise operation lines the shapes up from the right. In every dimension the sizes must be equal, or one of
+them 1. What is written to (`+=`, `x[mask] = ...`) must have the whole shape already. Some losses want equal shapes.
+
+Why: a column that is missing or too much (`[N]` against `[N, 1]`), a mask or position table made for another length, a
+residual branch that changes the number of channels, a target of another size than the prediction.
+
+Cure: `squeeze`, `unsqueeze`, `transpose` or cut one of the tensors so that the sizes agree.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.shapes._elementwise import ELEMENTWISE, Misfit, misfit_of, misfit_of_loss, misfit_of_mask
+from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
+from torchmedic.diagnose.words.tensors import argument_text, made_here, shape
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM153", "broadcast-mismatch"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if not evidence.kinds & {"RuntimeError", "ValueError", "IndexError", "AssertionError"}:
+        return None
+    found = misfit_of_loss(evidence) or misfit_of_mask(evidence)
+    if found is None:
+        # `mse_loss` says more than the `broadcast_tensors` inside it.
+        for call in sorted(evidence.calls, key=lambda call: call.op == "broadcast_tensors"):
+            found = misfit_of(call) if call.op.rstrip("_") in ELEMENTWISE else None
+            if found is not None:
+                break
+    return _proven(evidence, found) if found is not None else _from_message(evidence)
+
+
+def _proven(evidence: RaisedEvidence, found: Misfit) -> Diagnosis:
+    a, b = found.left.value, found.right.value
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"{found.what} of {shape(a)} and {shape(b)}: {found.why}",
+        f"the shapes are {argument_text(found.left)} and {argument_text(found.right)}; {found.why}",
+    )
+    draft.at(*evidence.at_user_line("cause", found.why))
+    for side in (found.left, found.right):
+        if side.tensor is not None:
+            draft.at(made_here(evidence, side.value, f"becomes {shape(side.value)}"))
+    if found.squeezed:
+        draft.because(f"without its dimensions of size 1, {shape(found.squeezed)} is the shape of the other one")
+        draft.help("drop that dimension with `squeeze(-1)`, or add it to the other tensor with `unsqueeze(-1)`")
+    elif "an index of" in found.why:
+        draft.help("give the index the missing dimension, as in `q.gather(1, actions.unsqueeze(1)).squeeze(1)`")
+    elif found.is_comparison and abs(a.dim() - b.dim()) == 1 and a.shape[:1] == b.shape[:1]:
+        draft.help("compare one value per row: take `argmax(1)` of the tensor that has a row of scores")
+    else:
+        draft.help("make the sizes agree: squeeze, unsqueeze, transpose or cut one of the two")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+_MESSAGES = (
+    (r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at non-singleton dimension (\d+)",
+     "{0} meets {1} in dimension {2}"),
+    (r"output with shape (\[[\d, ]*\]) doesn't match the broadcast shape (\[[\d, ]*\])", "{1} does not fit into {0}"),
+    (r"expanded size of the tensor \((\d+)\) must match the existing size \((\d+)\) at non-singleton dimension (\d+)",
+     "{1} meets {0} in dimension {2}"),
+    (r"shape of the mask (\[[\d, ]*\]) at index \d+ does not match the shape of the indexed tensor (\[[\d, ]*\])",
+     "a mask of {0} meets a tensor of {1}"),
+    (r"value tensor of shape (\[[\d, ]*\]) cannot be broadcast to indexing result of shape (\[[\d, ]*\])",
+     "{0} does not fit into {1}"),
+    (r"indexing tensors could not be broadcast together with shapes (\[[\d, ]*\]), (\[[\d, ]*\])", "{0} meets {1}"),
+    (r"Shape mismatch: objects cannot be broadcast to a single shape", "the shapes do not broadcast"),
+)  # fmt: skip
+
+
+def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
+    why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
+    if why is None:
+        return None
+    draft = Draft(CODE, NAME, "likely", f"shapes that do not broadcast: {why}", f"torch names these sizes: {why}")
+    draft.at(*evidence.at_user_line("cause", why))
+    call = evidence.calls[-1] if evidence.calls else None
+    for known in call.tensors if call is not None else []:
+        draft.because(f"{argument_text(known)} is one of the operands")
+        draft.at(made_here(evidence, known.value, f"becomes {shape(known.value)}"))
+    draft.help("make the sizes agree: squeeze, unsqueeze, transpose or cut one of the two")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,101 @@
+"""An operation was given a tensor of a type that it does not take.
+
+What: matrix products, convolutions and normalisation need all their tensors in one dtype; indices must be whole
+numbers; means, norms and softmax need floating point; masks must be boolean; what is written to keeps its own dtype.
+
+Why: NumPy arrays are float64 and images uint8 unless told otherwise, `torch.tensor([1, 2])` is int64, half of a model
+was converted with `.half()`, or a tensor left an autocast region in a lower precision.
+
+Cure: convert the odd tensor where it is made: `.float()`, `.long()`, `.bool()`, or `.to(weight.dtype)`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.shapes._dtypes import Odd, odd_one
+from torchmedic.diagnose.words.tensors import came_to_be, dtype, layer_name, layer_of, origin, shape
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM160", "dtype-mismatch"
+
+_ABOUT_DTYPE = re.compile(
+    r"dtype|scalar type|Input type \(.*\) and (bias|weight) type|not implemented for '|can't be cast|"
+    r"used as indices must be|can require gradients|boolean mask|boolean tensor|index tensor of type|floating.point|"
+    r"can't convert np.ndarray of type|must have the type|bool tensors? is not supported|operator.invert|same datatype",
+    re.I,
+)
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if not evidence.kinds & {"RuntimeError", "ValueError", "IndexError", "TypeError"} or not evidence.is_torchs:
+        return None
+    if not _ABOUT_DTYPE.search(evidence.message) or not _from_torch(evidence):
+        return None
+    if any(len({found.value.device.type for found in call.tensors}) > 1 for call in evidence.calls):
+        return None  # `torch.cuda.FloatTensor` and `torch.FloatTensor` differ in their device
+    found = odd_one(evidence)
+    if found is None:
+        return _from_message(evidence)
+    layer = layer_of(evidence, found.call)
+    name = layer_name(evidence, layer) if layer is not None else found.what
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"a result of {found.wanted} cannot be written into a tensor of {dtype(found.tensor)}"
+        if found.in_place
+        else f"{name} was given {dtype(found.tensor)} where it takes {found.wanted}",
+        f"the tensor is {shape(found.tensor)} of {dtype(found.tensor)}{found.why}",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{dtype(found.tensor)}, not {found.wanted}"))
+    _came_from(evidence, found, draft)
+    draft.help(_advice(found))
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _from_torch(evidence: RaisedEvidence) -> bool:
+    """Whether torch raised it: a tensor was given, or the innermost frame is torch's own."""
+    return any(call.tensors for call in evidence.calls) or evidence.says("ndarray") or evidence.says("Tensors")
+
+
+def _came_from(evidence: RaisedEvidence, found: Odd, draft: Draft) -> None:
+    made = origin(evidence, found.tensor)
+    if made is None:
+        return
+    draft.at(made.location("origin", came_to_be(made, f"becomes {dtype(found.tensor)}")))
+    words = ast.unparse(made.value) if made.value is not None else ""
+    if found.tensor.dtype is torch.float64 and re.search(r"from_numpy|\bnp\.|numpy", words):
+        draft.because("NumPy computes in float64 unless told otherwise, and torch keeps that")
+    elif found.tensor.dtype is torch.int64 and re.search(r"\btensor\(|arange|randint", words):
+        draft.because("torch makes int64 of whole numbers")
+
+
+def _advice(found: Odd) -> str:
+    methods = {"float32": "float", "float64": "double", "float16": "half", "int64": "long", "bool": "bool"}
+    wanted = found.wanted.split(" or ")[0]
+    if found.in_place:
+        return "make a new tensor instead of writing into this one, or make this one floating point from the start"
+    if wanted in methods:
+        return f"convert it where it is made: `.{methods[wanted]}()`"
+    return (
+        f"convert it where it is made: `.to(torch.{wanted})`" if re.fullmatch(r"\w+\d*", wanted) else "convert it first"
+    )
+
+
+def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
+    first = evidence.message.strip().splitlines()[0][:160] if evidence.message.strip() else ""
+    if not re.search(r"same dtype|scalar type|not implemented for '|can't be cast|should be the same|type", first):
+        return None
+    draft = Draft(CODE, NAME, "likely", "an operation was given a tensor of a type that it does not take", first)
+    draft.at(*evidence.at_user_line("cause", "a tensor of the wrong dtype"))
+    draft.help("compare the dtypes of the operands, and convert the odd one where it is made")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,153 @@
+"""A tensor was to be seen in a shape that its elements or its memory do not allow.
+
+What: `view` and `reshape` keep every element, so the sizes must multiply up to their number. `view` moreover never
+copies: after `transpose`, `permute` or `expand` the elements no longer lie in the order that it needs.
+
+Why: a batch size or a number of features written as a constant (the last batch of an epoch is often smaller), a layer
+whose output has another size than was computed by hand, `view` after a transpose.
+
+Cure: take the batch size from the tensor (`x.size(0)`) and let one size be found (`-1`); after a transpose use
+`reshape`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
+from torchmedic.diagnose.words.tensors import argument_text, count, incomplete_batch, made_here, shape
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+from torchmedic.source.lookup.failing_call import Argument, Call
+
+CODE, NAME = "TM155", "impossible-view"
+
+_VIEWS = ("view", "reshape", "view_as", "reshape_as", "_unsafe_view")
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if "RuntimeError" not in evidence.kinds:
+        return None
+    call = evidence.find(*_VIEWS)
+    if call is not None:
+        found = _view(evidence, call)
+        if found is not None:
+            return found
+    return _unflatten(evidence) or _from_message(evidence)
+
+
+def _view(evidence: RaisedEvidence, call: Call) -> Diagnosis | None:
+    source = call.argument(0, "input")
+    wanted = _sizes(call)
+    if source is None or source.tensor is None or wanted is None:
+        return None
+    total = source.value.numel()
+    known = math.prod(size for size in wanted if size != -1)
+    name = f"`{call.op}` to {wanted}"
+    if wanted.count(-1) > 1:
+        return _done(
+            evidence, source, f"{name}: only one size can be left open", f"{wanted} leaves several sizes open", ""
+        )
+    if -1 in wanted and (known == 0 or total % known):
+        why = f"{total} elements cannot be divided by {known}"
+        return _counted(evidence, source, wanted, f"{name}: {why}", why)
+    if -1 not in wanted and known != total:
+        why = f"{' x '.join(map(str, wanted)) or '1'} = {known} elements, and the tensor has {total}"
+        return _counted(evidence, source, wanted, f"{name} needs {why}", why)
+    if call.op in ("view", "view_as") and not source.value.is_contiguous():
+        why = f"strides {list(source.value.stride())} of {shape(source.value)}: its elements are not in order"
+        text = f"{name} of a tensor whose memory is not contiguous"
+        return _done(
+            evidence, source, text, why, "use `reshape`, which copies where it must, or call `contiguous()` first"
+        )
+    return None
+
+
+def _sizes(call: Call) -> list[int] | None:
+    rest = [argument.value for argument in call.arguments[1:]]
+    if call.op.endswith("_as"):
+        return list(rest[0].shape) if rest and isinstance(rest[0], torch.Tensor) else None
+    sizes = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list | tuple) else rest
+    return [int(size) for size in sizes] if all(type(size) is int for size in sizes) and sizes else None
+
+
+def _counted(evidence: RaisedEvidence, source: Argument, wanted: list[int], message: str, why: str) -> Diagnosis:
+    """With the reason, if a batch that is not full explains the difference."""
+    total = source.value.numel()
+    fact = ""
+    help_text = "compute the sizes from the tensor (`x.size(0)`), and let the rest be found with `-1`"
+    batch = incomplete_batch(evidence)
+    sizes = list(source.value.shape)
+    if batch is not None and batch[1] in wanted:
+        have, full = batch
+        shrunk = [have if size == full else size for size in wanted]
+        if _fits(shrunk, total):
+            fact = f"this batch has {count(have, 'sample')}, not {full}: the loader's last batch is not full"
+            help_text = f"take the batch size from the tensor instead of {full}, or pass `drop_last=True` to the loader"
+    elif sizes and wanted[0] not in (-1, sizes[0]) and _fits([sizes[0], *wanted[1:]], total):
+        fact = f"with the tensor's own first size, {sizes[0]}, in place of {wanted[0]} it would fit"
+        help_text = "take the first size from the tensor: `x.size(0)`"
+    return _done(evidence, source, message, why, help_text, fact)
+
+
+def _fits(sizes: list[int], total: int) -> bool:
+    known = math.prod(size for size in sizes if size != -1)
+    return known == total if -1 not in sizes else known != 0 and total % known == 0
+
+
+def _unflatten(evidence: RaisedEvidence) -> Diagnosis | None:
+    frame = evidence.inside("unflatten")
+    if frame is None:
+        return None
+    source, along, wanted = (frame.variables.get(name) for name in ("self", "dim", "sizes"))
+    if not isinstance(source, torch.Tensor) or not isinstance(along, int) or not isinstance(wanted, list | tuple):
+        return None
+    sizes = list(wanted)
+    if not sizes or not all(type(size) is int for size in sizes) or not -source.dim() <= along < source.dim():
+        return None
+    total = int(source.shape[along])
+    if _fits(sizes, total):
+        return None
+    why = f"dimension {along} has {total}, and {' x '.join(map(str, sizes))} = {math.prod(sizes)}"
+    return _done(
+        evidence,
+        Argument(None, source),
+        f"`unflatten` to {sizes}: {why}",
+        why,
+        "make the sizes multiply up to that number",
+    )
+
+
+def _done(
+    evidence: RaisedEvidence, source: Argument, message: str, why: str, help_text: str, fact: str = ""
+) -> Diagnosis:
+    draft = Draft(CODE, NAME, "proven", message, f"the tensor is {argument_text(source)}; {why}")
+    draft.at(*evidence.at_user_line("cause", why))
+    draft.at(made_here(evidence, source.value, f"becomes {shape(source.value)}"))
+    draft.because(fact)
+    draft.help(help_text or "leave one size open at most, and name the others")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+_MESSAGES = (
+    (r"shape '(\[[-\d, ]*\])' is invalid for input of size (\d+)", "{1} elements cannot be seen as {0}"),
+    (r"view size is not compatible with input tensor's size and stride", "the tensor's memory is not contiguous"),
+    (r"only one dimension can be inferred", "more than one size is left open"),
+    (r"Cannot view a tensor with shape (.*) and strides (.*) as a tensor with shape (.*?)[!.]?$", "{0} as {2}"),
+)
+
+
+def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
+    why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
+    if why is None:
+        return None
+    draft = Draft(CODE, NAME, "likely", f"a view that is not possible: {why}", f"torch says: {why}")
+    draft.at(*evidence.at_user_line("cause", why))
+    draft.help("compute the sizes from the tensor (`x.size(0)`, `-1`); after a transpose use `reshape`")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

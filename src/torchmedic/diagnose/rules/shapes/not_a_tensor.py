@@ -1,0 +1,230 @@
+"""Something that is not a tensor stands where a tensor is needed.
+
+What: an operation of torch was given, or a method of a tensor was asked of, a tuple, a dict, None, a number or a NumPy
+array.
+
+Why: recurrent layers and attention return a tuple (`output, hidden`), some models return a dict, a `forward` without
+`return` gives None, `.item()` gives a number, and NumPy arrays are not converted by themselves.
+
+Cure: take the part that is meant (`out, _ = lstm(x)`, `out["logits"]`), return the result, or convert with
+`torch.as_tensor`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import fed_by, layer_of, origin
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+from torchmedic.source.lookup.failing_call import UNKNOWN, Argument, Call, read
+from torchmedic.source.lookup.origins import Origin, origin_of
+
+CODE, NAME = "TM165", "not-a-tensor"
+
+_MUST_BE = re.compile(r"argument '?(\w+)'?.* must be (?:a )?Tensor, not ([\w.]+)|expected Tensor as element (\d+)")
+_OPERANDS = re.compile(r"unsupported operand type\(s\) for (\S+): '(\w+)' and '(\w+)'")
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if not evidence.is_torchs:
+        return None
+    return _argument(evidence) or _attribute(evidence) or _subscript(evidence) or _operand(evidence)
+
+
+def _kind(value: Any) -> str:
+    if type(value).__module__ == "torch.return_types":
+        return f"a tuple ({', '.join(name for name in dir(value) if name in ('values', 'indices'))})"
+    name = type(value).__name__
+    return "None" if value is None else f"an {name}" if name[0] in "aeio" else f"a {name}"
+
+
+def _argument(evidence: RaisedEvidence) -> Diagnosis | None:
+    """`linear(): argument 'input' must be Tensor, not tuple`."""
+    named = _MUST_BE.search(evidence.message) if "TypeError" in evidence.kinds else None
+    call = evidence.call
+    if call is not None and evidence.says("invalid combination of arguments") and "TypeError" in evidence.kinds:
+        return _first_argument(evidence, call)
+    if named is None or call is None:
+        return None
+    wanted = named[2].rpartition(".")[2] if named[2] else ""
+    members = list(call.flat()) if named[3] else call.arguments
+    odd = next(
+        (
+            item
+            for item in members
+            if item.tensor is None
+            and item.value is not UNKNOWN
+            and (type(item.value).__name__ == wanted if wanted else not isinstance(item.value, int | bool))
+        ),
+        None,
+    )
+    if odd is None:
+        draft = Draft(
+            CODE,
+            NAME,
+            "likely",
+            f"`{call.op}` was given {wanted or 'something else'} where it takes a tensor",
+            named[0],
+        )
+        draft.at(*evidence.at_user_line("cause", f"{wanted or 'this'} is not a tensor"))
+        return _advised(evidence, draft, UNKNOWN, None)
+    made = origin(evidence, odd.value)
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"`{call.op}` was given {_kind(odd.value)} where it takes a tensor",
+        f"`{odd.text or named[1]}` is {_described(odd.value)}",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{_kind(odd.value)}, not a tensor"))
+    draft.because(fed_by(evidence, layer_of(evidence, call)))
+    return _advised(evidence, draft, odd.value, made)
+
+
+def _first_argument(evidence: RaisedEvidence, call: Call) -> Diagnosis | None:
+    """`conv1d() received an invalid combination of arguments - got (tuple, Parameter, ...)`."""
+    first = call.arguments[0] if call.arguments else None
+    if first is None or not isinstance(first.value, tuple | list | dict | type(None)) or not _wants_tensor(evidence):
+        return None
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"`{call.op}` was given {_kind(first.value)} where it takes a tensor",
+        f"`{first.text}` is {_described(first.value)}",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{_kind(first.value)}, not a tensor"))
+    draft.because(fed_by(evidence, layer_of(evidence, call)))
+    return _advised(evidence, draft, first.value, origin(evidence, first.value))
+
+
+def _wants_tensor(evidence: RaisedEvidence) -> bool:
+    """torch lists what it would have taken: a tensor in front, in every form."""
+    forms = re.findall(r"^\s*\* \((.*)\)$", evidence.message, re.M)
+    return bool(forms) and all(form.startswith("Tensor") for form in forms)
+
+
+def _attribute(evidence: RaisedEvidence) -> Diagnosis | None:
+    """`'tuple' object has no attribute 'size'`, where tensors have it."""
+    frame = evidence.frames[-1] if evidence.frames else None
+    if frame is None or not isinstance(evidence.error, AttributeError) or not isinstance(frame.node, ast.Attribute):
+        return None
+    name, value = frame.node.attr, read(frame.node.value, frame)
+    if not isinstance(value, tuple | list | dict | float | int | type(None)) or not hasattr(torch.Tensor, name):
+        return None
+    made = origin_of(evidence.frames, frame, frame.node.value)
+    # A plain Python slip is not ours to explain: the value must come out of torch.
+    if made is None or not (_from_module(evidence, made) or _from_tensor(made) or name == "backward"):
+        return None
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"{_kind(value)} was used as a tensor: it has no `{name}`",
+        f"`{ast.unparse(frame.node.value)}` is {_described(value)}",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{_kind(value)}, not a tensor"))
+    return _advised(evidence, draft, value, made)
+
+
+def _subscript(evidence: RaisedEvidence) -> Diagnosis | None:
+    """`out[:, -1]` of the tuple that a recurrent layer returns."""
+    call = evidence.call
+    if "TypeError" not in evidence.kinds or call is None or call.op != "index" or not evidence.says("indices must be"):
+        return None
+    value = call.arguments[0].value
+    if not isinstance(value, tuple | list) or not isinstance(call.arguments[1].value, tuple):
+        return None
+    made = origin_of(evidence.frames, call.frame, call.arguments[0].node)
+    if made is None or not _from_module(evidence, made):
+        return None
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"{_kind(value)} was indexed like a tensor",
+        f"`{call.arguments[0].text}` is {_described(value)}",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{_kind(value)}, not a tensor"))
+    return _advised(evidence, draft, value, made)
+
+
+def _operand(evidence: RaisedEvidence) -> Diagnosis | None:
+    """`x + attention(x, x, x)`."""
+    call = evidence.call
+    found = _OPERANDS.search(evidence.message) if "TypeError" in evidence.kinds else None
+    if found is None or call is None or "Tensor" not in found.groups() or len(call.arguments) != 2:
+        return None
+    if found[2] == found[3]:
+        return None
+    odd: Argument = call.arguments[1 if found[2] in ("Tensor", "Parameter") else 0]
+    kind = found[3] if odd is call.arguments[1] else found[2]
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven" if odd.value is not UNKNOWN else "likely",
+        f"`{found[1]}` of a tensor and a {kind}",
+        f"`{odd.text}` is {_described(odd.value) if odd.value is not UNKNOWN else 'a ' + kind}",
+    )
+    draft.at(*evidence.at_user_line("cause", f"`{odd.text}` is a {kind}"))
+    made = origin_of(evidence.frames, call.frame, odd.node) if isinstance(odd.node, ast.Name) else None
+    return _advised(evidence, draft, () if kind == "tuple" else odd.value, made)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}: {', '.join(type(item).__name__ for item in value[:4])}"
+    if isinstance(value, dict):
+        return f"a dict with the keys {', '.join(map(repr, list(value)[:5]))}"
+    return _kind(value)
+
+
+def _from_module(evidence: RaisedEvidence, made: Origin) -> bool:
+    return _module_behind(evidence, made) is not None
+
+
+def _module_behind(evidence: RaisedEvidence, made: Origin) -> nn.Module | None:
+    """The module whose result a value is."""
+    for frame in reversed(evidence.frames):
+        if frame.file == made.file and isinstance(made.value, ast.Call):
+            module = read(made.value.func, frame)
+            if isinstance(module, nn.Module):
+                return module
+    return None
+
+
+def _from_tensor(made: Origin) -> bool:
+    """`pred = x.max(1)` and `loss = loss.item()`: methods of tensors that do not return one."""
+    value = made.value
+    return (
+        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and hasattr(torch.Tensor, value.func.attr)
+    )
+
+
+def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | None) -> Diagnosis:
+    module = _module_behind(evidence, made) if made is not None else None
+    if made is not None:
+        whose = f", from `{type(module).__name__}`" if module is not None else ""
+        draft.at(made.location("origin", f"`{made.name}` becomes {_kind(value)} here{whose}"))
+    if value is None and module is not None:
+        draft.because(f"`{type(module).__name__}.forward` returned None, as a function without `return` does")
+        draft.help("let `forward` return its result")
+    elif isinstance(value, tuple):
+        draft.help("take the part that is meant, as in `out, _ = layer(x)`")
+    elif isinstance(value, dict):
+        draft.help("take the entry that is meant, as in `out['logits']`")
+    elif isinstance(value, float | int):
+        draft.help("keep the tensor: `.item()` and sums that start as a number leave the graph")
+    else:
+        draft.help("convert it with `torch.as_tensor(...)`, or pass the tensor that was meant")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

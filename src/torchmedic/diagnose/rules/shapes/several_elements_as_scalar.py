@@ -1,0 +1,65 @@
+"""A tensor with several elements was used as one Python number.
+
+What: `.item()`, `float()`, `int()`, `f"{loss:.4f}"` and `torch.tensor([...])` need one number. A tensor gives one only
+if it has exactly one element.
+
+Why: a loss that was not reduced (`reduction='none'`), a batch of values where one was meant, or `torch.tensor(tensors)`
+where the tensors were to be stacked.
+
+Cure: reduce it (`.mean()`, `.sum()`), pick one element, or use `torch.stack`, `.tolist()`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import count, made_here, shape
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM159", "several-elements-as-scalar"
+
+_SAYS = (
+    ("cannot be converted to scalar",),
+    ("only one element tensors can be converted",),
+    ("only integer tensors of a single element",),
+    ("unsupported format string passed to tensor",),
+)
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if not evidence.kinds & {"RuntimeError", "ValueError", "TypeError"}:
+        return None
+    if not any(evidence.says(*fragments) for fragments in _SAYS):
+        return None
+    tensors = [found.value for call in evidence.calls for found in call.tensors if found.value.numel() != 1]
+    frame = evidence.inside("__format__")
+    if frame is not None and isinstance(shown := frame.variables.get("self"), torch.Tensor) and shown.numel() != 1:
+        tensors.insert(0, shown)
+    if not tensors:
+        draft = Draft(
+            CODE, NAME, "likely", "a tensor with several elements was used as one number", evidence.message[:200]
+        )
+        draft.at(*evidence.at_user_line("cause", "more than one element"))
+        draft.help("reduce it to one number first: `.mean()` or `.sum()`")
+        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    tensor = tensors[0]
+    elements = count(tensor.numel(), "element")
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"a tensor with {elements} was used as one number",
+        f"its shape is {shape(tensor)}",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{shape(tensor)}: {elements}"))
+    draft.at(made_here(evidence, tensor, f"becomes {shape(tensor)}"))
+    if evidence.find("tensor", "as_tensor", "FloatTensor", "LongTensor") is not None:
+        draft.help("join the tensors with `torch.stack(...)`, or with `torch.cat(...)`")
+    else:
+        draft.help("reduce it first (`.mean()`, `.sum()`), pick one element, or use `.tolist()`")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

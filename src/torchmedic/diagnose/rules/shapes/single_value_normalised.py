@@ -1,0 +1,68 @@
+"""A normalisation layer in training has a single value per channel, so its variance does not exist.
+
+What: in training, batch norm computes mean and variance of every channel over the batch and over space. With a batch of
+one sample and no space left there is one value, whose variance is 0.
+
+Why: most often the last batch of an epoch has one sample; or a single sample is evaluated without `model.eval()`.
+
+Cure: `drop_last=True` for the training loader, `model.eval()` for evaluation, or a layer that does not look at the
+batch (`GroupNorm`, `LayerNorm`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import (
+    built_here,
+    fed_by,
+    incomplete_batch,
+    layer_name,
+    layer_of,
+    made_here,
+    shape,
+)
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM167", "single-value-normalised"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    frame = evidence.inside("batch_norm", "instance_norm")
+    given = frame.variables.get("input") if frame is not None else None
+    if frame is None or "ValueError" not in evidence.kinds or not isinstance(given, torch.Tensor) or given.dim() < 2:
+        return None
+    over_batch = frame.function == "batch_norm"
+    values = math.prod([*(given.shape[:1] if over_batch else []), *given.shape[2:]])
+    if values != 1:
+        return None
+    layer = layer_of(evidence)
+    name = layer_name(evidence, layer) if layer is not None else f"`{frame.function}`"
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"{name} has 1 value per channel to normalise in training",
+        f"its input is {shape(given)}: one sample and one point in space leave nothing to take a variance of",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{shape(given)}: 1 value per channel"))
+    draft.at(
+        made_here(evidence, given, f"becomes {shape(given)}"), built_here(evidence, layer, "the layer is built here")
+    )
+    draft.because(fed_by(evidence, layer))
+    batch = incomplete_batch(evidence)
+    if batch is not None and batch[0] == 1:
+        draft.because(f"this batch has 1 sample, not {batch[1]}: the loader's last batch is not full")
+        draft.help("pass `drop_last=True` to the training loader")
+    elif over_batch:
+        draft.help("train with more than one sample per batch; for evaluation call `model.eval()` first")
+    else:
+        draft.help("normalise before the image has shrunk to one point, or leave this layer out")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,59 @@
+"""The lengths given to `pack_padded_sequence` do not fit the padded batch.
+
+What: there is one length per sequence of the batch, each at least 1, and in decreasing order unless
+`enforce_sorted=False` is passed. The batch is dimension 1 unless `batch_first=True` is passed.
+
+Why: a batch in the order of the dataset, an empty text, or a forgotten `batch_first=True`.
+
+Cure: pass `enforce_sorted=False`, leave empty sequences out, say where the batch dimension is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import count, made_here, shape
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM150", "unusable-sequence-lengths"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    frame = evidence.inside("pack_padded_sequence")
+    if frame is None or "RuntimeError" not in evidence.kinds:
+        return None
+    known = frame.variables
+    padded, lengths, first = known.get("input"), known.get("lengths"), known.get("batch_first")
+    if not isinstance(padded, torch.Tensor) or not isinstance(lengths, torch.Tensor) or padded.dim() < 2:
+        return None
+    if lengths.device.type != "cpu" or lengths.dim() != 1:
+        return None
+    values = lengths.tolist()
+    batch = int(padded.shape[0 if first else 1])
+    if len(values) != batch:
+        why = f"{count(len(values), 'length')} for a batch of {batch}"
+        swapped = int(padded.shape[1 if first else 0]) == len(values)
+        advice = (
+            f"pass `batch_first={not first}`: the batch is the other dimension"
+            if swapped
+            else "give one length per sequence"
+        )
+    elif min(values, default=1) <= 0:
+        why = f"sequence {values.index(min(values))} has length {min(values)}"
+        advice = "leave empty sequences out of the batch, or give them one padding element"
+    elif known.get("enforce_sorted") and values != sorted(values, reverse=True):
+        at = next(at for at in range(1, len(values)) if values[at] > values[at - 1])
+        why = f"length {values[at]} follows {values[at - 1]}, and the order must be decreasing"
+        advice = "pass `enforce_sorted=False`"
+    else:
+        return None
+    draft = Draft(CODE, NAME, "proven", f"`pack_padded_sequence`: {why}", f"the padded batch is {shape(padded)}")
+    draft.at(*evidence.at_user_line("cause", why))
+    draft.at(made_here(evidence, lengths, "is made"))
+    draft.help(advice)
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

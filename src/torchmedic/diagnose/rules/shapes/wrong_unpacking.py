@@ -1,0 +1,100 @@
+"""A batch or a tensor was taken apart into another number of names than it has parts.
+
+What: `x, y = batch` needs as many names as the dataset returns parts. A tensor, too, is taken apart along its first
+dimension: `out, hidden = layer(x)` of a layer that returns one tensor splits its rows.
+
+Why: a dataset that returns only inputs, or more than input and label; a layer that returns one tensor where a pair was
+expected.
+
+Cure: name as many parts as there are, `(x,)` for a single one.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.tensors import count, shape
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.lookup.failing_call import read
+from torchmedic.source.lookup.origins import origin_of
+
+CODE, NAME = "TM169", "wrong-unpacking"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    frame = evidence.frames[-1] if evidence.frames else None
+    if frame is None or "ValueError" not in evidence.kinds or not evidence.says("values to unpack"):
+        return None
+    if not isinstance(frame.node, ast.Tuple | ast.List) or not frame.is_user:
+        return None
+    names = len(frame.node.elts)
+    statement = frame.statement
+    if isinstance(statement, ast.For | ast.AsyncFor) and any(node is frame.node for node in ast.walk(statement.target)):
+        parts = len(evidence.incident.batch)
+        if _over_loader(frame, statement.iter) and parts and parts != names:
+            return _batch(evidence, parts, names, "")
+        return None
+    if not isinstance(statement, ast.Assign):
+        return None
+    value = read(statement.value, frame)
+    if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] != names:
+        return _tensor(evidence, value, names)
+    if isinstance(value, list | tuple) and len(value) != names and _is_batch(evidence, value):
+        return _batch(evidence, len(value), names, ast.unparse(statement.value))
+    return None
+
+
+def _over_loader(frame: Frame, iterated: ast.expr) -> bool:
+    """Whether a loop goes over a DataLoader, bare or inside `enumerate`, `zip` or a progress bar."""
+    for node in ast.walk(iterated):
+        if isinstance(node, ast.Name | ast.Attribute):
+            value = read(node, frame)
+            if isinstance(value, DataLoader) or (isinstance(value, type) and issubclass(value, DataLoader)):
+                return True
+    return False
+
+
+def _is_batch(evidence: RaisedEvidence, value: Any) -> bool:
+    """Whether this is what the loader yielded, or at least made of nothing but tensors."""
+    tensors = [item for item in value if isinstance(item, torch.Tensor)]
+    return bool(tensors) and (len(tensors) == len(value) or any(item is tensors[0] for item in evidence.incident.batch))
+
+
+def _batch(evidence: RaisedEvidence, parts: int, names: int, text: str) -> Diagnosis:
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"a batch of {count(parts, 'part')} was taken apart into {count(names, 'name')}",
+        f"the parts are {', '.join(shape(tensor) for tensor in evidence.incident.batch) or parts}",
+    )
+    draft.at(*evidence.at_user_line("cause", f"{parts} there, {names} named"))
+    frame = evidence.user_frame
+    node = frame.statement.value if frame is not None and isinstance(frame.statement, ast.Assign) else None
+    made = origin_of(evidence.frames, frame, node) if frame is not None and isinstance(node, ast.Name) else None
+    draft.at(made.location("origin", f"`{text}` comes from here") if made is not None else None)
+    draft.help("name as many parts as the dataset returns" + ("; a single one is `(x,)`" if parts == 1 else ""))
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+def _tensor(evidence: RaisedEvidence, value: torch.Tensor, names: int) -> Diagnosis:
+    draft = Draft(
+        CODE,
+        NAME,
+        "proven",
+        f"a tensor of {shape(value)} was taken apart into {count(names, 'name')}",
+        f"a tensor is taken apart along dimension 0, which has {value.shape[0]}",
+    )
+    draft.at(*evidence.at_user_line("cause", f"one tensor of {shape(value)}, not {names} values"))
+    draft.help("give it one name; a layer that returns one tensor has no second value")
+    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+
+
+RULE = Rule(CODE, NAME, check)

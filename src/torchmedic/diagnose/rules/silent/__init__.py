@@ -1,1 +1,0 @@
-"""Silent mistakes: training runs, and does not learn what was written."""

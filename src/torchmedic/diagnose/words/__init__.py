@@ -1,0 +1,1 @@
+"""Wording that several families of rules share."""

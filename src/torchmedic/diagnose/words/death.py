@@ -1,0 +1,172 @@
+"""What a dead process left behind, read for its last line: a dump of its stacks, else its black box."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+
+from torchmedic.diagnose.rule import Draft
+from torchmedic.records import Grade, Location, Role, StackFrame, ThreadStack
+from torchmedic.records.death import Death
+from torchmedic.source.text import relative, source_line
+from torchmedic.source.user_code import is_user_file
+
+_DEEP = 100  # frames of a thread that faulthandler writes at most
+_SHOWN = 6
+
+
+class LastLine:
+    """The line of the user's code to look at, and how far it can be trusted."""
+
+    def __init__(self, file: str, line: int, label: str, grade: Grade) -> None:
+        self.grade: Grade = grade
+        self.location = line_location("cause", file, line, label)
+
+
+def last_line(death: Death) -> LastLine | None:
+    """Where the process was when it died. Only a dump of the thread that died makes this more than `last seen`."""
+    frame = _user_frame(death.threads[0]) if death.threads and death.threads[0].current else None
+    if frame is not None:
+        return LastLine(frame.file, frame.line, "it died in the code that this line called", "proven")
+    # A thread that Python does not know of has died, as those of autograd are; the main thread is written last.
+    frame = _user_frame(death.threads[-1]) if death.threads else None
+    if frame is not None:
+        return LastLine(frame.file, frame.line, "the main thread was here; another thread died", "likely")
+    moment = death.box.last if death.box is not None else None
+    if moment is not None and moment.file:
+        return LastLine(moment.file, moment.line, f"last seen here, {_ago(death.ended - moment.time)}", "likely")
+    if death.surfaced is not None:
+        return LastLine(death.surfaced.file, death.surfaced.line, "noticed here", "likely")
+    return None
+
+
+def draft_of(death: Death, code: str, name: str, grade: Grade, message: str, cause: str) -> Draft:
+    """The diagnosis of a death with everything that does not depend on its kind: the line, the threads, the moment."""
+    place = last_line(death)
+    draft = Draft(code, name, grade, message, cause)
+    if place is not None:
+        draft.at(place.location)
+    if death.surfaced is not None:
+        draft.at(line_location("surfaced", death.surfaced.file, death.surfaced.line, "noticed here"))
+    return draft.because(*_calls(death), *_threads(death), *_moment(death))
+
+
+def line_grade(death: Death) -> Grade:
+    """As sure as the line is."""
+    place = last_line(death)
+    return place.grade if place is not None else "possible"
+
+
+def step_of(death: Death) -> int | None:
+    return death.box.last.step if death.box is not None and death.box.last is not None else None
+
+
+def who(death: Death) -> str:
+    return {
+        "script": "the process",
+        "worker": f"a DataLoader worker (process {death.pid})",
+        "child": f"a process that the script had started (process {death.pid})",
+    }[death.part]
+
+
+def shutting_down(death: Death) -> bool:
+    """Whether the script was over, and only the interpreter had still to end."""
+    return death.box is not None and death.box.clean_exit
+
+
+def native_package(death: Death) -> str:
+    """The installed package whose code was the last of Python to run; empty where that was the user's own."""
+    if not death.threads or not death.threads[0].frames:
+        return ""
+    file = death.threads[0].frames[0].file
+    if is_user_file(file):
+        return ""
+    for folder in ("site-packages", "dist-packages"):
+        _, found, rest = file.partition(f"{os.sep}{folder}{os.sep}")
+        if found:
+            return rest.split(os.sep)[0].removesuffix(".py")
+    return "ctypes" if f"{os.sep}ctypes{os.sep}" in file else ""
+
+
+def overflowed(death: Death) -> bool:
+    """Whether the dead thread's Python stack was deeper than a dump shows."""
+    return bool(death.threads) and death.threads[0].current and len(death.threads[0].frames) >= _DEEP
+
+
+def size(count: int) -> str:
+    """Bytes as a person writes them."""
+    for unit, power in (("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.1f} {unit}"
+    return f"{count} B"
+
+
+def line_location(role: Role, file: str, line: int, label: str) -> Location:
+    text = source_line(file, line)
+    indent = len(text) - len(text.lstrip())
+    return Location(
+        role=role,
+        file=relative(file),
+        line=line,
+        column=indent + 1,
+        end_column=max(len(text.rstrip()), indent + 1) + 1,
+        code=text.strip(),
+        indent=indent,
+        label=label,
+    )
+
+
+def _user_frame(thread: ThreadStack) -> StackFrame | None:
+    return next((frame for frame in thread.frames if is_user_file(frame.file) and frame.line), None)
+
+
+def _calls(death: Death) -> Iterator[str]:
+    """The calls that led to the death."""
+    if not death.threads:
+        return
+    thread = death.threads[0] if death.threads[0].current else death.threads[-1]
+    innermost = thread.frames[0] if thread.frames else None
+    if innermost is not None and not is_user_file(innermost.file):
+        yield f"the last Python function was `{innermost.function}`, {_short(innermost)}"
+    lines = [frame for frame in thread.frames if is_user_file(frame.file)]
+    if len(lines) > 1:
+        yield "called from " + ", ".join(f"{_short(frame)} in {frame.function}" for frame in lines[1 : _SHOWN + 1])
+
+
+def _threads(death: Death) -> Iterator[str]:
+    """Where every other thread was."""
+    shown = [thread for thread in death.threads[1:] if thread.frames]
+    for thread in shown[:_SHOWN]:
+        frame = _user_frame(thread) or thread.frames[0]
+        yield f"another thread was at {_short(frame)} in {frame.function}"
+    if len(shown) > _SHOWN:
+        yield f"{len(shown) - _SHOWN} more threads are in the run folder's stacks/{death.pid}.txt"
+
+
+def _moment(death: Death) -> Iterator[str]:
+    if shutting_down(death):
+        yield "the script itself had ended; the interpreter was shutting down"
+        return
+    moment = death.box.last if death.box is not None else None
+    if moment is None:
+        if death.part == "script":
+            yield "training had not begun"
+        return
+    yield f"in step {moment.step}, phase {moment.phase}"
+    if moment.rss:
+        yield f"resident memory at that moment: {size(moment.rss)}"
+
+
+def _short(frame: StackFrame) -> str:
+    installed = re.split(r"[/\\](?:site-packages|dist-packages|python3\.\d+)[/\\]", frame.file)
+    return f"{installed[-1] if len(installed) > 1 else relative(frame.file)}:{frame.line}"
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 1:
+        return "less than a second before the end"
+    if seconds < 120:
+        return f"{seconds:.0f} s before the end"
+    return f"{time.strftime('%H:%M:%S', time.gmtime(seconds))} before the end"

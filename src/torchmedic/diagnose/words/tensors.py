@@ -1,0 +1,121 @@
+"""Words and places that the rules about live tensors share."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from torchmedic.diagnose.words.listing import listed as listed  # noqa: PLC0414 - for those who know it from here
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Location
+from torchmedic.source.lookup.failing_call import Argument, Call
+from torchmedic.source.lookup.origins import Origin, built_at, module_path, origin_of, user_argument
+from torchmedic.source.user_code import is_user_file
+
+
+def shape(tensor: torch.Tensor | torch.Size | tuple[int, ...] | list[int]) -> str:
+    """`[4, 16]`."""
+    return str(list(tensor.shape if isinstance(tensor, torch.Tensor) else tensor))
+
+
+def dtype(tensor: torch.Tensor | torch.dtype) -> str:
+    """`float32`."""
+    return str(tensor.dtype if isinstance(tensor, torch.Tensor) else tensor).removeprefix("torch.")
+
+
+def count(number: int, noun: str) -> str:
+    """`1 row`, `3 rows`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def layer_of(evidence: RaisedEvidence, call: Call | None = None) -> nn.Module | None:
+    """The layer of a library whose `forward` the exception came out of, if it came out of one."""
+    if call is not None and call.frame.is_user:
+        return None
+    if evidence.is_traced:
+        return None  # torch.compile looks through code that has no frame
+    modules = (frame.module for frame in reversed(evidence.library_frames))
+    return next((module for module in modules if module is not None and not _is_users(type(module))), None)
+
+
+def _is_users(kind: type) -> bool:
+    return is_user_file(str(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"))
+
+
+def layer_name(evidence: RaisedEvidence, layer: nn.Module) -> str:
+    """A layer as the user knows it: `features.3` (Conv2d)."""
+    owned = module_path(evidence.frames, layer)
+    kind = type(layer).__name__
+    return f"`{owned[1]}` ({kind})" if owned is not None else f"`{kind}`"
+
+
+def origin(evidence: RaisedEvidence, value: Any) -> Origin | None:
+    """The statement of the user's that made a value which the failing expression was given."""
+    passed = user_argument(evidence.frames, value)
+    return None if passed is None else origin_of(evidence.frames, passed[0], passed[1].node)
+
+
+def made_here(evidence: RaisedEvidence, value: Any, what: str) -> Location | None:
+    """Where a value came from, labelled: `x` becomes [4, 16] here."""
+    found = origin(evidence, value)
+    if found is None:
+        return None
+    return found.location("origin", came_to_be(found, what))
+
+
+def came_to_be(found: Origin, what: str) -> str:
+    """The label of an origin: what happens to the value there, or that what holds it comes from there."""
+    return f"`{found.name}`, which holds it, comes from here" if found.holds else f"`{found.name}` {what} here"
+
+
+def built_here(evidence: RaisedEvidence, layer: nn.Module | None, label: str) -> Location | None:
+    return built_at(evidence.frames, layer, label) if layer is not None else None
+
+
+def fed_by(evidence: RaisedEvidence, layer: nn.Module | None) -> str:
+    """What comes before a layer in its `nn.Sequential`, as evidence; empty where it stands in none or first."""
+    for frame in reversed(evidence.frames):
+        owner = frame.module
+        if isinstance(owner, nn.Sequential) and not frame.is_user:
+            children = list(owner.named_children())
+            for (_, before), (name, child) in itertools.pairwise(children):
+                if child is layer:
+                    return f"it is number {name} of an `nn.Sequential`, after `{type(before).__name__}`"
+    return ""
+
+
+def incomplete_batch(evidence: RaisedEvidence) -> tuple[int, int] | None:
+    """The size of the batch being trained on and that of a full one, if a live DataLoader says it is not full."""
+    batch = next((tensor for tensor in evidence.incident.batch if tensor.dim()), None)
+    if batch is None:
+        return None
+    have = int(batch.shape[0])
+    full = {
+        loader.batch_size
+        for frame in evidence.frames
+        if frame.is_user
+        for loader in _loaders([*frame.variables.values(), *frame.live.f_globals.values()])
+        if isinstance(loader.batch_size, int) and not loader.drop_last
+    }
+    wanted = full.pop() if len(full) == 1 else None
+    return (have, wanted) if wanted is not None and have < wanted else None
+
+
+def _loaders(values: list[Any]) -> list[DataLoader[Any]]:
+    """Those among the values, and those that an object among them (a trainer) holds."""
+    owners = [value for value in values if not (inspect.ismodule(value) or isinstance(value, type))]
+    held = [item for owner in owners for item in list((getattr(owner, "__dict__", None) or {}).values())]
+    return [value for value in (*values, *held) if isinstance(value, DataLoader)]
+
+
+def argument_text(argument: Argument) -> str:
+    """An operand with its shape: `mask` [4, 1]."""
+    sized = argument.tensor is not None or isinstance(argument.value, list)
+    described = shape(argument.value) if sized else type(argument.value).__name__
+    return f"`{argument.text}` {described}" if argument.text else described

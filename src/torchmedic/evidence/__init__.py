@@ -1,0 +1,1 @@
+"""What rules look at: one class per kind of incident."""

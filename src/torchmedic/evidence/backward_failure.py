@@ -1,0 +1,90 @@
+"""An exception that came out of the autograd engine: what backward was called on, and the step to replay."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.replay.step.step import Step, from_traceback
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.segment.cut import CannotCut
+
+_TIME_LIMIT = 120.0
+_MOST_OUTWARDS = 2
+
+
+class BackwardFailure:
+    """The replayable side of a `RaisedEvidence` whose exception passed through backward."""
+
+    def __init__(self, evidence: RaisedEvidence) -> None:
+        self.evidence = evidence
+        self.deadline = time.monotonic() + _TIME_LIMIT
+        self.why_not = ""
+        self.faithful = False
+        self.sequence_number = _get_sequence_nr()  # nodes with higher ones were made by replays
+
+    @functools.cached_property
+    def engine(self) -> Frame | None:
+        """torch's own frame that entered the engine: the outermost, as a checkpoint enters it again from inside."""
+        return next((frame for frame in self.evidence.frames if frame.function == "_engine_run_backward"), None)
+
+    @property
+    def roots(self) -> list[torch.Tensor]:
+        """The tensors that backward was called on."""
+        if self.engine is None:
+            return []
+        given = self.engine.variables.get("t_outputs", ())
+        return [tensor for tensor in given if isinstance(tensor, torch.Tensor)]
+
+    @property
+    def loss(self) -> float | None:
+        """The loss that backward was called on, if it is one number."""
+        roots = [root.detach() for root in self.roots]
+        return float(roots[0].item()) if len(roots) == 1 and roots[0].numel() == 1 else None
+
+    @property
+    def caller(self) -> Frame | None:
+        """The user's frame that called backward; frames below it are of custom Functions and hooks."""
+        frames = self.evidence.frames
+        stop = frames.index(self.engine) if self.engine is not None else len(frames)
+        return next((frame for frame in reversed(frames[:stop]) if frame.is_user), self.evidence.user_frame)
+
+    @functools.cached_property
+    def step(self) -> Step | None:
+        try:
+            step = self._cut(0)
+        except CannotCut as reason:
+            self.why_not = str(reason)
+            return None
+        self.faithful = step.settle(self.roots)
+        return step
+
+    def widen(self) -> Iterator[Step]:
+        """The step, and then more of what happened before it: one loop further out each time.
+
+        What went wrong in an earlier turn of the innermost loop does not show in a replay of the last turn alone. The
+        step that the caller stops at is the one for trials.
+        """
+        if self.step is not None:
+            yield self.step
+        for outwards in range(1, _MOST_OUTWARDS + 1):
+            try:
+                wider = self._cut(outwards)
+            except CannotCut:
+                return
+            self.__dict__["step"] = wider
+            self.faithful = False
+            yield wider
+
+    def _cut(self, outwards: int) -> Step:
+        return from_traceback(
+            self.evidence.error.__traceback__,
+            self.evidence.incident.agent,
+            within=self.engine.live if self.engine is not None else None,
+            outwards=outwards,
+        )

@@ -1,0 +1,179 @@
+"""Which statement gave a variable the tensor that it carries, and whether the step itself runs it."""
+
+from __future__ import annotations
+
+import ast
+import gc
+from collections.abc import Iterator
+from types import GeneratorType
+from typing import NamedTuple
+
+import torch
+
+from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.replay.trace.graph import nodes_behind
+from torchmedic.replay.trace.microscope import Spot
+from torchmedic.replay.trace.older_graph import Holder, Import, bindings_of, named
+from torchmedic.replay.trace.provenance import Provenance
+from torchmedic.source.live_frames import Frame, syntax_tree
+from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.spots import spot_of_frame, spot_of_traced
+from torchmedic.source.user_code import is_user_file
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Carrier(NamedTuple):
+    """A variable that brings an old graph in, and the statement that gave it its value."""
+
+    holder: Holder
+    file: str
+    binding: ast.stmt
+    in_step: bool  # every step runs it, so what it makes is carried to the next one
+
+
+def carrier_of(failure: BackwardFailure, imports: Provenance, found: Import, *, resets: bool = False) -> Carrier | None:
+    """The variable that holds an import, from the innermost frame outwards; one that is given its value there."""
+    holders = list(_holders(failure, found))
+    for holder, frame in sorted(holders, key=lambda pair: _is_passing(failure, *pair)):
+        places = [
+            Carrier(holder, file, binding, _runs_in_step(failure, imports, file, binding))
+            for file, body in _scopes(failure, holder, frame)
+            for binding in bindings_of(holder, body, resets=resets)
+        ]
+        if places:
+            return max(places, key=lambda place: (place.in_step, place.binding.lineno))
+    return None
+
+
+def carrier_in_generator(failure: BackwardFailure, roots: list[torch.Tensor]) -> Carrier | None:
+    """A variable of a suspended generator of the user's that the graph behind some tensors goes through.
+
+    The generator yields a loss and keeps the state that it comes from; no frame on the stack knows of it.
+    """
+    nodes = nodes_behind(roots)
+    for generator in (value for value in gc.get_objects() if type(value) is GeneratorType):
+        frame = generator.gi_frame
+        if frame is None or not is_user_file(frame.f_code.co_filename):
+            continue
+        spot = spot_of_frame(frame)
+        tree = syntax_tree(spot.file)
+        function = enclosing(tree, spot.line, _FUNCTIONS) if tree is not None else None
+        for name, value in frame.f_locals.items():
+            if not isinstance(value, torch.Tensor) or value.grad_fn not in nodes or function is None:
+                continue
+            holder = Holder(name, None, False, spot, is_local=True, is_passing=False)
+            for binding in bindings_of(holder, function):
+                if _reads(binding, name):
+                    return Carrier(holder, spot.file, binding, in_step=True)
+    return None
+
+
+def _reads(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement makes a variable's new value of its old one."""
+    value = getattr(statement, "value", None)
+    names = (node.id for node in ast.walk(value) if isinstance(node, ast.Name)) if value is not None else ()
+    return isinstance(statement, ast.AugAssign) or name in names
+
+
+def _is_passing(failure: BackwardFailure, holder: Holder, frame: Frame | None) -> bool:
+    """Whether a variable was given the tensor in this step, out of something that had it before."""
+    step = failure.step
+    if holder.owner is not None or holder.is_passing or step is None or frame is None or frame.live is not step.frame:
+        return holder.is_passing
+    for statement in step.segment.statements:
+        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == holder.name]
+        if isinstance(statement, ast.AugAssign) or any(isinstance(node.ctx, ast.Load) for node in names):
+            return not names
+        if names:
+            return True
+    return False
+
+
+def _holders(failure: BackwardFailure, found: Import) -> Iterator[tuple[Holder, Frame | None]]:
+    """Those of the replay, then those of the frames around the step; a name in the step's own frame has that frame."""
+    frames = failure.evidence.frames
+    step = failure.step
+    position = next((at for at, frame in enumerate(frames) if step is not None and frame.live is step.frame), 0)
+    own = frames[position] if frames else None
+    for holder in found.holders:
+        yield holder, None if holder.is_local else own
+    for frame in reversed(frames[:position]):
+        if frame.is_user:
+            for holder in named(found.tensor, frame.live, spot_of_traced(frame), is_local=True):
+                yield holder, frame
+
+
+def _scopes(failure: BackwardFailure, holder: Holder, frame: Frame | None) -> Iterator[tuple[str, ast.AST]]:
+    if holder.owner is not None:
+        for kind in type(holder.owner).__mro__:
+            found = class_node(kind)
+            if found is not None:
+                yield found
+        for file in dict.fromkeys(frame.file for frame in failure.evidence.frames if frame.is_user):
+            tree = syntax_tree(file)
+            if tree is not None:
+                yield file, tree
+        return
+    file, line = (frame.file, frame.line) if frame is not None else (holder.spot.file, holder.spot.line)
+    tree = syntax_tree(file)
+    if tree is None:
+        return
+    function = enclosing(tree, line, _FUNCTIONS)
+    if function is not None:
+        yield file, function
+        if any(part.arg == holder.name for part in ast.walk(function) if isinstance(part, ast.arg)):
+            return
+    yield file, ast.Module([node for node in tree.body if not isinstance(node, (*_FUNCTIONS, ast.ClassDef))], [])
+    if holder.is_item and not holder.is_passing:
+        yield file, tree  # a container that functions fill
+
+
+def enclosing(tree: ast.AST, line: int, kinds: tuple[type[ast.stmt], ...]) -> ast.stmt | None:
+    """The innermost statement of some kinds around a line."""
+    best: ast.stmt | None = None
+    for node in ast.walk(tree):
+        if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            best = node if best is None or node.lineno >= best.lineno else best
+    return best
+
+
+def _runs_in_step(failure: BackwardFailure, imports: Provenance, file: str, binding: ast.stmt) -> bool:
+    tree = syntax_tree(file)
+    if tree is None:
+        return False
+    function = enclosing(tree, binding.lineno, _FUNCTIONS)
+    for frame in failure.evidence.frames:
+        # A loop of a frame that is on the stack, and goes round both the statement and the line that the frame is at.
+        if frame.file == file and frame.is_user and enclosing(tree, frame.line, _FUNCTIONS) is function:
+            loop = enclosing(function or tree, frame.line, (ast.For, ast.AsyncFor, ast.While))
+            while loop is not None:
+                if loop.lineno <= binding.lineno <= (loop.end_lineno or loop.lineno):
+                    return True
+                loop = _around(function or tree, loop)
+            # A function that is called once per step.
+            alone = enclosing(function or tree, frame.line, (ast.For, ast.AsyncFor, ast.While)) is None
+            return alone and function is not None and frame.live is step_frame(failure)
+    if function is None:
+        return False
+    spots: set[Spot] = {spot for call in imports.calls for spot in call.stack}
+    return any(
+        spot.file == file and function.lineno <= spot.line <= (function.end_lineno or function.lineno) for spot in spots
+    )
+
+
+def step_frame(failure: BackwardFailure) -> object:
+    return failure.step.frame if failure.step is not None else None
+
+
+def _around(tree: ast.AST, inner: ast.stmt) -> ast.stmt | None:
+    loops = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While) and node is not inner and _holds(node, inner)
+    ]
+    return max(loops, key=lambda node: node.lineno, default=None)
+
+
+def _holds(outer: ast.stmt, inner: ast.stmt) -> bool:
+    return outer.lineno <= inner.lineno and (inner.end_lineno or 0) <= (outer.end_lineno or 0)

@@ -1,0 +1,136 @@
+"""What the check-up of the first steps has found out, with the places in the user's source that belong to it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import msgspec
+import torch
+
+from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+from torchmedic.observe.checkup.node_births import Birth, Site
+from torchmedic.observe.checkup.unreached_parameters import Unreached
+from torchmedic.records import Location, Role
+from torchmedic.source.live_frames import Frame, place, syntax_tree
+from torchmedic.source.lookup.layers import layer_built_at, roots
+from torchmedic.source.spots import Spot
+
+
+class CheckUp:
+    """The evidence of the rules about what one step does.
+
+    Args:
+        graphs: The calls of backward that were looked at, oldest first.
+        frame: Where training is now, for the objects that are alive; None at the end of the script.
+        optimized: The parameters that optimizers hold.
+        unreached: The parameters without a gradient, once that is known.
+        models: Modules that are known to be trained, where no frame holds them.
+        sure_after_one: Whether one look is enough, because somebody asks about this very batch.
+    """
+
+    def __init__(
+        self,
+        graphs: Sequence[LossGraph],
+        frame: FrameType | None,
+        *,
+        optimized: Sequence[torch.Tensor] = (),
+        unreached: Unreached | None = None,
+        models: Sequence[torch.nn.Module] = (),
+        rank: int = 0,
+        sure_after_one: bool = False,
+    ) -> None:
+        self.graphs = graphs
+        self.optimized = optimized
+        self.unreached = unreached
+        self.rank = rank
+        self._sure_after_one = sure_after_one
+        self._frame = frame
+        self._models = models
+
+    @functools.cached_property
+    def frames(self) -> list[Frame]:
+        """The frames of the training loop, outermost first."""
+        found: list[Frame] = []
+        frame = self._frame
+        while frame is not None:
+            found.append(Frame(frame, frame.f_lasti, frame.f_lineno))
+            frame = frame.f_back
+        return found[::-1]
+
+    @functools.cached_property
+    def models(self) -> list[torch.nn.Module]:
+        """The models in sight."""
+        called = self.unreached.cuts.modules if self.unreached is not None else ()
+        return list({id(module): module for module in (*self._models, *roots(self.frames), *called)}.values())
+
+    def of_line(self, graph: LossGraph) -> list[LossGraph]:
+        """All that was seen of the line that called backward, oldest first."""
+        return [other for other in self.graphs if other.key == graph.key]
+
+    def is_enough(self, looks: int, wanted: int) -> bool:
+        """Whether a line was looked at often enough to say what it does in every step."""
+        return looks >= (1 if self._sure_after_one else wanted)
+
+    # Places
+
+    def at(self, role: Role, sites: Sequence[Site], label: str) -> Location | None:
+        """The user's innermost line."""
+        return spot_of(sites[0]).location(role, label) if sites else None
+
+    def of_node(self, role: Role, node: Node | None, label: str) -> Location | None:
+        """Where an operation was written down: the layer that it is, or the call."""
+        return None if node is None or node.birth is None else self.of_birth(role, node.birth, label)
+
+    def of_birth(self, role: Role, birth: Birth, label: str) -> Location | None:
+        layer = birth.layer() if birth.layer is not None else None
+        built = self.built(role, layer, label) if layer is not None else None
+        return built or self.at(role, birth.sites, label)
+
+    def built(self, role: Role, layer: torch.nn.Module, label: str) -> Location | None:
+        """The line that built a layer."""
+        found = layer_built_at(self.frames, layer, label)
+        return msgspec.structs.replace(found, role=role) if found is not None else None
+
+    def backward_call(self, graph: LossGraph, role: Role, label: str) -> Location:
+        return place(role, *graph.key, label)
+
+    def statements(self, graph: LossGraph) -> Iterator[ast.stmt]:
+        """The statements of the function, or of the script, that calls backward."""
+        file, line = graph.key
+        tree = syntax_tree(file)
+        if tree is None:
+            return
+        around: ast.AST = tree
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (
+                node.end_lineno or 0
+            ):
+                around = node  # breadth first: what comes later lies deeper
+        yield from (node for node in ast.walk(around) if isinstance(node, ast.stmt) and node is not around)
+
+    # Parameters
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """A parameter as its model calls it; empty where no model in sight has it."""
+        return max((name for _, name, _ in self.owners(tensor)), key=len, default="")
+
+    def owners(self, tensor: torch.Tensor) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Module]]:
+        """The models that have a parameter, its name there, and the layer that holds it."""
+        for model in self.models:
+            for path, module in model.named_modules():
+                for name, held in module._parameters.items():
+                    if held is tensor:
+                        yield model, f"{path}.{name}".lstrip("."), module
+
+
+def spot_of(site: Site) -> Spot:
+    """The expression of an instruction."""
+    code = site.code
+    positions: list[Any] = list(code.co_positions())
+    at = site.lasti // 2
+    line, end_line, column, end_column = positions[at] if 0 <= at < len(positions) else (None, None, None, None)
+    return Spot(code.co_filename, line or code.co_firstlineno, column, end_line, end_column, code.co_name)

@@ -1,0 +1,1 @@
+"""Which tensor is on the wrong device, and why."""

@@ -1,0 +1,1 @@
+"""Which lines of the source fill and empty a holder."""

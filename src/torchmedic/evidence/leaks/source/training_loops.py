@@ -1,0 +1,213 @@
+"""The loops that train, found in the source: those that call backward, themselves or by way of functions.
+
+What is collected between two trainings, to be trained on, grows by intention: a pool of labelled samples, the games of
+a player, the stages of a curriculum. So it matters what a loop reads, and whether it is the one that fills.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from torchmedic.evidence.leaks.source.holder_names import called
+from torchmedic.evidence.leaks.source.sites import Site
+from torchmedic.observe.heap.walk import Held
+from torchmedic.source.live_frames import syntax_tree
+
+_LOOPS = ast.For | ast.AsyncFor | ast.While
+_DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_CUTTING = frozenset("detach item float int len tolist numpy".split())
+_DEPTH = 4  # calls from a loop to what it reads
+
+
+class _Loop(NamedTuple):
+    file: str
+    node: ast.For | ast.AsyncFor | ast.While
+
+
+def training_loops(files: Iterable[str]) -> TrainingLoops:
+    """Of some files; known from the last time, unless one of them has changed."""
+    trees = [(file, tree) for file in dict.fromkeys(files) if (tree := syntax_tree(file)) is not None]
+    return _of_trees(tuple(trees))
+
+
+@functools.lru_cache(maxsize=4)
+def _of_trees(trees: tuple[tuple[str, ast.Module], ...]) -> TrainingLoops:
+    return TrainingLoops(dict(trees))
+
+
+class TrainingLoops:
+    """Of some files."""
+
+    def __init__(self, trees: dict[str, ast.Module]) -> None:
+        self._trees = trees
+        self._functions: dict[str, list[ast.AST]] = {}
+        for tree in self._trees.values():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    self._functions.setdefault(node.name, []).append(node)
+
+    def leads_to_backward(self, statements: Iterable[ast.AST], seen: frozenset[str] = frozenset()) -> bool:
+        """Whether statements go backward, directly or in a function that they call, but in no loop of their own."""
+        for call in _calls(statements):
+            name = called(call)
+            if _goes_backward(call):
+                return True
+            if name not in seen and any(
+                self.leads_to_backward(each.body, seen | {name})  # type: ignore[attr-defined]
+                for each in self._functions.get(name, ())
+            ):
+                return True
+        return False
+
+    def train(self, trees: Iterable[ast.AST]) -> bool:
+        """Whether something in there goes backward, also in loops and functions that it calls."""
+        trees = list(trees)
+        reached = [each for functions in self._reached(trees).values() for each in functions]
+        return any(
+            isinstance(node, ast.Call) and _goes_backward(node)
+            for tree in (*trees, *reached)
+            for node in ast.walk(tree)
+        )
+
+    def goes_backward(self, name: str) -> bool:
+        """Whether a loss is made from what goes by this name, as far as one function shows it."""
+        functions = [each for functions in self._functions.values() for each in functions]
+        for body in (*self._trees.values(), *functions):
+            nodes = list(_with_graphs(body))
+            calls = [node for node in nodes if isinstance(node, ast.Call) and called(node) == "backward"]
+            values = [
+                (set(_targets(node)), {each for part in _with_graphs(node.value) for each in _names_of(part)})
+                for node in nodes
+                if isinstance(node, ast.Assign)
+            ]
+            found = {each for call in calls for part in _with_graphs(call) for each in _names_of(part)}
+            if name in _closure(found, values):
+                return True
+        return False
+
+    @functools.cached_property
+    def _loops(self) -> list[_Loop]:
+        return [
+            _Loop(file, node)
+            for file, tree in self._trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, _LOOPS) and self.leads_to_backward(node.body)
+        ]
+
+    def read_what_others_fill(self, held: Held, put: Site) -> bool:
+        """Whether a loop trains on what a holder has, which is filled outside of every such loop."""
+        if any(self._is_filled_in(loop, put) for loop in self._loops):
+            return False
+        return any(held.last in self._names_read(loop) for loop in self._loops)
+
+    def _is_filled_in(self, loop: _Loop, put: Site) -> bool:
+        if any(node is loop.node for node in put.path):
+            return True
+        around = {getattr(node, "name", "") for node in put.path if isinstance(node, ast.FunctionDef)}
+        return not around.isdisjoint(self._reached([loop.node])) or not around.isdisjoint(self._hooks)
+
+    @functools.cached_property
+    def _hooks(self) -> set[str]:
+        """Functions that torch calls in a forward or backward."""
+        calls = [node for tree in self._trees.values() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        return {
+            getattr(given, "attr", "") or getattr(given, "id", "")
+            for call in calls
+            if called(call).startswith("register_") and called(call).endswith("hook")
+            for given in call.args
+        } - {""}
+
+    def _reached(self, trees: Iterable[ast.AST]) -> dict[str, list[ast.AST]]:
+        """The functions that are called from somewhere, and from there, by name."""
+        found: dict[str, list[ast.AST]] = {}
+        pending = list(trees)
+        for _ in range(_DEPTH):
+            names = {called(node) for tree in pending for node in ast.walk(tree) if isinstance(node, ast.Call)}
+            new = {name: self._functions[name] for name in names if name in self._functions and name not in found}
+            found |= new
+            pending = [each for functions in new.values() for each in functions]
+        return found
+
+    def _names_read(self, loop: _Loop) -> set[str]:
+        """In a loop and the functions that it calls, and those that the values of these are made from."""
+        reached = [each for functions in self._reached([loop.node]).values() for each in functions]
+        found = {name for tree in (loop.node, *reached) for name in _names(tree)}
+        assignments = _assignments(self._trees[loop.file])
+        assignments += [
+            given
+            for tree in self._trees.values()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            for given in self._arguments(node)
+        ]
+        return _closure(found, assignments) - {"self"}
+
+    def _arguments(self, call: ast.Call) -> Iterator[tuple[set[str], set[str]]]:
+        """The arguments of a function by their names inside of it, each with the names in what it is given."""
+        for function in self._functions.get(called(call), ()):
+            names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]  # type: ignore[attr-defined]
+            names = names[1:] if names[:1] in (["self"], ["cls"]) else names
+            yield from (({name}, _names(value)) for name, value in zip(names, call.args, strict=False))
+            yield from (({each.arg or ""}, _names(each.value)) for each in call.keywords)
+
+
+def _assignments(tree: ast.AST) -> list[tuple[set[str], set[str]]]:
+    """The names on both sides of each."""
+    return [
+        (set(_targets(node)), _names(node.value))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+    ]
+
+
+def _closure(names: set[str], assignments: list[tuple[set[str], set[str]]]) -> set[str]:
+    """Names, and all that their values are made from."""
+    found, size = set(names), -1
+    while len(found) > size:
+        size = len(found)
+        for targets, others in assignments:
+            if not targets.isdisjoint(found):
+                found |= others
+    return found
+
+
+def _goes_backward(call: ast.Call) -> bool:
+    return called(call) == "backward" or (called(call) == "grad" and "autograd" in ast.unparse(call.func))
+
+
+def _calls(statements: Iterable[ast.AST]) -> Iterator[ast.Call]:
+    """The calls in statements, but for those in loops and functions that stand in there."""
+    pending = list(statements)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Call):
+            yield node
+        if not isinstance(node, _LOOPS | _DEFINITIONS):
+            pending.extend(ast.iter_child_nodes(node))
+
+
+def _with_graphs(tree: ast.AST) -> Iterator[ast.AST]:
+    """What stands in one function, without what others in it do, and without what is cut off from its graph."""
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, _DEFINITIONS) and not (isinstance(node, ast.Call) and called(node) in _CUTTING):
+            yield from _with_graphs(node)
+
+
+def _names(tree: ast.AST) -> set[str]:
+    return {name for node in ast.walk(tree) for name in _names_of(node)}
+
+
+def _names_of(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+        yield getattr(node, "attr", "") or getattr(node, "id", "")
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> Iterator[str]:
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        for part in ast.walk(target):
+            if isinstance(part, ast.Name | ast.Attribute) and isinstance(part.ctx, ast.Store):
+                yield getattr(part, "attr", "") or getattr(part, "id", "")

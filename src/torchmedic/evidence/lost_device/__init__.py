@@ -1,0 +1,1 @@
+"""A device that died under a step."""

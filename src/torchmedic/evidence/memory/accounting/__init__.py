@@ -1,0 +1,1 @@
+"""Every storage once, under one heading, with the name that holds it."""

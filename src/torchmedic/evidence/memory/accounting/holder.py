@@ -1,0 +1,101 @@
+"""Names by which the user knows what holds memory: a variable, the attributes and keys on the way, a container."""
+
+from __future__ import annotations
+
+import threading
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.observe.heap.object_parts import is_users
+from torchmedic.observe.heap.plain_objects import Pile
+
+
+class Edges(NamedTuple):
+    """An attribute of a class, met on the way to something, the place of its owner, and those before it."""
+
+    kind: type
+    attribute: str
+    owner: Holder
+    before: Edges | None
+
+
+class Holder(NamedTuple):
+    """A name that leads to tensors: `losses`, `self.memory`, `stats['loss']`."""
+
+    path: str
+    owner: Any  # the container or object itself; the tensor where a variable holds it directly
+    file: str  # of the code that knows the path's first name
+    function: str  # "" for a global
+    scope: Any  # the frame's code, or the module
+    in_frame: bool  # a variable of a frame that the exception left
+    parent: Any = None  # the object whose attribute it is
+    attribute: str = ""
+    many: bool = False  # one of many in a container: what is in it has no name of its own
+    local: int = 0  # first line of the function whose variable it is
+    via: str = ""  # as in `Held`: the attribute from one link of a chain to the next, or `cache`
+    edges: Edges | None = None  # attributes on the way here
+
+
+class Found(NamedTuple):
+    tensor: torch.Tensor
+    holder: Holder
+
+
+class FoundArray(NamedTuple):
+    """Memory of a NumPy array."""
+
+    address: int
+    nbytes: int
+    holder: Holder
+
+
+class FoundPile(NamedTuple):
+    """Python objects in a container, or one large text."""
+
+    pile: Pile
+    holder: Holder
+
+
+def kept_by(holder: Holder, variable: Holder, item: Any) -> Holder:
+    """Of functions in a container, each of which has a tensor: the container; else the variable of the function."""
+    return holder if holder.many and issubclass(type(item), torch.Tensor) else variable
+
+
+def within(holder: Holder, owner: Any) -> Holder:
+    return holder if holder.many else holder._replace(owner=owner, many=True)
+
+
+def local_of(frame: FrameType, name: str, value: Any) -> Holder:
+    code = frame.f_code
+    return Holder(name, value, code.co_filename, code.co_name, code, False, local=code.co_firstlineno)
+
+
+def position_of(holder: Holder, owner: Any, position: int, item: Any) -> Holder:
+    """A part of a tuple; of a tuple in a tuple in a tuple, a link of a chain."""
+    linked, edges = _linked(holder, owner, str(position))
+    return linked or holder._replace(path=f"{holder.path}[{position}]", owner=item, edges=edges)
+
+
+def _linked(holder: Holder, owner: Any, attribute: str) -> tuple[Holder | None, Edges]:
+    """The holder of the whole chain, where an attribute of the same class was met on the way; else the way so far."""
+    edge = holder.edges
+    while edge is not None:
+        if edge.attribute == attribute and edge.kind is type(owner):
+            link = edge if isinstance(owner, torch.Tensor) else owner  # no tensor stands for all of them
+            return edge.owner._replace(many=True, via=attribute, owner=link, edges=holder.edges), edge
+        edge = edge.before
+    return None, Edges(type(owner), attribute, holder, holder.edges)
+
+
+def attribute_of(holder: Holder, owner: Any, name: str, item: Any) -> Holder:
+    if holder.many:
+        return holder
+    linked, edges = _linked(holder, owner, name)
+    if linked is not None:
+        return linked
+    path = f"{holder.path}.{name}"
+    if not is_users(type(owner)) and not isinstance(owner, torch.nn.Module | torch.Tensor | threading.local):
+        return holder._replace(path=path, owner=item, edges=edges)  # the user's code knows it by its owner
+    return holder._replace(path=path, owner=item, parent=owner, attribute=name, edges=edges)

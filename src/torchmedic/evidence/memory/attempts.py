@@ -1,0 +1,95 @@
+"""What the frames of the failure tell of who holds memory: the call of the model, an optimizer, an earlier attempt."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from types import CodeType
+
+import torch
+from torch.optim import LBFGS
+
+from torchmedic.evidence.exception import RaisedEvidence, is_short
+from torchmedic.evidence.memory.accounting.book import Book
+from torchmedic.evidence.memory.accounting.holder import Holder
+from torchmedic.evidence.memory.accounting.saved_by_graph import is_counted, node_of, tensors_saved_by, walk
+from torchmedic.evidence.memory.accounting.storages import distinct
+from torchmedic.observe.step.batches import Given, main_input, tensors_in
+from torchmedic.source.live_frames import Frame, frames_of
+from torchmedic.source.user_code import is_user_file
+
+_LOOSE = ("saved activations", "held", "not traced")  # headings of what goes when its holder goes
+
+_WORKER = os.path.join("torch", "utils", "data", "_utils", "worker.py")  # given a data set, for all of its batches
+
+_HISTORY = ("old_dirs", "old_stps", "prev_flat_grad", "d")
+
+
+def callers_of(evidence: RaisedEvidence) -> list[Frame]:
+    """The frames up to the call of the model, without those that torch puts around it."""
+    frames = evidence.frames
+    inside = next((at for at, frame in enumerate(frames) if frame.module is not None), len(frames))
+    callers = list(frames[:inside])
+    while callers and str(callers[-1].live.f_globals.get("__name__", "")).startswith("torch."):
+        callers.pop()
+    return callers
+
+
+def call_under_way(evidence: RaisedEvidence, grad: bool) -> Given | None:
+    """What the root module was called with that the failure came out of, and whether gradients were on."""
+    for frame in evidence.frames:
+        if frame.function == "_wrapped_call_impl" and frame.module is not None:
+            given = frame.variables.get("args", ()) or frame.variables.get("kwargs", {}).values()
+            main = main_input(given)
+            if main is None:
+                return None
+            nested = not any(main is each for each in given)
+            return Given(main.shape, frame.module.training, grad, id(frame.module), nested)
+    return None
+
+
+def is_updating(frames: Sequence[Frame]) -> bool:
+    """Whether an optimizer was updating weights, and not calling its closure."""
+    for frame in reversed(frames):
+        if isinstance(frame.variables.get("self"), torch.optim.Optimizer):
+            return True
+        if frame.is_user or frame.module is not None or frame.function in ("backward", "_engine_run_backward"):
+            return False  # a closure of it, perhaps
+    return False
+
+
+def is_lent(holder: Holder) -> bool:
+    """Whether a variable of the user's leads there through an object that its function was given: that lives on."""
+    code = holder.scope
+    base = re.split(r"[.\[]", holder.path, maxsplit=1)[0]
+    if isinstance(code, CodeType) and base in code.co_freevars and is_user_file(holder.file):
+        return True  # of the function around it
+    is_told = is_user_file(holder.file) or holder.file.endswith(_WORKER)
+    if not isinstance(code, CodeType) or not is_told or (holder.path == base and not holder.many):
+        return False
+    return base in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def history_of(frames: Iterable[Frame]) -> list[torch.Tensor]:
+    """The history that LBFGS keeps: until its step ends, only in variables of that step."""
+    owners = [(frame, frame.variables.get("self")) for frame in frames if not frame.is_user]
+    kept = [frame.variables.get(name) for frame, owner in owners if isinstance(owner, LBFGS) for name in _HISTORY]
+    return tensors_in([each for each in kept if each is not None])
+
+
+def pinned_by_first_attempt(evidence: RaisedEvidence, book: Book) -> int:
+    """Bytes that an out-of-memory holds which is still being handled: its frames live until the handler is left."""
+    before = evidence.error.__context__
+    if before is None or not is_short(before):
+        return 0
+    frames = {id(frame.live) for frame in evidence.frames}
+    left = [frame.live for frame in frames_of(before.__traceback__) if id(frame.live) not in frames]
+    held = [tensor for frame in left for tensor in tensors_in(list(frame.f_locals.values()))]
+    nodes = [node for node in walk(map(node_of, held), set()) if is_counted(node)]
+    saved = [tensor for node in nodes for tensor in tensors_saved_by(node)]
+    return sum(
+        memory.nbytes
+        for key, memory in distinct([*held, *saved]).items()
+        if key in book.entries and book.entries[key][0] in _LOOSE
+    )

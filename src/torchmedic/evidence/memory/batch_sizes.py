@@ -1,0 +1,136 @@
+"""How large this batch is beside those before it, and which of its items made it so."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import Dataset
+
+from torchmedic.observe.step.batches import Given
+
+_FEW = 4  # earlier batches that tell what is usual
+_RISES = 3  # of the size of batches: they grow, and not just once
+_USUAL = 1.5  # times the largest rise before: more is a batch unlike the others
+_ROWS = 4096
+_MANY = 1000  # items of a batch: a small data set may well be one batch
+
+
+class Unusual(NamedTuple):
+    """A batch that is larger than all before it."""
+
+    shape: tuple[int, ...]
+    usual: tuple[int, ...]  # the shape of the largest one before
+    factor: float
+    before: int  # how many there were
+    dimension: int | None  # the one that differs, if it is one
+
+
+def comparable(given: Sequence[Given], now: Given | None, grad: bool) -> list[Given]:
+    """The calls that can be held against each other, the last of which is the one that failed.
+
+    Args:
+        given: What root modules were called with, as far as that was noted: once per step.
+        now: The call that was under way, which need not be among them.
+        grad: Whether what failed was recorded for backward.
+    """
+    noted = list(given)
+    if now is not None:
+        before = noted[:-1] if noted and noted[-1] == now else noted
+        found = [*(each for each in before if each[1:] == now[1:]), now]
+        if len(found) > 1 or not noted:
+            return found
+    noted = [each for each in noted if each.grad == grad] or noted
+    return [each for each in noted if each[1:] == noted[-1][1:]]
+
+
+def unusual(calls: Sequence[Given]) -> Unusual | None:
+    """The last call, held against those before it."""
+    if len(calls) <= _FEW:
+        return None
+    last = calls[-1]
+    before = [each.shape for each in calls[:-1]]
+    largest = max(before, key=math.prod)
+    factor = math.prod(last.shape) / max(1, math.prod(largest))
+    differing = [at for at, (one, two) in enumerate(zip(last.shape, largest, strict=False)) if one != two]
+    dimension = differing[0] if len(differing) == 1 and len(last.shape) == len(largest) else None
+    return Unusual(tuple(last.shape), tuple(largest), factor, len(before), dimension)
+
+
+def is_growing(calls: Sequence[Given]) -> bool:
+    """Whether none is smaller than the one before it and several are larger, the last by no more than is usual."""
+    sizes = [max(1, math.prod(each.shape)) for each in calls]
+    ratios = [two / one for one, two in itertools.pairwise(sizes)]
+    rises = [ratio for ratio in ratios if ratio > 1]
+    if len(sizes) <= _FEW or len(rises) < _RISES or min(ratios) < 1:
+        return False
+    return ratios[-1] <= _USUAL * max(rises[:-1] if ratios[-1] > 1 else rises)
+
+
+def is_whole_data_set(indices: Sequence[Any]) -> bool:
+    """Whether a batch is made of all items that there are in a data set."""
+    number = len(indices)
+    if number < _MANY or not all(type(each) is int for each in indices) or set(indices) != set(range(number)):
+        return False
+    for each in gc.get_objects():
+        if issubclass(type(each), Dataset) and hasattr(type(each), "__len__"):
+            with contextlib.suppress(Exception):  # it is the user's
+                if len(each) == number:
+                    return True
+    return False
+
+
+class Longest(NamedTuple):
+    row: int
+    length: int
+    usual: float
+    item: Any = None
+
+
+def longest_row(batch: Sequence[torch.Tensor], indices: Sequence[Any], length: int) -> Longest | None:
+    """The row of a padded batch that is far longer than the others: the item of the data set to look at."""
+    for tensor in batch:
+        if tensor.device.type != "cpu" or tensor.dim() < 2 or tensor.shape[1] != length or len(tensor) < 2:
+            continue
+        if len(tensor) > _ROWS or tensor.layout is not torch.strided:
+            continue
+        lengths = _lengths(tensor)
+        top = max(range(len(lengths)), key=lengths.__getitem__)
+        rest = [each for at, each in enumerate(lengths) if at != top]
+        if lengths[top] > 2 * max(rest):
+            item = indices[top] if len(indices) == len(lengths) else None
+            return Longest(top, lengths[top], statistics.median(rest), item)
+    return None
+
+
+class Largest(NamedTuple):
+    item: Any
+    shape: tuple[int, ...]
+    usual: tuple[int, ...]
+
+
+def largest_item(batch: Sequence[torch.Tensor], indices: Sequence[Any]) -> Largest | None:
+    """Of a batch that is a list with one tensor for each item, as images of any size are: the one that is too large."""
+    if len(batch) != len(indices) or len(batch) < 2:
+        return None
+    ordered = sorted(range(len(batch)), key=lambda at: batch[at].numel())
+    top, next_one = ordered[-1], ordered[-2]
+    if batch[top].numel() <= 2 * batch[next_one].numel():
+        return None
+    return Largest(indices[top], tuple(batch[top].shape), tuple(batch[next_one].shape))
+
+
+def _lengths(tensor: torch.Tensor) -> list[int]:
+    """How far each row goes until nothing but its padding, the value at the end of most rows, follows."""
+    flat = tensor.reshape(len(tensor), tensor.shape[1], -1)
+    ends = flat[:, -1, 0]
+    padding = ends.mode().values if ends.dtype != torch.bool else torch.tensor(False)
+    filled = (flat != padding).any(-1)
+    positions = torch.arange(1, tensor.shape[1] + 1)
+    return [int(value) for value in (filled * positions).amax(1)]

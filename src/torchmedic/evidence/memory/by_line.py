@@ -1,0 +1,160 @@
+"""Saved activations by line and layer: what the live graph holds, with the lines that a fake replay gives to its nodes.
+
+The bytes are those of the live graph wherever it is there. The replay says which line made the node of that number;
+where it cannot follow the step, what is left is the layer whose weights a node used, or its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from torchmedic.evidence.memory.accounting.book import SavedHere
+from torchmedic.evidence.memory.accounting.function_saves import saving_line
+from torchmedic.evidence.memory.by_layer import Layers
+from torchmedic.evidence.memory.fake.ledger import ByteLedger, Place, Saved
+from torchmedic.source.spots import Spot
+
+Method = Literal["fake replay", "live graph", "live tensors"]
+_TRUSTED = 0.8  # of the bytes must be found in the replay
+_FAR = 12  # nodes that the numbers may drift apart between two saved tensors
+
+
+class Line(NamedTuple):
+    """What one line of the user's, or one kind of node, keeps for backward."""
+
+    nbytes: int
+    tensors: int
+    spot: Spot | None
+    modules: tuple[str, ...]  # the biggest first
+    node: str = ""
+
+
+class Alignment:
+    """The nodes of the live graph beside those of the replay.
+
+    Both are numbered in the order in which they were made. Where fakes took another way through an operation than the
+    device did, the numbers drift apart by a few; the sizes of what was saved bring them together again.
+    """
+
+    def __init__(self, entries: list[SavedHere], since: int, ledger: ByteLedger) -> None:
+        self._ledger = ledger
+        self._since = since
+        known: dict[int, dict[int, Place]] = {}
+        for made in ledger.saved.values():
+            known.setdefault(made.sequence, {})[made.nbytes] = made.place
+        self._drifts: list[tuple[int, int]] = []
+        self.placed: list[tuple[SavedHere, Place]] = []
+        self.matched: set[tuple[int, int]] = set()  # number and bytes in the replay
+        drift, same = 0, set()
+        for each in sorted(entries, key=lambda entry: entry.sequence):
+            number, nbytes = each.sequence - since, each.memory.nbytes
+            found = next((to for to in _around(drift) if nbytes in known.get(number + to, ())), None)
+            if found is None:
+                self.placed.append((each, ledger.places.get(number + drift, Place(None, ""))))
+                continue
+            drift = found
+            same.add(each.sequence)
+            self._drifts.append((each.sequence, drift))
+            self.matched.add((number + drift, nbytes))
+            self.placed.append((each, known[number + drift][nbytes]))
+        # Not all of a node's tensors need be the same: fakes do not know the work space that cuDNN keeps.
+        total = sum(entry.memory.nbytes for entry in entries)
+        agreed = sum(entry.memory.nbytes for entry in entries if entry.sequence in same)
+        self.is_trusted = bool(total) and agreed >= _TRUSTED * total
+
+    def place_of(self, sequence: int) -> Place | None:
+        """Where the node of this number was made."""
+        drift = next((drift for at, drift in reversed(self._drifts) if at <= sequence), 0)
+        return self._ledger.places.get(sequence - self._since + drift)
+
+
+def _around(drift: int) -> Iterator[int]:
+    yield drift
+    for distance in range(1, _FAR):
+        yield drift + distance
+        yield drift - distance
+
+
+def by_line(
+    saved: Iterable[SavedHere], since: int, ledger: ByteLedger | None, layers: Layers
+) -> tuple[list[Line], Method]:
+    """The biggest first, and how they were found."""
+    entries = list(saved)
+    if ledger is None or not entries:
+        return by_layer(entries, layers), "live graph"
+    aligned = Alignment(entries, since, ledger)
+    if not aligned.is_trusted:
+        return by_layer(entries, layers), "live graph"
+    return summed([(entry.memory.nbytes, _saving(entry, place)) for entry, place in aligned.placed]), "fake replay"
+
+
+def _saving(entry: SavedHere, place: Place) -> Place:
+    """Of a function of the user's, the line that saves instead of the one that applies it."""
+    spot = saving_line(entry.function) if entry.function is not None else None
+    return place._replace(spot=spot) if spot is not None else place
+
+
+def lost_lines(saved: Iterable[SavedHere], since: int, ledger: ByteLedger) -> list[Saved]:
+    """What the replay saved up to the failure and the live graph no longer has: freed while the exception unwound."""
+    there = Alignment(list(saved), since, ledger).matched
+    return [each for each in ledger.saved.values() if (each.sequence, each.nbytes) not in there]
+
+
+def by_replay(saved: Iterable[Saved]) -> list[Line]:
+    return summed([(each.nbytes, each.place) for each in saved])
+
+
+def merged(one: list[Line], two: list[Line]) -> list[Line]:
+    """Two lists of lines as one."""
+    sums: dict[tuple[str, int, str], Line] = {}
+    for line in [*one, *two]:
+        key = (line.spot.file, line.spot.line, "") if line.spot is not None else ("", 0, line.node)
+        known = sums.get(key)
+        if known is None:
+            sums[key] = line
+        else:
+            modules = tuple(dict.fromkeys((*known.modules, *line.modules)))
+            sums[key] = known._replace(
+                nbytes=known.nbytes + line.nbytes, tensors=known.tensors + line.tensors, modules=modules
+            )
+    return sorted(sums.values(), key=lambda line: -line.nbytes)
+
+
+def by_layer(saved: Iterable[SavedHere], layers: Layers) -> list[Line]:
+    """Without a replay: by the layer whose weights an operation used, and the others by their kind."""
+    placed: list[tuple[int, Place]] = []
+    others: list[SavedHere] = []
+    for each in saved:
+        place = _saving(each, layers.place(each.weights) or Place(None, ""))
+        if place.spot is None:
+            others.append(each)
+        else:
+            placed.append((each.memory.nbytes, place))
+    return merged(summed(placed), _by_node(others))
+
+
+def _by_node(saved: Iterable[SavedHere]) -> list[Line]:
+    """By the kind of operation."""
+    sums: dict[str, tuple[int, int]] = {}
+    for each in saved:
+        nbytes, count = sums.get(each.node, (0, 0))
+        sums[each.node] = (nbytes + each.memory.nbytes, count + 1)
+    lines = [Line(nbytes, count, None, (), node) for node, (nbytes, count) in sums.items()]
+    return sorted(lines, key=lambda line: -line.nbytes)
+
+
+def summed(placed: Iterable[tuple[int, Place]]) -> list[Line]:
+    """Bytes with their places as lines, the biggest first."""
+    sums: dict[tuple[str, int], tuple[int, int, Spot | None, dict[str, int]]] = {}
+    for nbytes, place in placed:
+        spot = place.spot
+        key = (spot.file, spot.line) if spot is not None else ("", 0)
+        total, count, first, modules = sums.get(key, (0, 0, spot, {}))
+        modules[place.module] = modules.get(place.module, 0) + nbytes
+        sums[key] = (total + nbytes, count + 1, first, modules)
+    lines = [
+        Line(total, count, spot, tuple(sorted(filter(None, modules), key=lambda name: -modules[name])))
+        for total, count, spot, modules in sums.values()
+    ]
+    return sorted(lines, key=lambda line: -line.nbytes)

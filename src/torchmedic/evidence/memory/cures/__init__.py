@@ -1,0 +1,1 @@
+"""Changed steps: their predicted peak, and their trial in a forked copy of the process."""

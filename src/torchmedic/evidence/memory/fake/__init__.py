@@ -1,0 +1,1 @@
+"""The step on fake tensors: bytes by line, and the peak."""

@@ -1,0 +1,193 @@
+"""The most memory that a step has at once, counted on fake tensors: what it makes, from its birth to its death.
+
+The count is of what the step itself makes; what was there before it (parameters, the state of an optimizer that has
+stepped, other tensors) is whoever asks to add. Gradients count from the moment at which backward makes them, and the
+state of an optimizer from its first step. Kernels may have work space of their own that no operation shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from torchmedic.evidence.memory.fake.ledger import ByteLedger, Place
+from torchmedic.evidence.memory.fake.recurrent import answer, answers
+
+_BLOCKS = {"cuda": 512, "cpu": 64}  # bytes that an allocator rounds up to
+_DEVICE = torch.ops.prim.device.default
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "optimizer"  # phases of a step
+
+
+class Peak(NamedTuple):
+    """Bytes that a step makes and has at once; `by_phase` the most of each phase that there was."""
+
+    made: int
+    phase: str
+    place: Place | None
+    by_phase: dict[str, int]
+
+
+class Course(NamedTuple):
+    """Every birth and death in order: the number of the storage, or its complement (`~number`) where it died."""
+
+    events: list[int]
+    sizes: list[int]  # bytes by number
+
+
+class LiveBytes:
+    """Bytes that are alive now, and the most that ever were.
+
+    Args:
+        wanted: Whether a device counts.
+    """
+
+    def __init__(self, wanted: Callable[[torch.device], bool] | None = None) -> None:
+        self.now = 0
+        self.phase = FORWARD
+        self.by_phase: dict[str, int] = {}
+        self._events: list[int] = []
+        self._sizes: list[int] = []
+        self._highest: tuple[int, str, Place | None] = (0, FORWARD, None)
+        self._wanted = wanted
+        self._alive: dict[int, weakref.ref[Any]] = {}
+
+    @property
+    def peak(self) -> Peak:
+        made, phase, place = self._highest
+        return Peak(made, phase, place, dict(self.by_phase))
+
+    @property
+    def course(self) -> Course:
+        """So far."""
+        return Course(self._events[:], self._sizes[:])
+
+    def reach(self, now: int, phase: str, place: Place | None = None) -> None:
+        """So many bytes are alive for a moment."""
+        if now > self.by_phase.get(phase, 0):
+            self.by_phase[phase] = now
+        if now > self._highest[0]:
+            self._highest = (now, phase, place)
+
+    def born(self, tensor: torch.Tensor, place: Place | None = None, phase: str | None = None) -> None:
+        """Count the storage of a tensor until it dies."""
+        if self._wanted is not None and not self._wanted(tensor.device):
+            return
+        storage = tensor.untyped_storage()
+        key = id(storage)  # the same object for as long as the storage lives
+        if key in self._alive:
+            return
+        size = rounded(storage.nbytes(), tensor.device.type)
+        number = len(self._sizes)
+
+        def died(_: Any) -> None:
+            self.now -= size
+            self._events.append(~number)
+            self._alive.pop(key, None)
+
+        self._alive[key] = weakref.ref(storage, died)
+        self._sizes.append(size)
+        self._events.append(number)
+        self.now += size
+        self.reach(self.now, phase or self.phase, place)
+
+
+Weigh = Callable[[float], float]
+
+
+def highest(course: Course, weigh: Weigh | None = None) -> int:
+    """The most that is alive at once; with each storage weighed where it takes more than its size."""
+    sizes: Sequence[float] = [weigh(size) for size in course.sizes] if weigh is not None else course.sizes
+    now = most = 0.0
+    for event in course.events:
+        now += sizes[event] if event >= 0 else -sizes[~event]
+        most = max(most, now)
+    return int(most)
+
+
+def between(one: Course, two: Course, share: float) -> Course | None:
+    """The course of a step that lies between two others, or beyond them; None if theirs are not the same.
+
+    What a step makes grows with its batch in a straight line, storage by storage: the course of two batch sizes tells
+    that of every other.
+
+    Args:
+        one: The course of one step.
+        two: The course of another.
+        share: 0 for the first, 1 for the second.
+    """
+    if one.events != two.events:
+        return None
+    sizes = [int(first + share * (second - first)) for first, second in zip(one.sizes, two.sizes, strict=True)]
+    return Course(one.events, sizes)
+
+
+def rounded(nbytes: int, kind: str) -> int:
+    """What an allocator gives for so many bytes."""
+    block = _BLOCKS.get(kind, 1)
+    return -(-nbytes // block) * block
+
+
+class Fakes:
+    """The fakes of what is there before a step, made once for all replays of it."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        # With the real ones, so that their identities stay their own.
+        self.known: dict[int, tuple[torch.Tensor, Any]] = {}
+
+
+class Counting(ByteLedger):
+    """A ledger of a whole step that also follows what dies."""
+
+    def __init__(self, fakes: Fakes, names: Mapping[int, str], deadline: float, live: LiveBytes) -> None:
+        super().__init__(fakes.mode, names, deadline)
+        self.live = live
+        self.course: Course | None = None  # through backward
+        self.has_half = False  # some result is in half precision already
+        self.has_updated = False  # some optimizer has stepped
+        self.new_state = 0  # bytes that optimizers have made and kept
+        self._updating = False
+        self._fakes = fakes.known
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # asked for several times by every operation
+        if self._updating and func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0  # the count of steps: how large it is says nothing about bytes
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def appeared(self, value: torch.Tensor, place: Place, node: Any) -> None:
+        self.live.born(value, place, BACKWARD if node is not None and not self._updating else None)
+        self.has_half = self.has_half or value.dtype in (torch.bfloat16, torch.float16)
+
+    def _carried_out(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return answer(func, args, kwargs) if answers(func) else func(*args, **kwargs)
+
+    def _faked(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        known = self._fakes.get(id(value))
+        if known is None:
+            known = self._fakes[id(value)] = (value, super()._faked(value))
+        return known[1]
+
+    def end_course(self) -> None:
+        """What follows (the update of the weights, the end of the replay) is no part of the course."""
+        self.course = self.course or self.live.course
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """What happens inside is the step of an optimizer."""
+        self.end_course()
+        phase, self.live.phase = self.live.phase, UPDATE
+        self._updating = self.has_updated = True
+        try:
+            yield
+        finally:
+            self.live.phase = phase
+            self._updating = False

@@ -1,0 +1,120 @@
+"""How many bytes an operation asks for, and what the user's variables hold already."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import torch
+
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.lookup.failing_call import Call
+
+_FACTORIES = frozenset("zeros ones empty rand randn eye".split())
+_MOST = 100_000  # elements of a container that are looked at
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """The tensor that an operation would have made."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    operands: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def results_of(calls: Iterable[Call]) -> list[Result]:
+    """What each call would have made, where its operands tell: an elementwise operation, a product, a factory."""
+    found: list[Result] = []
+    calls = list(calls)
+    for known in (call.frame.variables for call in calls if not call.frame.is_user):
+        # A loss of torch's broadcasts its two arguments before it calls on.
+        if isinstance(known.get("input"), torch.Tensor) and isinstance(known.get("target"), torch.Tensor):
+            found += _of_two(known["input"], known["target"])
+    for call in calls:
+        tensors = [argument.value for argument in call.tensors[:2]]
+        if len(tensors) == 2:
+            found += _of_two(tensors[0], tensors[1])
+        elif call.op in _FACTORIES:
+            sizes = [argument.value for argument in call.arguments if not argument.name]
+            sizes = list(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else sizes
+            if call.op == "eye" and len(sizes) == 1:
+                sizes *= 2
+            if sizes and all(isinstance(size, int) for size in sizes):
+                given = call.get(len(call.arguments), "dtype")
+                dtype = given if isinstance(given, torch.dtype) else torch.get_default_dtype()
+                found.append(Result(shape=tuple(sizes), dtype=dtype))
+    return found
+
+
+def _of_two(left: torch.Tensor, right: torch.Tensor) -> Iterable[Result]:
+    shapes = (tuple(left.shape), tuple(right.shape))
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    with contextlib.suppress(RuntimeError):
+        together = tuple(torch.broadcast_shapes(*shapes))
+        yield Result(shape=together, dtype=dtype, operands=shapes)
+        yield Result(shape=together, dtype=torch.bool, operands=shapes)  # of a comparison
+    if left.dim() > 1 and right.dim() > 1:
+        # A product, an outer distance: every row of one with every row of the other.
+        yield Result(shape=(*shapes[0][:-1], shapes[1][-1]), dtype=dtype, operands=shapes)
+        yield Result(shape=(*shapes[0][:-1], shapes[1][-2]), dtype=dtype, operands=shapes)
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """A variable of the user's and the tensors behind it."""
+
+    name: str
+    nbytes: int
+    tensors: int
+    with_graph: int
+
+
+def holdings(frames: list[Frame]) -> list[Holding]:
+    """The user's variables, the biggest first. Storage that several of them share counts for each."""
+    found: dict[str, Holding] = {}
+    for frame in reversed(frames):
+        if not frame.is_user:
+            continue
+        for name, value in [*frame.variables.items(), *frame.live.f_globals.items()]:
+            parts = [(name, value)]
+            if name == "self" and not isinstance(value, torch.nn.Module):
+                parts = [(f"self.{key}", item) for key, item in getattr(value, "__dict__", {}).items()]
+            for part, held in parts:
+                if part not in found and not part.startswith("__"):
+                    found[part] = _weigh(part, held)
+    return sorted((held for held in found.values() if held.nbytes), key=lambda held: -held.nbytes)
+
+
+def bytes_in(value: Any) -> int:
+    """The bytes of all tensors in a nested object, storage that is shared counted once."""
+    return _weigh("", value).nbytes
+
+
+def _weigh(name: str, value: Any) -> Holding:
+    sizes: dict[int, int] = {}
+    tensors = with_graph = 0
+    for tensor in itertools.islice(_tensors(value, 3), _MOST):
+        tensors += 1
+        with_graph += tensor.grad_fn is not None
+        if tensor.device.type == "cpu" and tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return Holding(name=name, nbytes=sum(sizes.values()), tensors=tensors, with_graph=with_graph)
+
+
+def _tensors(value: Any, depth: int) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, torch.nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+    elif depth and isinstance(value, dict | list | tuple | set):
+        for item in list(value.values() if isinstance(value, dict) else value)[:_MOST]:
+            yield from _tensors(item, depth - 1)

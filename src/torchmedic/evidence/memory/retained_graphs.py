@@ -1,0 +1,197 @@
+"""Graphs of earlier steps that somebody still holds: by which name, how many tensors, how many nodes and bytes.
+
+A graph keeps everything that its nodes have saved until a backward has been through it; after that it keeps only the
+nodes themselves. Both are counted, apart from each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import torch
+
+from torchmedic.evidence.memory.accounting.book import Book
+from torchmedic.evidence.memory.accounting.holder import Found, Holder
+from torchmedic.evidence.memory.accounting.saved_by_graph import (
+    is_counted,
+    node_of,
+    sequence_of,
+    tensors_saved_by,
+    walk,
+    weights_of,
+)
+from torchmedic.evidence.memory.accounting.storages import memory_of
+from torchmedic.evidence.memory.source.differentiated import Backward
+from torchmedic.source.user_code import is_user_file
+
+_SEVERAL = 3  # tensors with a graph in one container that is known of no step
+
+
+class Retained(msgspec.Struct, frozen=True, kw_only=True):
+    """`nbytes` is what the graphs have saved and still have, with the held tensors themselves."""
+
+    holder: Holder
+    tensors: int
+    nodes: int
+    nbytes: int
+    is_container: bool
+    is_scalar: bool = False  # all of the held tensors have one element
+    of_this_step: bool = False  # nothing shows that it is older than that
+    is_young: bool = False  # all of it was made since the last update, or nothing was ever updated
+    for_nothing: bool = False  # several calls of the model lie behind it, and backward goes through none of them
+    outlived: bool = False  # backward has been through all of it but the last part, and it was handed on all the same
+    is_of_parts: bool = False  # graphs of many calls of the model, which have little in common but its weights
+
+    @property
+    def only_nodes(self) -> bool:
+        return self.nbytes < 1 << 20
+
+
+def retained_graphs(
+    found: Iterable[Found],
+    book: Book,
+    carried: frozenset[str],
+    backward: Backward,
+    is_differentiated: Callable[[], bool],
+) -> list[Retained]:
+    """The biggest first.
+
+    Args:
+        found: Tensors with their holders.
+        book: In which what is accounted for otherwise stands.
+        carried: Names that a loop hands on from one turn to the next.
+        backward: Whether that loop goes backward: in every turn, then nothing has to outlive one; or its file does
+            somewhere, then what it hands on may be for that.
+        is_differentiated: Whether backward may go through what the failing call of the model gives.
+    """
+    groups: dict[tuple[str, str, str], list[Found]] = {}
+    for each in found:
+        if node_of(each.tensor) is not None:
+            groups.setdefault((each.holder.file, each.holder.function, each.holder.path), []).append(each)
+    ordered = sorted(groups.values(), key=lambda group: _rank(group, carried))
+    seen: set[Any] = set()
+    counted: set[int] = set()
+    result = []
+    for group in ordered:
+        holder = next((each.holder for each in group if each.holder.via), group[0].holder)
+        # A loop that neither updates nor loads is all one step to us: a validation, say. Then all in it counts.
+        of_this_step = book.since > 0 and _is_collection(group) and not _is_older(group, book.since)
+        known = book.since > 0 and not of_this_step
+        handed_on = holder.path in carried and backward == "never"
+        within = book.since == 0 or not _is_older(group, book.since)
+        often = _times_called(group) >= _SEVERAL
+        for_nothing = within and often and not is_differentiated()
+        outlived = within and often and backward == "every turn" and holder.path.partition("[")[0] in carried
+        if for_nothing or outlived:
+            known, of_this_step, handed_on = False, True, True
+        if not known and not handed_on and not _is_several(group):
+            continue
+        if holder.in_frame and ((not known and _is_forward(holder)) or not is_user_file(holder.file)):
+            continue
+        lasting = not holder.in_frame or holder.path in carried or not isinstance(holder.owner, torch.Tensor)
+        lasting = lasting or bool(holder.attribute)  # though the last thing that was added to it is of this step
+        if known and not lasting and not _is_older(group, book.since):
+            continue
+        nodes = 0
+        parts = []  # bytes that each of them adds
+        for each in sorted(group, key=lambda each: -sequence_of(node_of(each.tensor))):
+            own = _new(each.tensor, book, counted) if not known or sequence_of(node_of(each.tensor)) < book.since else 0
+            for node in walk((node_of(each.tensor),), seen):
+                if is_counted(node) and (not known or sequence_of(node) < book.since):
+                    nodes += 1
+                    own += sum(_new(tensor, book, counted) for tensor in tensors_saved_by(node))
+            parts.append(own)
+        nbytes = sum(parts)
+        if nodes:
+            is_container = not isinstance(holder.owner, torch.Tensor)
+            result.append(
+                Retained(
+                    holder=holder,
+                    tensors=len(group),
+                    nodes=nodes,
+                    nbytes=nbytes,
+                    is_container=is_container,
+                    is_scalar=all(each.tensor.numel() == 1 for each in group),
+                    of_this_step=of_this_step,
+                    is_young=within,
+                    for_nothing=for_nothing,
+                    outlived=outlived,
+                    # The newest would lead to nearly all of it, were they steps of one sequence, or heads of one body.
+                    is_of_parts=often and len(parts) >= _SEVERAL and parts[0] <= nbytes // 2,
+                )
+            )
+    return sorted(_merged(result), key=lambda each: (-each.nbytes, -each.nodes))
+
+
+def _merged(parts: list[Retained]) -> list[Retained]:
+    """`acts['a']` and `acts['b']` as `acts`, where neither of them has nearly all of it."""
+    families: dict[tuple[str, str, str], list[Retained]] = {}
+    for each in parts:
+        families.setdefault((each.holder.file, each.holder.function, each.holder.path.partition("[")[0]), []).append(
+            each
+        )
+    result = []
+    for (_, _, base), family in families.items():
+        top = max(family, key=lambda each: each.nbytes)
+        if len(family) == 1 or top.nbytes > 0.7 * sum(each.nbytes for each in family):
+            result += family
+            continue
+        result.append(
+            msgspec.structs.replace(
+                top,
+                holder=top.holder._replace(path=base),
+                tensors=sum(each.tensors for each in family),
+                nodes=sum(each.nodes for each in family),
+                nbytes=sum(each.nbytes for each in family),
+                is_container=True,
+                is_scalar=all(each.is_scalar for each in family),
+                is_of_parts=all(each.is_of_parts for each in family),
+            )
+        )
+    return result
+
+
+def _rank(group: list[Found], carried: frozenset[str]) -> tuple[int, int]:
+    """Who holds many comes before who holds one, and what is handed on before what is merely not yet overwritten."""
+    holder = group[0].holder
+    container = not isinstance(holder.owner, torch.Tensor)
+    return (0 if container else 1 if holder.path in carried or not holder.in_frame else 2, -len(group))
+
+
+def _times_called(group: list[Found]) -> int:
+    """How often the model was called to make what is held: how often its least used parameter was used."""
+    uses: Counter[int] = Counter()
+    for node in walk((node_of(each.tensor) for each in group), set()):
+        uses.update(weights_of(node))
+    return min(uses.values(), default=0)
+
+
+def _is_older(group: list[Found], since: int) -> bool:
+    return any(sequence_of(node_of(each.tensor)) < since for each in group)
+
+
+def _is_collection(group: list[Found]) -> bool:
+    holder = group[0].holder
+    return _is_several(group) and not isinstance(holder.owner, torch.Tensor) and not _is_forward(holder)
+
+
+def _is_several(group: list[Found]) -> bool:
+    """Whether one container holds several; variables of the same name in several calls of a function are not that."""
+    return len(group) >= _SEVERAL and len({id(each.holder.owner) for each in group}) == 1
+
+
+def _is_forward(holder: Holder) -> bool:
+    return holder.function == "forward"
+
+
+def _new(tensor: torch.Tensor, book: Book, counted: set[int]) -> int:
+    nbytes = 0
+    for memory in memory_of(tensor):
+        under, _ = book.entries.get(memory.key, ("", None))
+        if memory.key not in counted and under in ("held", "saved activations", "not traced"):
+            counted.add(memory.key)
+            nbytes += memory.nbytes
+    return nbytes

@@ -1,0 +1,1 @@
+"""What the source says about a holder or a call when memory ran out."""

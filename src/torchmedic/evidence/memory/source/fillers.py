@@ -1,0 +1,194 @@
+"""The statement that puts things into a container, or adds to a variable: found by its name in the user's source."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from torchmedic.evidence.leaks.source.sites import Traffic
+from torchmedic.evidence.leaks.source.traffic import traffic
+from torchmedic.evidence.memory.accounting.holder import Holder
+from torchmedic.evidence.memory.source.library_fillers import given_at
+from torchmedic.observe.heap.walk import Held
+from torchmedic.records import Location, Role
+from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.user_code import is_user_file
+
+_LEAVES_GRAPH = frozenset("item detach tolist numpy float int cpu_number".split())
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+class Filler(NamedTuple):
+    """A statement that stores, and what it stores."""
+
+    file: str
+    node: ast.stmt | ast.expr
+    value: ast.expr | None
+    in_loop: bool
+
+    def location(self, role: Role, label: str) -> Location:
+        return node_location(role, self.file, self.node, label)
+
+    @property
+    def text(self) -> str:
+        """What is stored, as the source says it."""
+        return ast.unparse(self.value) if self.value is not None else ""
+
+    @property
+    def frees_graph(self) -> bool:
+        """Whether what is stored is made a number or is cut off from its graph first."""
+        value = self.value
+        if isinstance(value, ast.Call):
+            function = value.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            return name in _LEAVES_GRAPH
+        return False
+
+
+def fillers_of(holder: Holder) -> list[Filler]:
+    """The statements that may have put something there, the likeliest first."""
+    puts = traffic_of(holder).puts
+    cached = holder.via == "cache"  # filled by a decorator, which stands outside of the function
+    found = [
+        Filler(site.file, site.node, site.value, bool(cached or site.loops or site.function is not None))
+        for site in puts
+    ] or [Filler(file, call, None, True) for file, call in given_at(holder, _sources(holder))]
+    return sorted(found, key=lambda filler: (filler.frees_graph, not filler.in_loop))
+
+
+def traffic_of(holder: Holder) -> Traffic:
+    """What the source says of who fills it, who empties it, and whether it is filled up to a limit."""
+    return traffic(_held(holder), [file for file, _ in _sources(holder)])
+
+
+def _held(holder: Holder) -> Held:
+    """The same holder as the watch over leaks would know it."""
+    path = re.sub(r"\[.*?\]", "", holder.path)
+    by_attribute = bool(holder.attribute) and holder.parent is not None
+    last = holder.attribute if by_attribute else path.partition(".")[0]
+    return Held(holder.path, last, "items", 0, holder.file, 0 if by_attribute else holder.local, via=holder.via)
+
+
+def _wanted(holder: Holder) -> tuple[str, ...]:
+    """How the container is written: `stats['loss']`, and with another name before an attribute."""
+    try:
+        return (ast.unparse(ast.parse(holder.path, mode="eval").body),)
+    except (SyntaxError, ValueError):
+        return (holder.path,)
+
+
+def _sources(holder: Holder) -> Iterator[tuple[str, ast.Module]]:
+    files = [holder.file]
+    parent = holder.parent
+    if parent is not None:
+        kind = parent if isinstance(parent, type) else type(parent)
+        for base in kind.__mro__:
+            file = getattr(sys.modules.get(base.__module__), "__file__", None)
+            if isinstance(file, str):
+                files.append(file)
+    if not holder.function or parent is not None:
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if isinstance(module, types.ModuleType) and isinstance(file, str):
+                files.append(file)
+    for file in dict.fromkeys(files):
+        if is_user_file(file) and (tree := syntax_tree(file)) is not None:
+            yield file, tree
+
+
+def _scopes(tree: ast.Module, holder: Holder, file: str) -> Iterable[ast.AST]:
+    """Where the name means this variable: its function, or the whole file for a global or an attribute."""
+    code = holder.scope
+    if not holder.function or not isinstance(code, types.CodeType) or file != code.co_filename:
+        return (tree,)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first == code.co_firstlineno and node.name == code.co_name:
+                # A closure is filled where it is used and where it was made: look at what is around it as well.
+                return (node,) if holder.in_frame and holder.parent is None else (tree,)
+    return (tree,)
+
+
+def assigned_at(holder: Holder) -> list[Filler]:
+    """The statements that give a variable or an attribute its value."""
+    wanted = _wanted(holder)
+    found: list[Filler] = []
+    for file, tree in _sources(holder):
+        for scope in _scopes(tree, holder, file):
+            others = _with_own(scope, holder) if scope is tree else frozenset()
+            for node, in_loop in _with_loops(scope, False, others):
+                targets: list[ast.expr] = []
+                if isinstance(node, ast.Assign):
+                    targets = [part for target in node.targets for part in _flat(target)]
+                elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+                    targets = [node.target]
+                elif isinstance(node, ast.For):
+                    targets = list(_flat(node.target))
+                if any(_is(target, wanted, holder) for target in targets):
+                    where: Any = node.iter if isinstance(node, ast.For) else node
+                    found.append(Filler(file, where, getattr(node, "value", None), in_loop))
+    return sorted(found, key=lambda filler: (not filler.in_loop, not is_looped(filler)))
+
+
+def is_looped(filler: Filler) -> bool:
+    """Whether a loop stands around a statement, and not just the function that it is in."""
+    tree = syntax_tree(filler.file)
+    line = filler.node.lineno
+    return any(
+        isinstance(node, ast.For | ast.AsyncFor | ast.While)
+        and any(each.lineno <= line <= (each.end_lineno or each.lineno) for each in node.body)
+        for node in (ast.walk(tree) if tree is not None else ())
+    )
+
+
+def _flat(target: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(target, ast.Tuple | ast.List):
+        for part in target.elts:
+            yield from _flat(part)
+    elif isinstance(target, ast.Starred):
+        yield from _flat(target.value)
+    else:
+        yield target
+
+
+def _with_own(tree: ast.AST, holder: Holder) -> frozenset[ast.AST]:
+    """The functions in which the name of a variable of the module means one of their own."""
+    if holder.function or holder.parent is not None:
+        return frozenset()
+    name = re.split(r"[.\[]", holder.path, maxsplit=1)[0]
+    functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS[:2])]
+    return frozenset(
+        node
+        for node in functions
+        if not any(isinstance(each, ast.Global) and name in each.names for each in ast.walk(node))
+    )
+
+
+def _with_loops(node: ast.AST, in_loop: bool, without: frozenset[ast.AST]) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node with whether it is run again and again: in a loop, or in a function, which is called."""
+    for child in ast.iter_child_nodes(node):
+        if child in without:
+            continue
+        inside = in_loop or isinstance(node, ast.For | ast.AsyncFor | ast.While | _FUNCTIONS[0] | _FUNCTIONS[2])
+        yield child, inside
+        yield from _with_loops(child, inside, without)
+
+
+def _is(node: ast.expr, wanted: tuple[str, ...], holder: Holder) -> bool:
+    """Whether an expression names the container: as the path does, or by its attribute on whatever object."""
+    if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+        return False
+    if holder.attribute and holder.parent is not None:
+        if isinstance(node, ast.Subscript):
+            return "[" in wanted[0] and _is(node.value, wanted, holder)
+        return isinstance(node, ast.Attribute) and node.attr == holder.attribute
+    if ast.unparse(node) in wanted:
+        return True
+    return isinstance(node, ast.Subscript) and (
+        _is(node.value, wanted, holder) or wanted[0].startswith(ast.unparse(node.value) + "[")
+    )

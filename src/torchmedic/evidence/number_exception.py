@@ -1,0 +1,212 @@
+"""An exception that only complains of NaN or infinity: the step behind it, replayed to where the number was born."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from torchmedic.detect.failures.nonfinite import TurnedBad
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.numbers import NumbersEvidence, Victim
+from torchmedic.observe.step.batches import tensors_in
+from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.step import Step, from_stack, on_to_backward
+from torchmedic.replay.trace.bad_value_origins import Birth, is_deliberate
+from torchmedic.replay.trace.microscope import Microscope, Value
+from torchmedic.source.live_frames import Frame, stack_of
+from torchmedic.source.lookup.bad_value_makers import is_bad
+from torchmedic.source.segment.cut import CannotCut
+from torchmedic.source.text import relative
+
+# What messages about bad numbers have in common; whether there is one is then looked up among the live values.
+_WORDS = re.compile(
+    r"\bnan\b|\binf\b|infinit|non-?finite|not finite|isfinite|real\(\)|constraint|probability tensor|converge"
+    r"|between 0 and 1|positive-definite|singular|diverge|explod|returned nan|greaterthan|simplex|stopping training",
+    re.I,
+)
+_ASKING = re.compile(r"isnan|isfinite|isinf|\bnan\b|\binf\b|finite", re.I)
+
+
+def complains_of_number(evidence: RaisedEvidence) -> bool:
+    """Whether an exception is about a number that is not finite: it says so, and there is one."""
+    frame = evidence.user_frame
+    if frame is None or evidence.is_traced:
+        return False
+    if not (_WORDS.search(evidence.message) or (_ASKING.search(_condition(frame)) and _is_own(evidence, frame))):
+        return False
+    below = [frame, *evidence.library_frames]
+    return any(_is_bad(value) for part in below for value in list(part.variables.values())) or _bad_gradient(evidence)
+
+
+def asks_about_number(frame: Frame) -> bool:
+    """Whether a frame has just found a number that is not finite, and acts on it."""
+    asked = _ASKING.search(_condition(frame)) is not None
+    return asked and any(_is_bad(value) for value in list(frame.variables.values()))
+
+
+def _is_bad(value: Any) -> bool:
+    """A plain infinity is where many a `best_loss` starts from; a plain NaN is nobody's start."""
+    return math.isnan(value) if isinstance(value, float) else is_bad(value)
+
+
+def _is_own(evidence: RaisedEvidence, frame: Frame) -> bool:
+    """Raised by the user's own `raise` or `assert`."""
+    return isinstance(frame.statement, ast.Raise | ast.Assert) and not evidence.library_frames
+
+
+def _condition(frame: Frame) -> str:
+    """The test of the `assert`, or of the `if`s around a statement."""
+    statement = frame.statement
+    if isinstance(statement, ast.Assert):
+        return ast.unparse(statement.test)
+    found = [
+        ast.unparse(node.test)
+        for node in (ast.walk(frame.tree) if frame.tree is not None else ())
+        if isinstance(node, ast.If) and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
+    ]
+    return " ".join(found)
+
+
+def _bad_gradient(evidence: RaisedEvidence) -> bool:
+    optimizers = evidence.incident.agent.clock.optimizers
+    return any(
+        is_bad(tensor.grad)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for tensor in group["params"]
+        if tensor.grad is not None and tensor.grad.layout is torch.strided
+    )
+
+
+class EchoEvidence(NumbersEvidence):
+    """What the rules on numbers look at when an exception, or an exit, was the first to notice."""
+
+    def __init__(self, incident: TurnedBad, agent: Any, frames: list[Frame], noticed: Frame | None) -> None:
+        self._begin(incident, agent, frames, noticed)
+        self._error: BaseException | None = None
+        self._through: Step | None = None
+        self._name = ""
+
+    @classmethod
+    def of_exception(cls, raised: RaisedEvidence) -> EchoEvidence:
+        agent = raised.incident.agent
+        evidence = cls(_incident(raised.incident, agent), agent, raised.frames, raised.user_frame)
+        evidence._error = raised.error
+        try:
+            evidence.step = raised.failing_step()
+        except CannotCut as reason:
+            evidence.why_not = str(reason)
+            return evidence
+        try:
+            evidence._through = raised.step_through_backward()
+        except CannotCut:
+            evidence._through = None
+        evidence.replay(evidence.step)
+        return evidence
+
+    @classmethod
+    def of_exit(cls, frame: FrameType, agent: Any) -> EchoEvidence:
+        frames = stack_of(frame)
+        noticed = next((part for part in reversed(frames) if part.is_user), None)
+        evidence = cls(_incident(None, agent), agent, frames, noticed)
+        try:
+            evidence.step = from_stack(frame, agent, include_failing=False)
+        except CannotCut as reason:
+            evidence.why_not = str(reason)
+            return evidence
+        try:
+            evidence._through = on_to_backward(frame, agent)
+        except CannotCut:
+            evidence._through = None
+        evidence.replay(evidence.step)
+        return evidence
+
+    @property
+    def complaint(self) -> str:
+        at = f" at {relative(self.noticed.file)}:{self.noticed.line}" if self.noticed is not None else ""
+        if self._error is None:
+            return f"the script gave up{at} because of it"
+        text = str(self._error).strip().splitlines()
+        return f"{type(self._error).__name__}{at}: {text[0][:120] if text else 'no message'}"
+
+    @property
+    def victim_name(self) -> str:
+        if not self.loss_is_bad:
+            return ""
+        return "the loss" if not self._name or "loss" in self._name.lower() else f"`{self._name}`"
+
+    @property
+    def trial_step(self) -> Step | None:
+        return self._through or self.step
+
+    @property
+    def births(self) -> list[Birth]:
+        """Masks in the variables around are none of it."""
+        found = super().births
+        return [birth for birth in found if birth.kind == "nan" or birth.spoiled or not is_deliberate(birth)]
+
+    def _is_expected(self, error: BaseException) -> bool:
+        return self._error is not None and type(error) is type(self._error)
+
+    def _is_faithful(self, played: Played) -> bool | None:
+        same = played.error is not None and str(played.error) == str(self._error)
+        return True if same else None
+
+    def _find_targets(self, scope: Microscope, played: Played) -> list[tuple[Victim, list[Value]]]:
+        near = _tensors_below(played.error.__traceback__ if played.error is not None else None)
+        around = {name: value for name, value in played.namespace.items() if not name.startswith("__")}
+        variables = list(_tensors_named(around))
+        # The variable that was assigned last is the nearest to the line that complains.
+        self._name = next((name for name, tensor in reversed(variables) if is_bad(tensor)), "")
+        gradients: tuple[Victim, list[Value]] = ("gradient", [value for _, value in scope.gradients])
+        values: list[tuple[Victim, list[Value]]] = [
+            ("loss", [scope.value_of(tensor) for _, tensor in near]),
+            ("loss", [scope.value_of(root) for root in played.roots]),
+        ]
+        last: tuple[Victim, list[Value]] = ("loss", [scope.value_of(tensor) for _, tensor in variables])
+        of_gradients = "gradient" in str(self._error).lower()
+        return [gradients, *values, last] if of_gradients else [*values, gradients, last]
+
+
+def _incident(raised: Any, agent: Any) -> TurnedBad:
+    indices = agent.batches.indices
+    watch = agent.finite
+    return TurnedBad(
+        what="loss",
+        at="backward",
+        step=agent.clock.step,
+        rank=agent.rank,
+        optimizers=tuple(agent.clock.optimizers),
+        stepping=None,
+        bad=(),
+        damaged=(),
+        batch_indices=tuple(indices) if isinstance(indices, list | tuple) else () if indices is None else (indices,),
+        losses=tuple(watch.losses.get(watch.last_key, ())),
+    )
+
+
+def _tensors_below(tb: TracebackType | None) -> list[tuple[str, torch.Tensor]]:
+    """The tensors in the frames of a replay that ended in an exception, the innermost first; not the segment's own."""
+    frames = []
+    while tb is not None:
+        frames.append(tb.tb_frame)
+        tb = tb.tb_next
+    found: list[tuple[str, torch.Tensor]] = []
+    for frame in reversed(frames[2:]):
+        if frame.f_code.co_name != "<module>":
+            found += _tensors_named(dict(frame.f_locals))
+    return found
+
+
+def _tensors_named(values: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    return [
+        (name, tensor)
+        for name, value in values.items()
+        for tensor in tensors_in(value, 2)
+        if tensor.is_floating_point() and tensor.layout is torch.strided
+    ]

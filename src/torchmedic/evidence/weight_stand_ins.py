@@ -1,0 +1,59 @@
+"""Weights that are already NaN, replaced for a while: the step is then run as it might have been one step before.
+
+A gradient of a finite loss that is not finite is noticed on a GPU only when the weights are spoiled. Where a copy of an
+earlier step was kept, they are exchanged for it. Else something plausible stands in: what made the bad gradient is most
+often in the data and the formula, and not in the values of the weights, so that it shows again with other ones.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torchmedic.detect.failures.nonfinite import is_finite
+from torchmedic.observe.numbers.weight_copies import Original
+
+
+class Rewound:
+    """Weights of an earlier step in place of the present ones, until those are put back. Nothing is copied."""
+
+    def __init__(self, originals: list[Original]) -> None:
+        self.steps = {original.step for original in originals}
+        self._swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for original in originals:
+            self._swapped.append((original.tensor, original.tensor.data))
+            original.tensor.data = original.value
+
+    def put_back(self) -> None:
+        for tensor, present in self._swapped:
+            tensor.data = present
+        self._swapped = []
+
+
+class StandIns:
+    """Finite values in place of bad weights, until they are put back."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._kept = [(tensor, tensor.detach().clone()) for tensor in tensors if not is_finite(tensor)]
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for tensor, value in self._kept:
+                # What is finite stays: of an embedding, say, often only a few rows are lost.
+                tensor.copy_(torch.where(torch.isfinite(value), value, _plausible(tensor, generator)))
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for tensor, value in self._kept:
+                tensor.copy_(value)
+        self._kept = []
+
+
+def _plausible(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """What a layer might begin with: noise as wide as its fan-in allows, ones for a scale."""
+    if tensor.dim() < 2:
+        return torch.ones_like(tensor)
+    fan_in = max(1, tensor.numel() // tensor.shape[0])
+    noise: torch.Tensor = torch.randn(tensor.shape, generator=generator) / fan_in**0.5
+    return noise.to(device=tensor.device, dtype=tensor.dtype)

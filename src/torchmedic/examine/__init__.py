@@ -1,0 +1,1 @@
+"""The conductor in the failing process: incident -> evidence -> diagnosis -> run folder."""

@@ -1,0 +1,74 @@
+"""Memory that ran out in a DataLoader worker: explained in the worker, where its frames and objects are, and told here.
+
+The exception travels to the main process as text; the diagnosis travels with it. Where the worker had no room to look
+at itself, the main process explains what it has been told, as of any other exception of a worker.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from msgspec.structs import replace
+
+from torchmedic.detect.failures.exceptions import Raised
+from torchmedic.diagnose import registry
+from torchmedic.diagnose.engine import ask
+from torchmedic.evidence.data_loading import loading_of
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.memory.autopsy import exhaustion_in
+from torchmedic.observe.memory.host import HostMemory, host_memory
+from torchmedic.records import Diagnosis, WorkerFailure
+
+_ROOM = 256 << 20  # bytes for the look itself
+_COLLECTED = "TM412"
+
+
+def explain(error: BaseException, failure: WorkerFailure) -> Diagnosis | None:
+    """Called in the worker, while the frames of its exception are alive; None where nothing is certain."""
+    if not _has_room(host_memory()):
+        return None
+    incident = Raised(
+        error=error,
+        symptom="out-of-memory",
+        step=0,
+        phase="data",
+        rank=0,
+        batch_indices=failure.batch_indices,
+    )
+    evidence = RaisedEvidence(incident)
+    exhaustion = exhaustion_in(evidence)
+    if exhaustion is None or exhaustion.where != "host":
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ask(evidence, registry.OF_WORKER)
+
+
+def _has_room(memory: HostMemory) -> bool:
+    """Whether the look cannot be what the kernel kills for: a forked process copies every page that it looks at."""
+    resident = memory.resident or 0
+    rooms = [memory.available]
+    if memory.cgroup_limit is not None:
+        rooms.append(memory.cgroup_limit - resident)
+    return all(room is None or room > resident + _ROOM for room in rooms)
+
+
+def told(evidence: RaisedEvidence) -> Diagnosis | None:
+    """Called in the main process: what the worker has found, with where and when it was missed here."""
+    worker = evidence.incident.worker
+    if worker is None or worker.diagnosis is None or (loading := loading_of(evidence)) is None:
+        return None
+    found = worker.diagnosis
+    many = len(getattr(loading.iterator, "_workers", ()))
+    facts = [loading.process]
+    if many > 1 and found.code == _COLLECTED:
+        facts.append(f"each of the {many} workers has memory of its own, and fills it in the same way")
+    loop = loading.at_loop("surfaced", "the batch was asked for here")
+    lines = {(each.file, each.line) for each in found.locations}
+    return replace(
+        found,
+        step=evidence.incident.step,
+        rank=evidence.incident.rank,
+        locations=(*found.locations, *([loop] if loop is not None and (loop.file, loop.line) not in lines else [])),
+        evidence=(*facts, *found.evidence),
+    )

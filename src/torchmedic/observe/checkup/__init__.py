@@ -1,0 +1,1 @@
+"""The autograd graphs of the first steps (TM63x)."""

@@ -1,0 +1,154 @@
+"""Where tensors leave the graph, watched for one step of a run in which some parameters get no gradient.
+
+`detach`, `.data`, `numpy` and their like build no node, so for that one step these methods of `torch.Tensor` are
+replaced by ones that note the caller and the parameters behind the tensor; and a global module hook notes which
+layers are called, from where, and which of those results they are given.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules import module as nn_module
+
+from torchmedic.contained import contained
+from torchmedic.observe.checkup.node_births import Site
+from torchmedic.source.user_code import is_user_file
+
+_METHODS = ("detach", "detach_", "numpy", "tolist", "argmax")
+_HOOK = -7002  # keys of torch's own count up from 0
+_NODES = 20_000
+_CUTS = 200
+_OWN = 6
+
+
+class Cut:
+    """One call that gave back a tensor, or numbers, without the graph of what it was given."""
+
+    def __init__(self, name: str, sites: tuple[Site, ...], behind: frozenset[int]) -> None:
+        self.name = name
+        self.sites = sites
+        self.behind = behind  # identities of the watched parameters
+        self.fed = False  # to a layer, as it is
+        self.result: weakref.ref[torch.Tensor] | None = None
+
+
+class Called(NamedTuple):
+    """The first call of a module in that step."""
+
+    module: weakref.ref[torch.nn.Module]
+    with_gradient: bool
+    sites: tuple[Site, ...]
+    once: bool  # there was no other
+
+
+class GraphCuts:
+    """Notes who cuts some parameters off, while it is armed."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.done = False
+        self.cuts: list[Cut] = []
+        self._called: dict[int, Called] = {}
+        self._watched: frozenset[int] = frozenset()
+        self._undo: list[tuple[str, Any]] = []
+
+    def arm(self, parameters: list[torch.Tensor]) -> None:
+        if self.armed or self.done:
+            return
+        self.armed = True
+        self._watched = frozenset(map(id, parameters))
+        for name in _METHODS:
+            self._put(name, self._noting(name, getattr(torch.Tensor, name)))
+        data: Any = torch.Tensor.data
+        look = self._noting("data", data.__get__)
+        self._put("data", property(look, data.__set__))
+        nn_module._global_forward_pre_hooks[_HOOK] = self._module_called
+
+    def disarm(self) -> None:
+        if not self.armed:
+            return
+        self.armed, self.done = False, True
+        nn_module._global_forward_pre_hooks.pop(_HOOK, None)
+        while self._undo:
+            name, original = self._undo.pop()
+            if original is None:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, original)
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """Those that were called in that step."""
+        return [module for called in self._called.values() if (module := called.module()) is not None]
+
+    def call_of(self, module: torch.nn.Module) -> Called | None:
+        called = self._called.get(id(module))
+        return called if called is not None and called.module() is module else None
+
+    def _put(self, name: str, patch: Any) -> None:
+        # Most of these belong to the base class, which is torch's C code: ours stand before them.
+        self._undo.append((name, torch.Tensor.__dict__.get(name)))
+        setattr(torch.Tensor, name, patch)
+
+    def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        note = contained("observe.checkup")(self._note)
+
+        @functools.wraps(original)
+        def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(tensor, *args, **kwargs)
+            if tensor.grad_fn is not None and len(self.cuts) < _CUTS:
+                note(name, tensor, result, sys._getframe(1))
+            return result
+
+        return call
+
+    def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> None:
+        behind = self._behind(tensor)
+        if behind:
+            cut = Cut(name, _sites(frame), behind)
+            cut.result = weakref.ref(result) if isinstance(result, torch.Tensor) else None
+            self.cuts.append(cut)
+
+    def _behind(self, tensor: torch.Tensor) -> frozenset[int]:
+        pending: list[Any] = [tensor.grad_fn]
+        seen: set[Any] = set()
+        found: set[int] = set()
+        while pending and len(seen) < _NODES:
+            node = pending.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and id(leaf) in self._watched:
+                found.add(id(leaf))
+            pending.extend(later for later, _ in node.next_functions)
+        return frozenset(found)
+
+    def _module_called(self, module: torch.nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            called = self._called.get(id(module))
+            if called is None:
+                called = Called(weakref.ref(module), torch.is_grad_enabled(), _sites(sys._getframe(1)), once=True)
+            else:
+                called = called._replace(once=False)
+            self._called[id(module)] = called
+            given = {id(argument) for argument in args if isinstance(argument, torch.Tensor)}
+            for cut in self.cuts:
+                cut.fed |= cut.result is not None and id(cut.result()) in given
+
+
+def _sites(frame: FrameType | None) -> tuple[Site, ...]:
+    """The user's own instructions at and above a frame, innermost first."""
+    sites: list[Site] = []
+    while frame is not None and len(sites) < _OWN:
+        if is_user_file(frame.f_code.co_filename):
+            sites.append(Site(frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(sites)

@@ -1,0 +1,278 @@
+"""The graph behind a loss as it was when backward was called: what each node is, where it was built, what it lets pass.
+
+Taken down in one walk before backward frees the graph. Values stay on their device as single numbers and are read
+later, all at once. Nothing of the graph itself is kept.
+"""
+
+from __future__ import annotations
+
+import linecache
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from torchmedic.observe.checkup.gates import is_closed
+from torchmedic.observe.checkup.graph_facts import is_too_high, largest_given, loss_of_knowing_nothing, promotions
+from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
+
+_NODES = 50_000
+_GATES = 2000  # that are measured
+_BIG = 1 << 26  # elements of a tensor that is not measured
+_RANGES = {
+    "ReluBackward": (0.0, float("inf")),
+    "SigmoidBackward": (0.0, 1.0),
+    "SoftmaxBackward": (0.0, 1.0),
+    "TanhBackward": (-1.0, 1.0),
+}
+# A result of these has the values of what they were given, perhaps in another shape or precision.
+PASSING = frozenset(
+    "ViewBackward UnsafeViewBackward ReshapeAliasBackward SqueezeBackward UnsqueezeBackward TransposeBackward "
+    "PermuteBackward TBackward CloneBackward ToCopyBackward AliasBackward ExpandBackward".split()
+)
+_PAIRED = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits".split())
+_AUTOCAST = ("cuda", "cpu")
+_OUTDATED = "torch.cuda.amp"
+_SCORED = ("cross_entropy", "binary_cross_entropy_with_logits")
+
+
+class Node:
+    """One node, and the nodes behind it by their numbers."""
+
+    __slots__ = ("behind", "birth", "closed", "dim", "dtype", "kind", "largest", "leaf", "number", "sequence", "shape")
+
+    def __init__(self, number: int, raw: Any) -> None:
+        self.number = number
+        self.kind = raw.name().rstrip("0123456789")
+        self.sequence = int(raw._sequence_nr())
+        self.behind: list[int] = []
+        birth = raw.metadata.get("traceback_")
+        self.birth: Birth | None = birth if isinstance(birth, Birth) else None
+        inputs: Any = getattr(raw, "_input_metadata", ())
+        self.shape: tuple[int, ...] | None = tuple(inputs[0].shape) if len(inputs) == 1 else None
+        self.dtype: torch.dtype | None = inputs[0].dtype if len(inputs) == 1 else None
+        variable = getattr(raw, "variable", None)
+        self.leaf: weakref.ref[torch.Tensor] | None = None if variable is None else weakref.ref(variable)
+        self.closed: Any = None  # for a gate: whether no gradient passes it; a tensor of one element until it is read
+        self.dim: int | None = None
+        self.largest: Any = None  # of the data that a first layer was given; a tensor until it is read
+
+
+class Loss:
+    """A root of the graph."""
+
+    def __init__(self, root: torch.Tensor, node: int | None) -> None:
+        self.node = node
+        self.size = root.numel()
+        self.identity = id(root)
+        is_number = type(root) is torch.Tensor and root.numel() == 1 and root.is_floating_point() and not root.is_meta
+        self.value: Any = root.detach().clone() if is_number else None
+
+
+class LossGraph:
+    """One call of backward."""
+
+    def __init__(self, births: NodeBirths, roots: Sequence[Any], key: tuple[str, int], step: int) -> None:
+        self.key = key  # the user's line that called backward
+        self.step = step
+        self.complete = True
+        self.nodes: list[Node] = []
+        self.is_zero: Any = None  # whether every gradient is exactly 0, once that is known
+        self.outside: dict[int, tuple[Any, int]] = {}  # by the identity of a loss call: targets out of range, of all
+        self._numbers: dict[Any, int] = {}
+        self._measured = 0
+        self._may_read = not births.has_hooks
+        self.autocast = next((kind for kind in _AUTOCAST if torch.is_autocast_enabled(kind)), "")  # that is on
+        self.is_outdated = step == 0 and any(_OUTDATED in line for line in linecache.getlines(key[0]))
+        tensors = [root for root in roots if isinstance(root, torch.Tensor)]
+        with torch.no_grad():
+            self._walk([root.grad_fn for root in tensors])
+            self.roots = [Loss(root, self._numbers.get(root.grad_fn)) for root in tensors]
+            self._by_sequence = {node.sequence: node for node in self.nodes}
+            self._look_at_targets()
+            self.untrained = self._of_knowing_nothing(tensors) if step == 0 else None
+        self._numbers.clear()
+
+    # What rules ask
+
+    def made(self, sequence: int | None) -> Node | None:
+        """The node of a number that torch gave it."""
+        return None if sequence is None else self._by_sequence.get(sequence)
+
+    def losses(self) -> list[LossCall]:
+        """The calls of loss functions that are part of this graph, each once."""
+        found: dict[int, LossCall] = {}
+        for node in self.nodes:
+            if node.birth is not None and node.birth.loss is not None:
+                found[id(node.birth.loss)] = node.birth.loss
+        return list(found.values())
+
+    def value_of(self, node: Node | None) -> Node | None:
+        """The node that made a value, past those that only reshape it."""
+        while node is not None and node.kind in PASSING and len(node.behind) == 1:
+            node = self.nodes[node.behind[0]]
+        return node
+
+    def leaves(self) -> list[torch.Tensor]:
+        return [leaf for node in self.nodes if node.leaf is not None and (leaf := node.leaf()) is not None]
+
+    def gates(self) -> list[Node]:
+        return [node for node in self.nodes if node.closed is not None]
+
+    def is_remarkable(self) -> bool:
+        """Whether any rule could have something to say; asked first, as to ask the rules takes time."""
+        if self.autocast or self.is_outdated:
+            return True
+        if any(root.node is None for root in self.roots) or any(node.closed for node in self.gates()):
+            return True
+        if any(count for count, _ in self.outside.values()) or is_too_high(self) or promotions(self):
+            return True
+        for call in self.losses():
+            node = self.value_of(self.made(call.sequence))
+            is_activated = node is not None and node.kind in ("SoftmaxBackward", "SigmoidBackward")
+            if (is_activated and call.name in _SCORED) or (call.name in _PAIRED and _differ(call)):
+                return True
+        return any(_is_stretched(node) for node in self.nodes)
+
+    def reaches_leaf(self, *, without: Iterable[Node]) -> bool:
+        """Whether there is a way from the loss to a leaf that crosses none of these nodes."""
+        return any(self.nodes[number].leaf is not None for number in self._reached(without))
+
+    def reaches(self, node: Node, *, without: Iterable[Node]) -> bool:
+        return node.number in self._reached(without)
+
+    def _reached(self, without: Iterable[Node]) -> set[int]:
+        stops = {node.number for node in without}
+        seen: set[int] = set()
+        pending = [root.node for root in self.roots if root.node is not None]
+        while pending:
+            number = pending.pop()
+            if number in seen or number in stops:
+                continue
+            seen.add(number)
+            pending.extend(self.nodes[number].behind)
+        return seen
+
+    def is_followed_by_weights(self, node: Node) -> bool:
+        """Whether what a node made goes into an operation with weights: it is inside of a model, not of a loss."""
+        after: dict[int, list[Node]] = {}
+        for other in self.nodes:
+            for number in other.behind:
+                after.setdefault(number, []).append(other)
+        pending, seen = [node.number], {node.number}
+        while pending:
+            for later in after.get(pending.pop(), ()):
+                if later.number in seen:
+                    continue
+                seen.add(later.number)
+                if any(self._is_weight(number) for number in later.behind):
+                    return True
+                pending.append(later.number)
+        return False
+
+    def _is_weight(self, number: int) -> bool:
+        node = self.nodes[number]
+        if node.kind == "TBackward" and node.behind:
+            node = self.nodes[node.behind[0]]
+        return node.leaf is not None
+
+    def read(self) -> None:
+        """Fetch every number that is still on its device, at once: the only wait."""
+        places: list[tuple[Any, str, Any]] = [(node, "closed", node.closed) for node in self.nodes]
+        places += [(root, "value", root.value) for root in self.roots]
+        places += [(node, "largest", node.largest) for node in self.nodes]
+        places.append((self, "is_zero", self.is_zero))
+        waiting = [(owner, name, value) for owner, name, value in places if isinstance(value, torch.Tensor)]
+        counts = [(key, count, size) for key, (count, size) in self.outside.items() if isinstance(count, torch.Tensor)]
+        for (owner, name, _), value in zip(waiting, _fetched([value for _, _, value in waiting]), strict=True):
+            setattr(owner, name, value if name in ("value", "largest") else bool(value))
+        for (key, _, size), value in zip(counts, _fetched([count for _, count, _ in counts]), strict=True):
+            self.outside[key] = (int(value), size)
+
+    # Reading
+
+    def _walk(self, raws: list[Any]) -> None:
+        pending = [raw for raw in raws if raw is not None]
+        for raw in pending:
+            self._take(raw)
+        while pending:
+            raw = pending.pop()
+            node = self.nodes[self._numbers[raw]]
+            for later, _ in raw.next_functions:
+                if later is None:
+                    continue
+                if later not in self._numbers:
+                    if len(self.nodes) >= _NODES:
+                        self.complete = False
+                        return
+                    self._take(later)
+                    pending.append(later)
+                node.behind.append(self._numbers[later])
+
+    def _take(self, raw: Any) -> None:
+        if raw in self._numbers:
+            return
+        node = Node(len(self.nodes), raw)
+        self._numbers[raw] = node.number
+        self.nodes.append(node)
+        if node.kind in ("SoftmaxBackward", "LogSoftmaxBackward") and hasattr(raw, "_saved_dim"):  # not a user's own
+            dim = int(raw._saved_dim)
+            node.dim = dim - (1 << 64) if dim >= 1 << 63 else dim
+        if self._may_read and self._measured < _GATES:
+            try:
+                node.closed = is_closed(node.kind, raw)
+            except RuntimeError:
+                node.closed = None  # overwritten since, which backward itself will complain of
+            self._measured += node.closed is not None
+            if self.step == 0:
+                node.largest = largest_given(node.kind, raw)
+
+    def _of_knowing_nothing(self, roots: list[torch.Tensor]) -> float | None:
+        if len(roots) != 1 or self.roots[0].node is None:
+            return None
+        birth = self.nodes[self.roots[0].node].birth
+        call = birth.loss if birth is not None else None
+        if call is None or len(call.shape) < 1:
+            return None
+        return loss_of_knowing_nothing(roots[0], call.shape[1] if len(call.shape) > 1 else call.shape[0])
+
+    def _look_at_targets(self) -> None:
+        for call in self.losses():
+            node = self.value_of(self.made(call.sequence))
+            target = call.target()
+            if call.name not in _PAIRED or node is None or node.kind not in _RANGES or target is None:
+                continue
+            if not target.is_floating_point() or not 0 < target.numel() <= _BIG or target.is_meta:
+                continue
+            low, high = _RANGES[node.kind]
+            if call.name == "binary_cross_entropy_with_logits":
+                if node.kind != "ReluBackward":
+                    continue
+                low = 0.5  # the probability of the lowest score that is left
+            margin = 0.02 * (high - low) if high - low < float("inf") else 0.02 * target.abs().amax()
+            self.outside[id(call)] = (((target < low - margin) | (target > high + margin)).sum(), target.numel())
+
+
+def _differ(call: LossCall) -> bool:
+    return len(call.shape) != len(call.target_shape)
+
+
+def _is_stretched(node: Node) -> bool:
+    """Whether the result of `a - b` has more dimensions than a side that has no gradient."""
+    operands = node.birth.operands if node.birth is not None else None
+    sides = [side for side in operands or () if side is not None and not side.has_gradient and side.shape]
+    return node.shape is not None and any(len(side.shape) != len(node.shape) for side in sides)
+
+
+def _fetched(tensors: list[torch.Tensor]) -> list[float]:
+    """The values of tensors of one element."""
+    found = [0.0] * len(tensors)
+    by_device: dict[torch.device, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(index)
+    for indices in by_device.values():
+        values = torch.stack([tensors[index].double().reshape(()) for index in indices]).tolist()
+        for index, value in zip(indices, values, strict=True):
+            found[index] = value
+    return found

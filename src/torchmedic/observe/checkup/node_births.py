@@ -1,0 +1,286 @@
+"""Where the nodes of an autograd graph were built: the user's line, the layer, and the loss function around it.
+
+torch asks `torch.fx.traceback.format_stack` for the stack of every node that it builds in anomaly mode. For one forward
+pass that mode is on, without its checks, and the question is answered here, by a few numbers instead of a page of text.
+Nothing else sees a difference: no operation is intercepted, no tensor is held, and tracebacks stay as they are. Where
+no graph is built, nothing is asked and nothing is spent.
+"""
+
+from __future__ import annotations
+
+import dis
+import importlib
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.contained import contained, report_fault
+from torchmedic.source.own_locals import looks_at_locals
+from torchmedic.source.user_code import is_user_file
+
+LOSSES = frozenset(
+    "cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss "
+    "huber_loss".split()
+)
+_DEPTH = 120  # frames that are walked
+_OWN = 6  # of the user's frames that are kept
+_MOST = 60_000  # nodes, as of a script that never calls backward
+_FUNCTIONAL = torch.nn.functional.__file__
+
+
+class LossCall:
+    """One call of a loss function of torch's, with what it was given. Values are read later, if its target lives."""
+
+    def __init__(self, name: str, given: torch.Tensor, target: torch.Tensor, sites: tuple[Site, ...]) -> None:
+        self.name = name
+        self.sites = sites
+        self.shape = tuple(given.shape)
+        self.target_shape = tuple(target.shape)
+        self.target = weakref.ref(target)
+        self.sequence = _sequence(given)  # of the node that made the input; None for a leaf
+
+
+class Operand(NamedTuple):
+    """What stood on one side of a minus sign."""
+
+    shape: tuple[int, ...]
+    sequence: int | None  # of its node
+    has_gradient: bool
+
+
+class Site(NamedTuple):
+    """An instruction of the user's."""
+
+    code: CodeType
+    lasti: int
+
+
+class Birth(list[str]):
+    """Where one node was built.
+
+    A list, and empty, for those who take it for lines of text: torch does when anomaly mode is on in backward.
+    """
+
+    __slots__ = ("layer", "loss", "operands", "sites")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sites: tuple[Site, ...] = ()  # innermost first
+        self.layer: weakref.ref[torch.nn.Module] | None = None  # a library's, below the user's innermost line
+        self.loss: LossCall | None = None
+        self.operands: tuple[Operand | None, Operand | None] | None = None  # of `a - b`, where it is known
+
+
+class NodeBirths:
+    """Notes the births of nodes while it is armed."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.refused = False  # compiled code, or somebody else's anomaly mode: never again
+        self.has_hooks = False  # saved tensors are not what they seem: to read one may compute it again
+        self.layers: dict[int, tuple[weakref.ref[torch.nn.Module], Birth]] = {}  # that built nodes
+        self._count = 0
+        self._undo: list[tuple[Any, str, Any]] = []
+        self._loss: LossCall | None = None
+        self._minus: dict[Site, tuple[str, str] | None] = {}
+
+    def arm(self) -> bool:
+        """Begin to note; False where that would be in somebody's way."""
+        if self.armed or self.refused:
+            return self.armed
+        traces = importlib.import_module("torch.fx.traceback")
+        if torch.is_anomaly_enabled() or not hasattr(traces, "format_stack"):
+            self.refused = torch.is_anomaly_enabled()
+            return False
+        self.has_hooks = _has_saved_tensor_hooks()
+        self.layers, self._count = {}, 0
+        self._put(traces, "format_stack", self._answering(traces.format_stack))
+        self._put(
+            torch._C._autograd,
+            "_push_saved_tensors_default_hooks",
+            self._noticing(torch._C._autograd._push_saved_tensors_default_hooks),
+        )
+        for kind in (torch.autograd.detect_anomaly, torch.autograd.set_detect_anomaly):
+            self._put(kind, "__init__", self._giving_way(kind.__init__))
+        self.armed = True
+        torch.set_anomaly_enabled(True, False)
+        return True
+
+    def disarm(self) -> None:
+        """Leave torch as it was."""
+        if not self.armed:
+            return
+        self.armed = False
+        self._loss = None
+        if torch.is_anomaly_enabled() and not torch.is_anomaly_check_nan_enabled():
+            torch.set_anomaly_enabled(False, True)
+        while self._undo:
+            owner, name, original = self._undo.pop()
+            setattr(owner, name, original)
+
+    def refuse(self) -> None:
+        """Somebody has come who must not be disturbed."""
+        self.refused = True
+        self.disarm()
+
+    def _put(self, owner: Any, name: str, patch: Any) -> None:
+        self._undo.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, patch)
+
+    def _noticing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _push_saved_tensors_default_hooks(*args: Any) -> Any:
+            self.has_hooks = True
+            return original(*args)
+
+        return _push_saved_tensors_default_hooks
+
+    def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        give_way = contained("observe.checkup")(self.refuse)
+        step_aside = contained("observe.checkup")(self.disarm)
+        come_back = contained("observe.checkup")(self.arm)
+
+        def __init__(mode: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(mode, torch.autograd.set_detect_anomaly) and args[:1] == (False,):
+                step_aside()  # it is only made sure that it is off
+                original(mode, *args, **kwargs)
+                come_back()
+                return
+            give_way()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                original(mode, *args, **kwargs)
+            for warning in caught:  # it names the line that called, which must not be ours
+                warnings.warn(warning.message, stacklevel=2)
+
+        return __init__
+
+    def _answering(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        def format_stack() -> Any:
+            if not self.armed or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+                return original()
+            try:
+                return self._birth(sys._getframe(1))
+            except Exception as error:
+                self.refuse()
+                report_fault("observe.checkup", error)
+                return Birth()
+
+        return format_stack
+
+    def _birth(self, frame: FrameType | None) -> Birth:
+        birth = Birth()
+        self._count += 1
+        if self._count > _MOST:
+            self.refuse()
+            return birth
+        direct = True  # no library between the operation and the user's line
+        sites: list[Site] = []
+        layer: torch.nn.Module | None = None
+        for _ in range(_DEPTH):
+            if frame is None or len(sites) >= _OWN:
+                break
+            code = frame.f_code
+            if is_user_file(code.co_filename):
+                site = Site(code, frame.f_lasti)
+                if direct and not sites:
+                    birth.operands = self._operands(site, frame)
+                sites.append(site)
+            elif not sites:
+                direct = False
+                if layer is None and code.co_name == "forward":
+                    layer = _owner(frame)
+                elif code.co_name in LOSSES and code.co_filename == _FUNCTIONAL:
+                    birth.loss = self._loss_call(frame)
+            frame = frame.f_back
+        birth.sites = tuple(sites)
+        if birth.loss is not None and not birth.loss.sites:
+            birth.loss.sites = birth.sites
+        if layer is not None:
+            birth.layer = weakref.ref(layer)
+            self.layers.setdefault(id(layer), (birth.layer, birth))
+        return birth
+
+    def _loss_call(self, frame: FrameType) -> LossCall | None:
+        given, target = _locals(frame, "input", "target")
+        if not (_is_plain(given) and _is_plain(target)):
+            return None
+        known, name = self._loss, frame.f_code.co_name
+        # Several nodes are built in one call of a loss.
+        if known is None or known.name != name or known.target() is not target or known.sequence != _sequence(given):
+            known = self._loss = LossCall(name, given, target, ())
+        return known
+
+    def _operands(self, site: Site, frame: FrameType) -> tuple[Operand | None, Operand | None] | None:
+        if site not in self._minus:
+            self._minus[site] = names_around_minus(site)
+        names = self._minus[site]
+        if names is None or sys.gettrace() is not None:
+            return None
+        optimised = bool(frame.f_code.co_flags & 1)
+        if optimised and looks_at_locals(frame.f_code):
+            return None  # there is one dict of locals per frame: reading it here would change the user's
+        values = frame.f_locals
+        left, right = (_operand(values.get(name, frame.f_globals.get(name))) for name in names)
+        if optimised and sys.version_info < (3, 13):
+            values.clear()
+        shapes = [len(side.shape) for side in (left, right) if side is not None and side.shape]
+        # Of interest only where a target is stretched: the other side's shape may still be unknown here.
+        if not any(side is not None and side.shape and not side.has_gradient for side in (left, right)):
+            return None
+        return None if len(shapes) == 2 and shapes[0] == shapes[1] else (left, right)
+
+
+def _has_saved_tensor_hooks() -> bool:
+    top: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(True) is not None
+
+
+def _operand(value: Any) -> Operand | None:
+    if not _is_plain(value):
+        return None
+    return Operand(tuple(value.shape), _sequence(value), value.requires_grad)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _sequence(tensor: torch.Tensor) -> int | None:
+    return None if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())
+
+
+def _locals(frame: FrameType, *names: str) -> list[Any]:
+    """Variables of a running function of a library's."""
+    values = frame.f_locals
+    found = [values.get(name) for name in names]
+    if sys.version_info < (3, 13):
+        values.clear()  # a copy kept by the frame, which would hold every tensor past its time
+    return found
+
+
+def _owner(frame: FrameType) -> torch.nn.Module | None:
+    owner = _locals(frame, "self")[0]
+    return owner if isinstance(owner, torch.nn.Module) else None
+
+
+_NAMES = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
+
+
+def names_around_minus(site: Site) -> tuple[str, str] | None:
+    """The names of both sides if the instruction is the minus of `a - b`; an empty one where it is no plain name."""
+    instructions = [found for found in dis.get_instructions(site.code) if found.opname != "CACHE"]
+    at = next((index for index, found in enumerate(instructions) if found.offset == site.lasti), None)
+    if at is None or at < 2 or instructions[at].opname != "BINARY_OP" or instructions[at].argrepr != "-":
+        return None
+    first, second = instructions[at - 2], instructions[at - 1]
+    if isinstance(second.argval, tuple) and len(second.argval) == 2:  # two names at once, from 3.13 on
+        return str(second.argval[0]), str(second.argval[1])
+    if second.opname not in _NAMES:
+        return None
+    left = str(first.argval) if first.opname in _NAMES else ""
+    return left, str(second.argval)

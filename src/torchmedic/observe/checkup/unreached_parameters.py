@@ -1,0 +1,98 @@
+"""Parameters of an optimizer that never get a gradient, watched until that is sure.
+
+At the first step of an optimizer its parameters without a gradient are noted; in later steps only those are asked
+again, and one that gets its turn is forgotten. Where all have gradients, as nearly always, nothing is left to ask.
+Otherwise one step is watched for what cuts them off.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from torchmedic.observe.checkup.graph_cuts import GraphCuts
+
+_STEPS = 24  # of its optimizer, after which a parameter without a gradient is reported
+_AT_END = 3  # steps that are enough when the script has come to its end
+
+
+class Missing:
+    """A parameter without a gradient, and what it was like when it was noted."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.reference = weakref.ref(tensor)
+        self._address = _address(tensor)
+        self._writes = tensor._version
+        self._total = _total(tensor)
+
+    def is_written(self) -> bool:
+        """Whether somebody else than the optimizer has changed it: a moving average, say."""
+        tensor = self.reference()
+        if tensor is None or tensor._version != self._writes or _address(tensor) != self._address:
+            return True
+        total = _total(tensor)
+        return self._total is not None and total is not None and bool((total != self._total).item())
+
+
+class Unreached:
+    """The parameters without a gradient, by optimizer."""
+
+    def __init__(self) -> None:
+        self.cuts = GraphCuts()
+        self.missing: list[Missing] = []
+        self.thawed: set[int] = set()  # identities of those that are to be trained only from some step on
+        self.steps = 0
+        self.over = False  # judged
+        self._seen: set[int] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether some parameters have no gradient, and nothing was said of them yet."""
+        return bool(self.missing) and not self.over
+
+    def knows(self, optimizer: Any) -> bool:
+        return self.over or id(optimizer) in self._seen
+
+    def step_begins(self, optimizer: Any) -> None:
+        self.cuts.disarm()
+        if self.over:
+            return
+        if id(optimizer) not in self._seen:
+            self._seen.add(id(optimizer))
+            parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+            if any(tensor.grad is not None for tensor in parameters):
+                self.missing += [
+                    Missing(tensor) for tensor in parameters if tensor.requires_grad and tensor.grad is None
+                ]
+        if self.missing:
+            self.steps += 1
+            self.missing = [found for found in self.missing if _is_missing(found)]
+
+    def step_ended(self) -> None:
+        if self.missing and not self.over:
+            self.cuts.arm([tensor for found in self.missing if (tensor := found.reference()) is not None])
+
+    def is_due(self, *, at_end: bool = False) -> bool:
+        """Whether there is enough to be judged; once."""
+        if self.over or not self.missing or self.steps < (_AT_END if at_end else _STEPS):
+            return False
+        self.over = True
+        return True
+
+
+def _is_missing(found: Missing) -> bool:
+    tensor = found.reference()
+    return tensor is not None and tensor.grad is None and tensor.requires_grad
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta else 0
+
+
+def _total(tensor: torch.Tensor) -> torch.Tensor | None:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided or tensor.is_meta:
+        return None
+    with torch.no_grad():
+        return tensor.detach().sum(dtype=torch.float64) if tensor.is_floating_point() else None

@@ -1,0 +1,237 @@
+"""The check-up of the first steps: each call of backward in the user's code is looked at once, in place.
+
+From the start of the process until the first backward, the births of graph nodes are noted (`node_births`); when
+backward is called, the graph is taken down (`loss_graph`), and after the step it is judged with the gradients that came
+out. A line that calls backward for the first time in a later step is looked at in the step after that. What looks
+suspicious but may pass, such as a layer that lets no gradient through, is looked at in two more steps. After that there
+is nothing left of all this but one look at a set per backward. When the phase of the training changes (another
+optimizer, layers that are thawed), all lines are looked at again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+from torchmedic.observe.checkup.loss_graph import LossGraph
+from torchmedic.observe.checkup.node_births import NodeBirths
+from torchmedic.observe.checkup.unreached_parameters import Unreached
+from torchmedic.observe.device.device_waits import DeviceWaits
+from torchmedic.observe.device.plain_values import are_plain
+from torchmedic.observe.loop.evaluation import Evaluation
+
+_ARMED = 24  # times that births are noted, at most
+_LOOKS = 3  # at a line that shows something suspicious
+_REST = 3  # steps before the last of them
+_SITES = 8  # lines that call backward
+_PHASES = 4  # changes that are looked at
+_ASKED = 32  # steps between two questions for what is trained
+_YOUNG = 8  # steps in which optimizers appear that were there from the start
+
+
+class Judge(Protocol):
+    """Whoever turns facts into findings."""
+
+    def check_up(self, graphs: Sequence[LossGraph], frame: FrameType) -> None:
+        """All that is known of the lines that call backward; asked again when there is more."""
+
+    def left_out(self, unreached: Unreached, frame: FrameType | None) -> None:
+        """Parameters of an optimizer that had no gradient in several steps."""
+
+
+class Checkup:
+    """Fed by the hooks."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self.on = False
+        self.births = NodeBirths()
+        self.unreached = Unreached()
+        self.waits: DeviceWaits | None = None
+        self.evaluation: Evaluation | None = None
+        self.graphs: list[LossGraph] = []  # of lines that will be looked at again
+        self._fresh: list[LossGraph] = []  # of the step under way
+        self._looks: Counter[tuple[str, int]] = Counter()
+        self._wanted: set[tuple[str, int]] = set()
+        self._due: dict[tuple[str, int], int] = {}  # lines that are to be looked at again from that step on
+        self._armed = 0
+        self._steps = 0
+        self.rests = False  # nothing is under way: a new line or another phase is all that would change that
+        self._trained: dict[int, int] = {}  # by optimizer: how many of its parameters are trained
+        self._known: set[int] = set()  # identities of all that was ever trained
+        self._changes = 0
+
+    def start(self) -> None:
+        self.on = True
+        self._arm()
+
+    def stop(self) -> None:
+        """For good."""
+        self.on = False
+        self._put_back()
+        self._fresh.clear()
+
+    def pause(self) -> None:
+        """A replay is about to run: it is no step."""
+        self.births.disarm()
+        self.unreached.cuts.disarm()
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether torch is not as it was."""
+        others = (self.waits, self.evaluation)
+        return self.births.armed or self.unreached.cuts.armed or any(one is not None and one.armed for one in others)
+
+    def compiled(self) -> None:
+        """Compiled code is about to run, or to be made: nothing of ours may be seen by it."""
+        self._put_back()
+
+    def _put_back(self) -> None:
+        self.births.refuse()
+        self.unreached.cuts.disarm()
+        if self.waits is not None:
+            self.waits.stop()
+        if self.evaluation is not None:
+            self.evaluation.refuse()
+
+    def _arm(self) -> None:
+        if self._armed < _ARMED and self.births.arm():
+            self._armed += 1
+
+    def backward_begins(self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType) -> None:
+        if self.rests and key in self._looks:
+            return
+        self.rests = False
+        was_armed = self.births.armed
+        self.births.disarm()
+        if self._looks[key] and key not in self._wanted:
+            return
+        if len(self._looks) > _SITES or _asks_for_gradients(frame) or not _is_plain_backward():
+            return
+        if not was_armed:
+            self._wanted.add(key)
+            if any(isinstance(root, torch.Tensor) and root.grad_fn is not None for root in roots):
+                return  # next time; a loss without a graph has no births that could be missed
+        self._wanted.discard(key)
+        self._looks[key] += 1
+        self._fresh.append(LossGraph(self.births, roots, key, self._steps))
+
+    def backward_ended(self, frame: FrameType, has_optimizers: bool) -> None:
+        if self._fresh and not has_optimizers:
+            for graph in self._fresh:
+                graph.is_zero = all_zero(leaf.grad for leaf in graph.leaves())
+            self._settle(frame)
+        if self._steps == 0 or self._wanted:
+            self._arm()
+
+    def step_begins(self, optimizer: Any) -> None:
+        if self.rests and self._steps % _ASKED and id(optimizer) in self._trained and self.unreached.knows(optimizer):
+            return
+        self.rests = False
+        self.births.disarm()
+        if self._steps % _ASKED == 0 or id(optimizer) not in self._trained:
+            self._ask_for_phase(optimizer)
+        self.unreached.step_begins(optimizer)
+        if self._fresh:
+            gradients = [tensor.grad for group in optimizer.param_groups for tensor in group["params"]]
+            for graph in self._fresh:
+                if graph.is_zero is None and graph.gates():
+                    graph.is_zero = all_zero(gradients)
+
+    def _ask_for_phase(self, optimizer: Any) -> None:
+        """Look at everything again if there is another optimizer, or if other parameters are trained."""
+        tensors = (tensor for group in optimizer.param_groups for tensor in group["params"])
+        trained = {id(tensor) for tensor in tensors if tensor.requires_grad}
+        before, self._trained[id(optimizer)] = self._trained.get(id(optimizer)), len(trained)
+        thawed, self._known = trained - self._known, self._known | trained
+        if before == len(trained) or self._steps < _YOUNG or self._changes >= _PHASES:
+            return
+        self._changes += 1
+        if not self.births.refused:
+            self._wanted.update(self._looks)
+            self._looks.clear()
+            self._due.clear()
+        if not self.unreached.missing:
+            self.unreached.cuts.disarm()
+            self.unreached = Unreached()
+            self.unreached.thawed = thawed
+            self.unreached.cuts.done = self.births.refused
+
+    def step_ended(self, frame: FrameType) -> None:
+        self._steps += 1
+        if self.rests:
+            return
+        if self._fresh:
+            self._settle(frame)
+        for key in [key for key, step in self._due.items() if self._steps >= step]:
+            del self._due[key]
+            self._wanted.add(key)
+        if self._wanted:
+            self._arm()
+        self.unreached.step_ended()
+        if self.waits is not None and not self.waits.over:
+            self.waits.step_ended()
+        if self.unreached.is_due():
+            self._judge.left_out(self.unreached, frame)
+        waits = self.waits is not None and not self.waits.over
+        self.rests = not (self._wanted or self._due or self.is_armed or waits or self.unreached.is_open)
+
+    def exiting(self) -> None:
+        self.births.disarm()
+        self.unreached.cuts.disarm()
+        if self.waits is not None:
+            self.waits.stop()
+        if self.on and self.unreached.is_due(at_end=True):
+            self._judge.left_out(self.unreached, None)
+
+    def _settle(self, frame: FrameType) -> None:
+        fresh, self._fresh = self._fresh, []
+        for graph in fresh:
+            graph.read()
+            if any(node.closed for node in graph.gates()) and self._looks[graph.key] < _LOOKS:
+                if self._looks[graph.key] < _LOOKS - 1:
+                    self._wanted.add(graph.key)
+                else:
+                    self._due[graph.key] = self._steps + _REST
+        self.graphs.extend(fresh)
+        if any(graph.is_remarkable() for graph in fresh):
+            self._judge.check_up(self.graphs, frame)
+        self.graphs = [graph for graph in self.graphs if graph.key in self._wanted or graph.key in self._due]
+
+
+def _is_plain_backward() -> bool:
+    """Not inside of `torch.func`, of somebody's dispatch mode or of the capture of a CUDA graph."""
+    if not are_plain():
+        return False
+    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+def _asks_for_gradients(frame: FrameType | None) -> bool:
+    """Whether this is `autograd.grad`, which is no training step but a part of one."""
+    for _ in range(6):
+        if frame is None:
+            return False
+        if frame.f_globals.get("__name__") == "torch.autograd":
+            return frame.f_code.co_name == "grad"
+        frame = frame.f_back
+    return False
+
+
+def all_zero(gradients: Iterable[torch.Tensor | None]) -> Any:
+    """Whether there are gradients and each of them is 0 everywhere; a tensor where that would have to be waited for."""
+    found = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
+    if not found or any(
+        type(gradient) is not torch.Tensor or gradient.layout is not torch.strided for gradient in found
+    ):
+        return None
+    if all(gradient.is_cpu for gradient in found):
+        return not any(bool(gradient.any()) for gradient in found)
+    if any(gradient.is_cpu or gradient.is_meta for gradient in found):
+        return None
+    where = found[0].device
+    zero = [(gradient.amax() == 0) & (gradient.amin() == 0) for gradient in found if gradient.device == where]
+    return torch.stack(zero).all()

@@ -1,0 +1,1 @@
+"""Devices that compute asynchronously: late reads, marks, waits, the start of CUDA."""

@@ -1,0 +1,1 @@
+"""How Python code and DataLoader workers end with an exception."""

@@ -1,0 +1,227 @@
+"""How Python code ends with an exception, and the moment to look at it: its frames are still alive, its text is out.
+
+The main thread ends in `sys.excepthook`, other threads in `threading.excepthook`, children of `multiprocessing` in a
+handler of their own. The hook that was there before is always called first, so the user's traceback comes first.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import gc
+import importlib
+import multiprocessing.process
+import multiprocessing.queues
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+from torchmedic.contained import is_short
+from torchmedic.observe.failures import torn_tracebacks
+from torchmedic.observe.failures.quiet_worker_deaths import undisturbed
+from torchmedic.observe.memory import headroom
+from torchmedic.source.user_code import PACKAGE
+
+Handler = Callable[[BaseException], None]
+
+_DEMOS = os.path.join(PACKAGE, "demos") + os.sep
+
+_seen: BaseException | None = None  # of the main thread, which ends with it
+_leaving: Exception | None = None
+_lost = False  # something that was put into a queue, and that has been told
+
+
+def install(handler: Handler, child_ends: Callable[[], None], gives_up: Callable[[FrameType], None]) -> None:
+    _chain_sys_excepthook(handler)
+    _chain_threading_excepthook(handler)
+    _watch_multiprocessing(handler, child_ends)
+    _watch_torch_spawn(handler)
+    _watch_queues(handler)
+    _watch_sys_exit(gives_up)
+
+
+def look_back(handler: Handler) -> None:
+    """At exit: an exception whose hook we never saw.
+
+    Either the user put another `sys.excepthook` in its place, or caught it, and gave up from there by `sys.exit(1)`.
+    """
+    error = getattr(sys, "last_value", None) or _leaving
+    if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
+        without_our_frames(error)
+        _handle(error, handler)
+
+
+def training_goes_on() -> None:
+    """Somebody has caught the `SystemExit`: what it was about is over."""
+    global _leaving
+    _leaving = None
+
+
+def _watch_sys_exit(gives_up: Callable[[FrameType], None]) -> None:
+    """`except Exception: log it; sys.exit(1)` is as much an end by an exception as not to catch it.
+
+    Without an exception it may still be the script's way to say that it has seen a number that is not finite.
+    """
+    original = sys.exit
+
+    @functools.wraps(original)
+    def exit(status: Any = None, /) -> Any:
+        global _leaving
+        error = sys.exception()
+        if isinstance(error, Exception) and status not in (None, 0):
+            _leaving = error
+        elif error is None:
+            gives_up(sys._getframe(1))
+        original(status)
+
+    sys.exit = exit
+
+
+def _handle(error: BaseException, handler: Handler) -> None:
+    global _seen
+    if error is _seen or isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        return
+    torn_tracebacks.mend(error)
+    if threading.current_thread() is threading.main_thread():
+        _seen = error
+        handler(error)
+        return
+    handler(error)
+    # Whoever is connected to what the frames of a thread held waits until that is gone: nothing of ours may keep it.
+    gc.collect()
+
+
+def _chain_sys_excepthook(handler: Handler) -> None:
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        with undisturbed():
+            without_our_frames(error)
+            try:
+                previous(kind, error, error.__traceback__ if tb is not None else None)
+            finally:  # where there is no memory, that may fail too
+                _handle(error, handler)
+
+    sys.excepthook = excepthook
+
+
+def _chain_threading_excepthook(handler: Handler) -> None:
+    previous = threading.excepthook
+
+    def excepthook(args: Any) -> None:
+        if args.exc_value is not None:
+            without_our_frames(args.exc_value)
+        previous(args)
+        if args.exc_value is not None:
+            _handle(args.exc_value, handler)
+
+    threading.excepthook = excepthook
+
+
+def _watch_multiprocessing(handler: Handler, child_ends: Callable[[], None]) -> None:
+    """`Process._bootstrap` catches what its target raises and prints it; we look when it does."""
+    original = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]
+
+    @functools.wraps(original)
+    def _bootstrap(process: Any, *args: Any, **kwargs: Any) -> Any:
+        traceback.print_exc = _watching(traceback.print_exc, original.__code__, handler)
+        status = original(process, *args, **kwargs)
+        if status == 0:
+            child_ends()
+        return status
+
+    multiprocessing.process.BaseProcess._bootstrap = _bootstrap  # type: ignore[attr-defined]
+    work: Callable[[Any], None] = multiprocessing.process.BaseProcess.run
+
+    @functools.wraps(work)
+    def run(process: Any) -> None:
+        try:
+            work(process)
+        except MemoryError:
+            headroom.release()  # there may be no room for a single word
+            raise
+
+    multiprocessing.process.BaseProcess.run = run  # type: ignore[method-assign, assignment]
+
+
+def _watch_torch_spawn(handler: Handler) -> None:
+    """`torch.multiprocessing.spawn` catches before `Process` does, and sends the traceback to its parent as text."""
+    # `torch.multiprocessing.spawn` the attribute is the function; the module of that name is behind it.
+    spawn = importlib.import_module("torch.multiprocessing.spawn")
+    original = spawn._wrap
+
+    @functools.wraps(original)
+    def _wrap(*args: Any, **kwargs: Any) -> Any:
+        traceback.format_exc = _watching(traceback.format_exc, original.__code__, handler)
+        return original(*args, **kwargs)
+
+    # The child finds the wrapper under the same name.
+    setattr(spawn, "_wrap", _wrap)  # noqa: B010 - a name of torch's that its stubs do not know
+
+
+def _watch_queues(handler: Handler) -> None:
+    """A queue sends from a thread of its own: what finds no memory on its way is lost, and nobody else is told."""
+    original = multiprocessing.queues.Queue._on_queue_feeder_error  # type: ignore[attr-defined]
+
+    @functools.wraps(original)
+    def _on_queue_feeder_error(error: BaseException, item: Any) -> Any:
+        shown = original(error, item)
+        global _lost
+        if not _lost and (is_short(error) or os.strerror(errno.ENOSPC) in str(error)):
+            _lost = True
+            _handle(error, handler)
+        return shown
+
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(  # type: ignore[attr-defined]
+        _on_queue_feeder_error
+    )
+
+
+def _watching(show: Callable[..., Any], caller: CodeType, handler: Handler) -> Callable[..., Any]:
+    """A function that shows the current exception, and our look at that exception when one caller shows it."""
+
+    @functools.wraps(show)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        error = sys.exception()
+        if error is None or sys._getframe(1).f_code is not caller:
+            return show(*args, **kwargs)
+        without_our_frames(error)
+        try:
+            return show(*args, **kwargs)
+        finally:  # where there is no memory, that may fail too
+            _handle(error, handler)
+
+    return watched
+
+
+def without_our_frames(error: BaseException) -> None:
+    """Take the frames of our patches out of a traceback, so that it reads as it would have without us."""
+    chain: BaseException | None = error
+    for _ in range(50):
+        if chain is None:
+            return
+        chain.__traceback__ = _strip(chain.__traceback__)
+        chain = chain.__cause__ or chain.__context__
+
+
+def _strip(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and _is_ours(tb):
+        tb = tb.tb_next
+    head = tb
+    while tb is not None:
+        following = tb.tb_next
+        while following is not None and _is_ours(following):
+            following = following.tb_next
+        if following is not tb.tb_next:
+            tb.tb_next = following
+        tb = following
+    return head
+
+
+def _is_ours(tb: TracebackType) -> bool:
+    filename = tb.tb_frame.f_code.co_filename
+    return filename.startswith(PACKAGE) and not filename.startswith(_DEMOS)

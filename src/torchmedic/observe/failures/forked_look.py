@@ -1,0 +1,102 @@
+"""A look at a process from inside of it that leaves it as it was: a forked copy looks, and says what it has found.
+
+To explain takes modules and memory of its own. A process that goes on, and has hardly any memory left, would miss them:
+a worker that is about to tell of its failure must still be able to start the thread that does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+import warnings
+from collections.abc import Callable
+
+from torchmedic.observe.memory import headroom
+
+_WORK = 10.0  # seconds of CPU that a copy may take,
+_IDLE = 3.0  # seconds that it may do nothing: it may wait for a lock whose owner it has lost,
+_LONGEST = 40.0  # and seconds of the clock, on a machine on which it seldom gets a turn
+_GLANCE = 0.2  # seconds between two looks at it
+_TICKS = os.sysconf("SC_CLK_TCK")
+_MOST = 1 << 20  # bytes of an answer
+
+
+def seen_by_copy(
+    look: Callable[[], bytes], at_end: Callable[[], None] = lambda: None, longest: float = _LONGEST
+) -> bytes:
+    """What a function gives in a forked copy of this process; nothing where that cannot be had.
+
+    Args:
+        look: Called with the soft limits of memory lifted.
+        at_end: Called in the copy, before it goes.
+        longest: Seconds to wait for the answer, at most.
+    """
+    sizes = headroom.sizes()
+    reading, writing = os.pipe()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of threads, which the copy has not
+            child = os.fork()
+    except OSError:
+        os.close(reading)
+        os.close(writing)
+        return b""
+    if child == 0:
+        _be_copy(look, at_end, writing, sizes)
+    os.close(writing)
+    try:
+        return _answer(reading, child, min(longest, _LONGEST))
+    finally:
+        os.close(reading)
+        _end(child)
+
+
+def _be_copy(look: Callable[[], bytes], at_end: Callable[[], None], writing: int, sizes: dict[str, int]) -> None:
+    try:
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # if the kernel must kill somebody for memory, then the copy
+        with headroom.headroom(sizes):
+            found = look()
+            while found:
+                found = found[os.write(writing, found) :]
+            at_end()
+    finally:
+        os._exit(0)
+
+
+def _answer(reading: int, child: int, longest: float) -> bytes:
+    found, began, worked = b"", time.monotonic(), 0.0
+    stirred = began  # when it was last seen at work
+    while len(found) < _MOST:
+        if select.select([reading], [], [], _GLANCE)[0]:
+            part = os.read(reading, 1 << 16)
+            if not part:
+                return found
+            found += part
+            continue
+        now, (runs, work) = time.monotonic(), _at_work(child)
+        if runs or work > worked:
+            stirred, worked = now, work
+        if work > _WORK or now - stirred > _IDLE or now - began > longest:
+            break
+    return b""
+
+
+def _at_work(child: int) -> tuple[bool, float]:
+    """Whether a process runs or would if it could, and the seconds of CPU that it has had."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{child}/stat", "rb", buffering=0) as file:
+        words = file.read(1024).rpartition(b")")[2].split()
+        return words[0] == b"R", (int(words[11]) + int(words[12])) / _TICKS
+    return False, 0.0
+
+
+def _end(child: int) -> None:
+    """It has said all, or takes too long."""
+    try:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    except (ProcessLookupError, ChildProcessError):
+        return  # somebody else has waited for it

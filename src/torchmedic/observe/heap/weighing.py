@@ -1,0 +1,243 @@
+"""What the items of one container are: tensors or not, with a graph or without, and about how many bytes.
+
+Only a few items are looked at, the first and the last ones; a container may be long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import partial
+from types import AsyncGeneratorType, BuiltinMethodType, CoroutineType, FunctionType, GeneratorType
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.observe.heap.containers import CONTAINERS, item, length, pairs, values
+from torchmedic.observe.heap.graph_age import node_of
+from torchmedic.observe.heap.object_parts import module_of, parts, slots_of
+from torchmedic.source.user_variables import locals_of
+
+_MOST = 400  # objects of one item
+_WIDE = 64  # parts of one object that are looked at
+_FEW = 8  # and of a long list
+_OWN = 16  # storages of one item that its neighbours are asked for
+_NEAR = 128  # such neighbours on each side
+_OPEN = ("torch.utils.data", "torch.distributions", "torch.optim")  # of torch, whose objects hold tensors of the user
+_PUT_OFF = (FunctionType, partial, GeneratorType, CoroutineType, AsyncGeneratorType)  # what will run some time
+_SIZED = frozenset({int, float, str, bytes, bytearray, list, dict, tuple, set, frozenset})
+
+
+class Weight(NamedTuple):
+    """Of one item, as the mean of those that were looked at. `graphs` counts tensors that have one.
+
+    `witness` is the first thing of the first item, weakly where that is possible: while it stays, nobody has emptied
+    the container. `kinds` are the types of the items.
+    """
+
+    tensors: float
+    graphs: float
+    host: float
+    device: float
+    witness: Any
+    kinds: frozenset[str]
+    is_scalar: bool = False  # each item is one tensor of one element
+    of_modules: bool = False  # each item is a module
+
+    def has_witness(self, other: Weight) -> bool:
+        """Whether the first item is still the one that it was at another time."""
+        mine, its = _here(self.witness), _here(other.witness)
+        return mine is not None and mine is its if not isinstance(mine, int) else mine == its
+
+    def may_follow(self, other: Weight) -> bool:
+        """Whether nobody has emptied it since: what was first is first, or lives on at another place, as in a heap."""
+        lives = isinstance(other.witness, weakref.ref) and other.witness() is not None
+        return lives or self.has_witness(other)
+
+
+def _here(witness: Any) -> Any:
+    return witness() if isinstance(witness, weakref.ref) else witness
+
+
+def weigh(container: Any) -> Weight | None:
+    """The items of a list, dict, set or deque; None where there are none."""
+    items = _samples(container) if isinstance(container, CONTAINERS) else []
+    if not items:
+        return None
+    weighed = [_Item(each) for each in items]
+    for index, each in zip(_places(container), weighed, strict=False):
+        each.divide(container, index)
+    count = len(weighed)
+    return Weight(
+        tensors=sum(each.tensors for each in weighed) / count,
+        graphs=sum(each.graphs for each in weighed) / count,
+        host=sum(each.host for each in weighed) / count,
+        device=sum(each.device for each in weighed) / count,
+        witness=weighed[0].witness,
+        kinds=frozenset(type(each).__name__ for each in items),
+        is_scalar=all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in items),
+        of_modules=all(isinstance(each, torch.nn.Module) for each in items),
+    )
+
+
+def tensors_of(container: Any, *, first: bool = False) -> list[torch.Tensor]:
+    """Those of the last item but one, which is complete, or of the first."""
+    items = _samples(container) if isinstance(container, CONTAINERS) else [container]
+    found: list[torch.Tensor] = []
+    for each in items[:1] if first else items[-1:]:
+        _Item(each, found)
+    return found
+
+
+def _samples(container: Any) -> list[Any]:
+    count = length(container)
+    if not count:
+        return []
+    if isinstance(container, dict | set):
+        return [part for _, part in pairs(container, 1)]
+    return [item(container, index) for index in _places(container)]
+
+
+def _places(container: Any) -> list[int]:
+    """Where to look into a list. Not at the very last: it may be of this moment, with more to come."""
+    count = length(container)
+    return sorted({0, count // 2, max(0, count - 2)}) if isinstance(container, list | deque) else []
+
+
+def _beside(container: Any, index: int, way: int) -> Iterator[Any]:
+    for distance in range(1, _NEAR):
+        at = index + way * distance
+        if not 0 <= at < length(container):
+            return
+        yield item(container, at)
+
+
+class _Item:
+    """One item and all that hangs on it."""
+
+    def __init__(self, whole: Any, found: list[torch.Tensor] | None = None) -> None:
+        self._found = found  # where to put the tensors
+        self.tensors = self.graphs = self.host = self.device = 0.0
+        self._share = 1.0
+        self.witness: Any = None
+        self._seen: set[int] = set()
+        self.storages: dict[int, tuple[float, bool]] = {}  # bytes, and whether they are of the host
+        pending: deque[tuple[Any, float]] = deque([(whole, 1.0)])
+        while pending and len(self._seen) < _MOST:
+            part, share = pending.popleft()
+            if id(part) not in self._seen:
+                self._seen.add(id(part))
+                self._share = share  # how many alike it stands for
+                parts, times = self._look(part)
+                pending.extend((each, share * times) for each in parts)
+        if self.witness is None:
+            self.witness = id(whole)
+
+    def divide(self, container: Any, index: int) -> None:
+        """Count a storage in parts, where items beside this one have it too: rows of a batch, the next state."""
+        if not 0 < len(self.storages) <= _OWN:
+            return
+        owners = dict.fromkeys(self.storages, 1)
+        for way in (-1, 1):
+            left = _MOST
+            for each in _beside(container, index, way):
+                other = _Item(each)
+                left -= len(other._seen)
+                common = other.storages.keys() & owners.keys()
+                if not common or left <= 0:
+                    break
+                for storage in common:
+                    owners[storage] += 1
+        for storage, count in owners.items():
+            nbytes, on_host = self.storages[storage]
+            if on_host:
+                self.host -= nbytes - nbytes / count
+            else:
+                self.device -= nbytes - nbytes / count
+
+    def _look(self, part: Any) -> tuple[Iterable[Any], float]:
+        """Weigh one object itself; its parts, and how many alike each of them stands for."""
+        kind = type(part)
+        if issubclass(kind, torch.Tensor):
+            self._tensor(part)
+            return (), 1.0
+        if kind in _SIZED:
+            self.host += sys.getsizeof(part) * self._share
+        if kind.__name__ == "ndarray" and str(getattr(kind, "__module__", "")) == "numpy":
+            self.host += part.nbytes * self._share
+            self._witness(part)
+        elif isinstance(part, list | tuple | deque):
+            return self._of_sequence(part)
+        elif isinstance(part, dict):
+            return values(part, _WIDE), 1.0
+        elif isinstance(part, BaseException):
+            return self._of_exception(part), 1.0
+        elif isinstance(part, torch.nn.Module):
+            self._witness(part)
+            return [*part.parameters(), *part.buffers()], 1.0
+        elif isinstance(part, BuiltinMethodType):  # `loss.item`, to be called later
+            return ([part.__self__] if isinstance(part.__self__, torch.Tensor) else []), 1.0
+        elif isinstance(part, _PUT_OFF):
+            self._witness(part)
+            held = [each.item for each in parts(part, kind)][:_WIDE]
+            return [each for each in held if isinstance(each, (torch.Tensor, *CONTAINERS, tuple))], 1.0
+        else:
+            return self._of_object(part, kind), 1.0
+        return (), 1.0
+
+    def _of_object(self, part: Any, kind: type) -> list[Any]:
+        if hasattr(kind, "next_functions"):  # a node of a graph, or the context of a function, which is one
+            self.graphs += self._share
+        module = module_of(kind)
+        if module == "_asyncio":  # a task or future, which is written in C
+            return [getattr(part, "_result", None), getattr(part, "_coro", None)]
+        if module.startswith("torch.") and not module.startswith(_OPEN):
+            return []
+        attributes = object.__getattribute__(part, "__dict__") if kind.__dictoffset__ else {}
+        slots = [each for owner in kind.__mro__ if "__slots__" in owner.__dict__ for each in slots_of(owner)]
+        if type(attributes) is not dict or not (attributes or slots):
+            return []
+        self._witness(part)
+        return [*list(attributes.values())[:_WIDE], *(getattr(part, name, None) for name in slots)]
+
+    def _of_sequence(self, part: Any) -> tuple[Iterable[Any], float]:
+        count = length(part)
+        if count and all(type(item(part, index)) in (int, float) for index in (0, count // 2, -1)):
+            self.host += 24 * count * self._share
+            return (), 1.0
+        if count <= 2 * _FEW:
+            return [each for _, each in pairs(part, count)], 1.0
+        return [item(part, index * (count - 1) // (_FEW - 1)) for index in range(_FEW)], count / _FEW
+
+    def _of_exception(self, error: BaseException) -> list[Any]:
+        found: list[Any] = []
+        traceback = error.__traceback__
+        while traceback is not None and len(found) < _WIDE:
+            found += [value for _, value in locals_of(traceback.tb_frame)]
+            traceback = traceback.tb_next
+        self._witness(error)
+        return found
+
+    def _tensor(self, tensor: torch.Tensor) -> None:
+        if self._found is not None:
+            self._found.append(tensor)
+        self.tensors += self._share
+        self.graphs += self._share * (node_of(tensor) is not None)
+        self._witness(tensor)
+        if tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.storages:
+                nbytes, on_host = storage.nbytes() * self._share, tensor.device.type == "cpu"
+                self.storages[storage._cdata] = (nbytes, on_host)
+                if on_host:
+                    self.host += nbytes
+                else:
+                    self.device += nbytes
+
+    def _witness(self, thing: Any) -> None:
+        if self.witness is None:
+            with contextlib.suppress(TypeError):
+                self.witness = weakref.ref(thing)

@@ -1,0 +1,131 @@
+"""What grows inside of a DataLoader worker: a data set that collects what it has read, a cache that has no end.
+
+A worker has memory of its own, so that nobody sees from outside who holds it. The first worker of a loader looks from
+inside, after some of its batches, and only at the data set and what functions and modules of the user's hold: every
+object that a forked process looks at costs it a copy of a page.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+from torchmedic.contained import contained
+from torchmedic.observe.heap.growth_watch import LeakWatch
+from torchmedic.observe.heap.walk import Held
+from torchmedic.observe.memory.memory_series import most_memory
+from torchmedic.observe.memory.usage import resident_bytes
+from torchmedic.observe.step.events import Events
+from torchmedic.runfolder import layout
+from torchmedic.source.user_variables import locals_of
+
+_OBJECTS = 1500  # of one walk
+_SHORT = 0.5  # of all memory, taken by all workers together
+_MORE = 1.1
+_WORTH = 32 << 20  # bytes that are worth to be explained
+_PAUSE = 3.0  # seconds between two words on who holds it
+
+
+class WorkerAgent:
+    """As much of an agent as the rules about growth ask for: it has no black box, and a folder only if it must."""
+
+    def __init__(self, run: Path, rank: int, worker: int, workers: int) -> None:
+        self.run = run
+        self.rank = rank
+        self.worker = worker
+        self.workers = workers
+        self.folder: Path | None = None
+        self.events: Events | None = None
+        self.batches = 0
+
+    @property
+    def clock(self) -> WorkerAgent:
+        """Batches are the steps of a worker."""
+        return self
+
+    @property
+    def step(self) -> int:
+        return self.batches
+
+    def open(self) -> None:
+        if self.folder is None:
+            self.folder = layout.claim_worker_folder(self.run, self.rank)
+            self.events = Events(self.folder)
+            self.events.write("start", pid=os.getpid(), worker=self.worker)
+
+
+class WorkerLeaks:
+    """Counts the batches of one worker and looks now and then. `later` are the stages that judge and explain."""
+
+    def __init__(self, agent: WorkerAgent, judge: Callable[[], Any], later: Callable[[], Any], *, ends: bool) -> None:
+        self._agent = agent
+        self._judge = judge
+        self._later = later
+        self._ends = ends  # whether a pass over the data has an end, at which a cache would have all of it
+        self._most = most_memory()
+        self._due = 0.0
+        self._at_start = resident_bytes()  # nearly all of it is shared with the process that it was forked from
+        self._pressed = 0
+        self.watch = LeakWatch(self._ask, self._tell, lambda: agent.batches, most=_OBJECTS)
+        self.watch.start()
+
+    def begin(self, data: Any, collate: Any, frame: FrameType) -> None:
+        self.watch.watch_data(data)
+        self.watch.watch_data(collate)
+        self.next_pass(frame)
+
+    def next_pass(self, frame: FrameType) -> None:
+        self.watch.mark("pass of a worker" if self._ends else "stream of a worker", frame)
+
+    @contained("observe.leaks")
+    def sent(self, what: Any, frame: FrameType) -> None:
+        """A batch has been sent off, or the word that a new pass begins."""
+        if type(what).__name__ == "_ResumeIteration":
+            self.next_pass(frame)
+            return
+        agent, watch = self._agent, self.watch
+        agent.batches += 1
+        now = perf_counter()
+        if now >= self._due:
+            self._due = now + _PAUSE
+            own = resident_bytes() - self._at_start
+            if own * agent.workers > _SHORT * self._most and own > _MORE * self._pressed:
+                self._pressed = own
+                watch.press()
+        if agent.batches >= watch.due:
+            watch.stepped(agent.batches, frame)
+
+    def _ask(self, watch: LeakWatch, frame: FrameType) -> None:
+        grown = (each for each in self._judge().growths(watch) if each.what != "data" or each.bytes_held >= _WORTH)
+        found = [growth for growth in grown if watch.wants_to_know(growth)]
+        if found:  # to explain it takes a moment and some memory
+            self._later().growing(found, watch.looks, frame, self._agent)
+
+    def _tell(self, holders: list[tuple[Held, int]]) -> None:
+        self._later().holding(holders, self._agent)
+
+
+@contained("observe.worker")
+def start(frame: FrameType, run: Path, rank: int, judge: Callable[[], Any], later: Callable[[], Any]) -> None:
+    """Called as a worker begins, with the frame of its loop."""
+    known = dict(locals_of(frame))
+    if known.get("worker_id") != 0 or not layout.wants_checkup(run):
+        return
+    data, queue = known["dataset"], known["data_queue"]
+    agent = WorkerAgent(run, rank, known["worker_id"], int(known["num_workers"]))
+    leaks = WorkerLeaks(agent, judge, later, ends=hasattr(data, "__len__"))
+    leaks.begin(data, known.get("collate_fn"), frame)
+    original = queue.put
+
+    @functools.wraps(original)
+    def put(sent: Any, *args: Any, **kwargs: Any) -> None:
+        original(sent, *args, **kwargs)
+        leaks.sent(sent[0] if isinstance(sent, tuple) and sent else sent, sys._getframe(1))
+
+    queue.put = put

@@ -1,0 +1,60 @@
+"""Which steps are watched in full: all of them, unless they are many and very short.
+
+A step of a small model takes a millisecond or two, most of it spent on launching kernels; to note everything that a
+replay might want would be felt there. After some hundred such steps only one in 64 is noted in full. In the others the
+batch and the loss are kept, and on the CPU the gradients are looked at as ever; only the random state and the variables
+that a step starts from are not known, so that nobody puts back stale ones. On a device that is read late, the losses of
+these steps are read together: what is bad is noticed some dozen steps later, and traced to its own step all the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchmedic.observe.failures import exceptions
+from torchmedic.observe.numbers.finite_watch import FiniteWatch
+from torchmedic.observe.step.batches import Batches
+from torchmedic.observe.step.clock import Clock
+from torchmedic.observe.step.step_notes import StepNotes
+
+_SHORT = 0.005  # seconds
+_STILL_SHORT = 0.01  # for a run that is known to be of this kind: a busy machine makes no other one of it
+_KNOWN = 300  # steps after which a run is known to be of this kind
+_FULL = 64  # one in so many
+
+
+class Economy:
+    """What is done in a step that is not noted in full."""
+
+    def __init__(self, clock: Clock, batches: Batches, notes: StepNotes, finite: FiniteWatch) -> None:
+        self._clock = clock
+        self._batches = batches
+        self._notes = notes
+        self._finite = finite
+        self._most = _SHORT
+
+    def applies(self) -> bool:
+        """Whether the coming step is one of those."""
+        clock = self._clock
+        if clock.step <= _KNOWN:
+            return False
+        if clock.step % _FULL == 0:
+            self._most = _STILL_SHORT if clock.usual_step < self._most else _SHORT
+            return False
+        return clock.usual_step < self._most
+
+    def begin(self) -> None:
+        self._notes.forget()
+
+    def data_requested(self, iterator: Any) -> None:
+        self._clock.data_requested()
+        self._batches.requested(iterator)
+
+    def data_arrived(self, iterator: Any, batch: Any) -> None:
+        self._batches.taken(iterator)
+        self._batches.arrived(batch, direct=self._batches.is_direct)
+
+    def backward_begins(self, roots: Any) -> None:
+        exceptions.training_goes_on()
+        if self._finite.on:
+            self._finite.thin_backward_begins(roots, self._clock.step)

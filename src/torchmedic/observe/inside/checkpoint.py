@@ -1,0 +1,81 @@
+"""Save the weights of a process that hangs, where they are known to be whole.
+
+They are if no update is under way, the device has nothing left to do, and the thread that trains does not move: then
+nobody can write to them while they are read.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchmedic.observe.inside import device
+from torchmedic.observe.step.clock import OPTIMIZER
+from torchmedic.records.stall import Saved
+from torchmedic.runfolder.files import write_atomically
+
+
+def saved(agent: Any) -> Saved:
+    pid = os.getpid()
+    refusal = _refusal(agent)
+    if refusal:
+        return Saved(pid=pid, refused=refusal)
+    models = _models(agent)
+    path = agent.run / f"checkpoint-{pid}-step{agent.clock.step}.pt"
+    try:
+        _write(path, models, agent)
+    except Exception as error:
+        return Saved(pid=pid, refused=f"it could not be written: {type(error).__name__}: {error}")
+    return Saved(pid=pid, path=str(path))
+
+
+def _refusal(agent: Any) -> str:
+    """Why it cannot be known that the weights are whole; empty if they are."""
+    if agent.clock.phase == OPTIMIZER:
+        return "an update of the weights is under way"
+    if device.state().get("device_busy"):
+        return "the device is still at work"
+    if not agent.clock.optimizers:
+        return "nothing is being trained yet"
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(os.path.join("torch", "optim", "optimizer.py")):
+            return "an update of the weights is under way"
+        frame = frame.f_back
+    return ""
+
+
+def _write(path: Path, models: list[torch.nn.Module], agent: Any) -> None:
+    buffer = io.BytesIO()
+    state = {
+        "step": agent.clock.step,
+        "models": {f"{index}:{type(module).__name__}": module.state_dict() for index, module in enumerate(models)},
+        "optimizers": [optimizer.state_dict() for optimizer in agent.clock.optimizers],
+    }
+    torch.save(state, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def _models(agent: Any) -> list[torch.nn.Module]:
+    """The outermost modules that hold what the optimizers train."""
+    trained = {
+        id(parameter)
+        for optimizer in agent.clock.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    found = [
+        module
+        for module in gc.get_objects()
+        if issubclass(type(module), torch.nn.Module)
+        and any(id(parameter) in trained for parameter in module.parameters())
+    ]
+    inner = {id(child) for module in found for child in module.modules() if child is not module}
+    return [module for module in found if id(module) not in inner]

@@ -1,0 +1,300 @@
+"""What the user's loop does, event by event, while it is young: the ledger behind all rules about silent mistakes.
+
+Everything is noted for the first steps, which is enough for accumulation cycles and the end of a short epoch, and again
+for some steps after a change: another optimizer, the first validation, a model that changes its mode. In between the
+ledger sleeps and costs one comparison a step. It holds numbers, places and weak references, never the user's tensors,
+and reads no value of a device that would have to be waited for.
+
+Whether gradients were cleared is not told by who was called but by a *witness*: two parameters of each optimizer, whose
+`.grad` is looked at before and after every event. So `p.grad = None` by hand is seen as well as `zero_grad()`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils.data import SequentialSampler
+
+from torchmedic.contained import contained
+from torchmedic.observe.device.device_waits import Waited
+from torchmedic.observe.loop.evaluation import Evaluation
+from torchmedic.observe.loop.events import Event, Fetched, Watched, are_numbers, is_mean, rates
+from torchmedic.observe.loop.graph_growth import Growth
+from torchmedic.observe.loop.numbering import Numbering, Sites
+from torchmedic.observe.loop.reach import Reach
+from torchmedic.source.spots import NOWHERE, Place
+from torchmedic.source.user_code import user_frame
+
+_FIRST = 64  # steps that are noted when training begins
+_AGAIN = 24  # and after a change
+_WAKES = 4  # changes that are looked at
+_MOST = 4000  # events that are kept
+_LOOKS = frozenset({6, 12, 24, 40})  # steps since it woke at which the evidence is looked at
+_EMPTIED = 12  # calls of `empty_cache` that are timed
+_IDLE = 64  # batches and forward passes in a row, as of a validation, that are noted
+_NORMS = 24  # steps in which the witness is also measured, on the CPU
+
+
+class Habits(Numbering):
+    """The ledger. Fed by the hooks; `look` is called when there is enough of it to be judged."""
+
+    def __init__(self, look: Callable[[Habits], None], prepare: Callable[[], object]) -> None:
+        super().__init__()
+        self._look = look
+        self._prepare = prepare  # to look: done before training begins, as it takes some milliseconds
+        self.listening = False  # until it is switched on
+        self.awake = False
+        self.mode: tuple[bool, bool] | None = None  # of the last root module: training, gradients
+        self.events: list[Event] = []
+        self.optimizers: dict[int, Watched] = {}
+        self.reach = Reach()
+        self.growth = Growth()
+        self.evaluation = Evaluation()
+        self.waited: list[Waited] = []  # lines that wait for the device in every step
+        self.steps = 0  # of any optimizer
+        self.wants_norms = False  # also where they must be waited for: something is suspected
+        self._woke = 0
+        self._last = _FIRST
+        self._wakes = 0
+        self._backwards = 0
+        self._stepping = False
+        self._emptied = 0  # times that the user has emptied the cache of the device
+        self._emptying = (0.0, 0.0)
+        self._where = Sites().where
+        self._idle = 0  # batches and forward passes since anything else happened
+
+    def start(self) -> None:
+        self.listening = self.awake = True
+
+    def stop(self) -> None:
+        """For good."""
+        self.listening = self.awake = False
+        self.evaluation.refuse()
+        self.events.clear()
+
+    def reset(self) -> None:
+        """In a forked child, whose loop is another one."""
+        self.events.clear()
+        self.steps = self._woke = 0
+
+    def wake(self) -> None:
+        """Something has changed: note the next steps."""
+        if not self.listening or self.awake or self._wakes >= _WAKES:
+            return
+        self._wakes += 1
+        self.listening = self._wakes < _WAKES
+        self.awake = True
+        self._woke, self._last = self.steps, _AGAIN
+        self._backwards = 0
+        self._add("gap", 0, None)
+
+    def _sleep(self) -> None:
+        self.judge()
+        self.awake = False
+
+    @contained("observe.habits")
+    def judge(self) -> None:
+        self.evaluation.disarm()
+        if self.events:
+            self._look(self)
+
+    def waits_measured(self, found: list[Waited]) -> None:
+        self.waited += found
+        self.judge()
+
+    def lost_ratio(self, number: int) -> tuple[float, float] | None:
+        """Norms of the gradients that an update used, and of all that there were before some were cleared."""
+        watched = self.optimizers.get(number)
+        return watched.thrown_away.norms() if watched is not None else None
+
+    # Events
+
+    def _add(self, kind: str, who: int, frame: FrameType | None, fact: Any = None) -> None:
+        if self.evaluation.armed:
+            self.evaluation.disarm()
+        if kind not in ("forward", "fetch"):
+            self._idle = 0
+        elif self._idle >= _IDLE:
+            return
+        else:
+            self._idle += 1
+        site, place = self._where(frame) if frame is not None else (0, NOWHERE)
+        states = {
+            watched.number: watched.witness.look()
+            for watched in self.optimizers.values()
+            if watched.witness is not None
+        }
+        self.events.append(Event(kind, who, site, place, states, self.steps, fact))
+        if len(self.events) >= _MOST:
+            self.listening = False
+            self._sleep()
+
+    @contained("observe.habits")
+    def optimizer_built(self, optimizer: Any, frame: FrameType | None) -> None:
+        if not self.listening and not self.awake:
+            return
+        if not self.optimizers:
+            self._prepare()
+        self.wake()
+        user = user_frame(frame)
+        built = Place(user.f_code.co_filename, user.f_lineno) if user is not None else None
+        number = self.number(optimizer)
+        self.optimizers[number] = Watched(optimizer, number, built)
+        for dead in [key for key, watched in self.optimizers.items() if watched.optimizer is None]:
+            del self.optimizers[dead]
+
+    def _watched(self, optimizer: Any) -> Watched:
+        number = self.number(optimizer)
+        found = self.optimizers.get(number)
+        if found is None:
+            found = self.optimizers[number] = Watched(optimizer, number, None)
+        return found
+
+    @contained("observe.habits")
+    def zero_begins(self, owner: Any, frame: FrameType) -> None:
+        self._add("zero", self.number(owner), frame)
+        for watched in self.optimizers.values():
+            optimizer = watched.optimizer
+            if optimizer is not None and (optimizer is owner or isinstance(owner, torch.nn.Module)):
+                watched.thrown_away.clearing(optimizer)
+
+    @contained("observe.habits")
+    def zero_ended(self, owner: Any) -> None:
+        self._add("zero done", self.number(owner), None)
+
+    @contained("observe.habits")
+    def backward_begins(self, roots: Any, frame: FrameType) -> None:
+        self._backwards += 1
+        if 2 <= self._backwards <= 5:
+            self.reach.walk(roots, self.steps)
+        norms = {}
+        if self.steps - self._woke < _NORMS:
+            for number, watched in self.optimizers.items():
+                # What was cleared before everybody's eyes need not be measured.
+                if watched.is_used_gradient():
+                    norms[number] = watched.norm(wait=self.wants_norms)
+        means = bool(roots) and all(isinstance(root, torch.Tensor) and is_mean(root.grad_fn) for root in roots)
+        self._add("backward", 0, frame, (self._stepping, norms, means))
+        if not self.growth.over and self.events:
+            self.growth.backward_begins(roots, self.steps or self._backwards, self.events[-1].place)
+
+    @contained("observe.habits")
+    def backward_ended(self) -> None:
+        for watched in self.optimizers.values():
+            if watched.witness is None:
+                watched.find_witness()
+            watched.thrown_away.backward()
+        self._add("backward done", 0, None, self._stepping)
+        if not self.optimizers and not self.growth.over:  # weights are updated by hand, once per backward or not
+            self.growth.step_ended(sys._getframe(1))
+            if self._backwards == _AGAIN:
+                self.judge()
+
+    @contained("observe.habits")
+    def step_begins(self, optimizer: Any, frame: FrameType) -> None:
+        watched = self._watched(optimizer)
+        watched.thrown_away.step(optimizer)
+        groups = optimizer.param_groups
+        has_gradient = any(tensor.grad is not None for group in groups for tensor in group["params"])
+        self._stepping = True
+        self._add("step", watched.number, frame, (has_gradient, rates(optimizer)))
+
+    @contained("observe.habits")
+    def step_ended(self, optimizer: Any, *, stepped: bool) -> None:
+        self._stepping = False
+        watched = self._watched(optimizer)
+        self._add("step done" if stepped else "step skipped", watched.number, None)
+        watched.used = self.events[-1].states.get(watched.number) if self.events else None
+        self.steps += 1
+        if not self.growth.over:
+            self.growth.step_ended(sys._getframe(1))
+        since = self.steps - self._woke
+        if since >= self._last:
+            self._sleep()
+        elif since in _LOOKS:
+            self.judge()
+
+    @contained("observe.habits")
+    def clip_begins(self, bound: Any, frame: FrameType) -> None:
+        self._add("clip", 0, frame, float(bound) if isinstance(bound, float | int) else None)
+
+    @contained("observe.habits")
+    def clip_ended(self) -> None:
+        self._add("clip done", 0, None)
+
+    @contained("observe.habits")
+    def unscale_begins(self, optimizer: Any, frame: FrameType) -> None:
+        self._add("unscale", self.number(optimizer), frame)
+
+    @contained("observe.habits")
+    def unscale_ended(self, optimizer: Any) -> None:
+        self._add("unscale done", self.number(optimizer), None)
+
+    @contained("observe.habits")
+    def scaler_steps(self, optimizer: Any, frame: FrameType) -> None:
+        self._add("scaler step", self.number(optimizer), frame)
+
+    @contained("observe.habits")
+    def cache_emptying(self, frame: FrameType) -> None:
+        """The user gives cached memory back to the driver. What is measured is not how long the device was busy."""
+        self._emptied += 1
+        if self._emptied <= _EMPTIED and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+        began = perf_counter()
+        self._add("empty cache", 0, frame)
+        self._emptying = (began, perf_counter())
+
+    @contained("observe.habits")
+    def cache_emptied(self) -> None:
+        began, called = self._emptying
+        if self._emptied <= _EMPTIED:
+            self._add("cache emptied", 0, None, (began, perf_counter() - called))
+
+    @contained("observe.habits")
+    def scaled(self, scaler: Any) -> None:
+        if scaler.is_enabled():
+            self._add("scale", self.number(scaler), None, float(getattr(scaler, "_init_scale", 0.0)))
+
+    @contained("observe.habits")
+    def scheduled(self, scheduler: Any, frame: FrameType, *, explicit: bool) -> None:
+        optimizer = getattr(scheduler, "optimizer", None)
+        whose = self.number(optimizer) if optimizer is not None else 0
+        lr = rates(optimizer) if optimizer is not None else ()
+        self._add("schedule", self.number(scheduler), frame, (whose, explicit, lr))
+
+    @contained("observe.habits")
+    def forward(self, module: torch.nn.Module, frame: FrameType | None) -> None:
+        mode = (module.training, torch.is_grad_enabled())
+        if not self.awake:
+            self.wake()
+        self.mode = mode
+        if self.awake:
+            self._add("forward", self.number(module), frame, mode)
+            self.evaluation.forward(module)
+
+    @contained("observe.habits")
+    def evaluated(self, module: torch.nn.Module, frame: FrameType) -> None:
+        if not self.awake:
+            self.wake()
+        if self.awake:
+            self._add("eval", self.number(module), frame)
+
+    @contained("observe.habits")
+    def fetched(self, iterator: Any, indices: Any, frame: FrameType, *, direct: bool) -> None:
+        dataset = getattr(iterator, "_dataset", None)
+        position = getattr(iterator, "_num_yielded", 0)
+        known = hash(tuple(indices)) if isinstance(indices, list | tuple) and are_numbers(indices) else None
+        length = in_order = None
+        workers = getattr(iterator, "_num_workers", 0) if getattr(iterator, "_worker_init_fn", None) is None else 0
+        if known is not None and position <= 1:
+            sampler = iterator._index_sampler
+            length = len(sampler)
+            if type(getattr(sampler, "sampler", None)) is SequentialSampler:
+                in_order = getattr(sampler, "batch_size", None)
+        whose = self.number(dataset) if dataset is not None else 0
+        self._add("fetch", whose, frame, Fetched(position, known, whose, length, in_order, workers, direct))

@@ -1,0 +1,67 @@
+"""Numbers for the things and places of a loop, which the ledger keeps instead of the things themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from types import CodeType, FrameType
+from typing import Any
+
+from torchmedic.source.spots import NOWHERE, Place
+from torchmedic.source.user_code import outside_torch, user_frame
+
+
+class Numbering:
+    """Numbers of objects; holds none of them alive."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._objects: dict[int, Any] = {}  # weak references, by number
+        self._count = 0
+
+    def number(self, thing: Any) -> int:
+        """A number for an object, which no other object ever gets."""
+        key = id(thing)
+        found = self._numbers.get(key)
+        if found is not None:
+            return found
+        self._count += 1
+        number = self._numbers[key] = self._count
+        numbers, objects = self._numbers, self._objects
+
+        def gone(_: Any) -> None:
+            if numbers.get(key) == number:
+                del numbers[key]
+            objects.pop(number, None)
+
+        with contextlib.suppress(TypeError):  # a list, as a dataset: it gets a number, and is not found by it
+            objects[number] = weakref.ref(thing, gone)
+        return number
+
+    def thing(self, number: int) -> Any:
+        """The object of a number; None where it is gone."""
+        reference = self._objects.get(number)
+        return reference() if reference is not None else None
+
+
+class Sites:
+    """Where calls come from."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, int], tuple[int, Place, CodeType]] = {}
+
+    def where(self, frame: FrameType) -> tuple[int, Place]:
+        """Where a call comes from. To ask a frame for its line takes long, so lines of the user's are remembered."""
+        outer = outside_torch(frame)
+        if outer is None:
+            return 0, NOWHERE
+        key = (id(outer.f_code), outer.f_lasti)
+        known = self._places.get(key)
+        if known is not None:
+            return known[0], known[1]
+        user = user_frame(outer)
+        place = Place(user.f_code.co_filename, user.f_lineno) if user is not None else NOWHERE
+        site = hash(key)
+        if user is outer and len(self._places) < 256:
+            self._places[key] = (site, place, outer.f_code)  # the code is kept, so that its identity stays its own
+        return site, place

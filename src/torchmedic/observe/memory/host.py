@@ -1,0 +1,105 @@
+"""What the process holds of the host's memory, and which limits it is under; read only when something has failed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from torchmedic.observe.memory.headroom import address_limit, data_limit, sizes
+from torchmedic.settings import CGROUP_VARIABLE
+
+_PROC = Path("/proc")
+_NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as a huge number
+
+
+class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """In bytes; None where the host does not say.
+
+    Sizes of the process are those of the moment at which it failed, while a failure is looked at. `committed` is what
+    the kernel has promised to all processes, of `commit_limit`, where it promises no more than it has.
+    """
+
+    resident: int | None = None
+    address_space: int | None = None
+    address_peak: int | None = None
+    data: int | None = None
+    total: int | None = None
+    available: int | None = None
+    swap: int | None = None
+    address_limit: int | None = None
+    data_limit: int | None = None
+    cgroup_limit: int | None = None
+    committed: int | None = None
+    commit_limit: int | None = None
+
+
+def host_memory(proc: Path = _PROC, cgroups: Path | None = None) -> HostMemory:
+    """Of this process and its host."""
+    cgroups = cgroups or Path(os.environ.get(CGROUP_VARIABLE, "/sys/fs/cgroup"))
+    status = sizes() if proc == _PROC else _table(proc / "self" / "status")
+    host = _table(proc / "meminfo")
+    strict = _text(proc / "sys" / "vm" / "overcommit_memory").strip() == "2"
+    return HostMemory(
+        resident=status.get("VmRSS"),
+        address_space=status.get("VmSize"),
+        address_peak=status.get("VmPeak"),
+        data=status.get("VmData"),
+        total=host.get("MemTotal"),
+        available=host.get("MemAvailable"),
+        swap=host.get("SwapTotal"),
+        address_limit=address_limit(),
+        data_limit=data_limit(),
+        committed=host.get("Committed_AS") if strict else None,
+        commit_limit=host.get("CommitLimit") if strict else None,
+        cgroup_limit=_cgroup_limit(proc, cgroups),
+    )
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Lines such as `VmRSS:  1234 kB`."""
+    found = {}
+    for line in _text(path).splitlines():
+        name, _, rest = line.partition(":")
+        number, _, unit = rest.strip().partition(" ")
+        if unit == "kB" and number.isdigit():
+            found[name] = int(number) * 1024
+    return found
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    return ""
+
+
+def _cgroup_limit(proc: Path, cgroups: Path) -> int | None:
+    """The smallest limit of the groups that the process is in: version 2, or the memory controller of version 1."""
+    limits = []
+    with contextlib.suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            base = cgroups / "memory" if controllers else cgroups
+            name = "memory.limit_in_bytes" if controllers else "memory.max"
+            inner = base / path.lstrip("/")
+            for folder in (inner, *inner.parents):
+                with contextlib.suppress(OSError, ValueError):
+                    limits.append(int((folder / name).read_text()))
+                if folder == base:
+                    break
+    return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
+
+
+def free_space(path: str) -> tuple[int, int, int] | None:
+    """Free and total bytes, and free inodes, of the file system that holds a path or would hold it."""
+    folder = os.path.abspath(path)
+    while folder and not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    with contextlib.suppress(OSError):
+        found = os.statvfs(folder)
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, found.f_favail
+    return None

@@ -1,0 +1,79 @@
+"""What a process leaves behind that has no memory left to look at itself: a few numbers, for the parent to explain.
+
+A limit whose hard value is as low as its soft one cannot be lifted for the look. Everything here is loaded from the
+start and asks for next to nothing; a little room was set aside for it.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from torchmedic.observe.memory import headroom
+from torchmedic.observe.memory.host import HostMemory
+from torchmedic.observe.memory.limits import Setter
+from torchmedic.records import StackFrame
+from torchmedic.records.memory import HeldMemory
+from torchmedic.source.user_code import is_user_file
+
+KIND = "no-room"
+_TEXT = 500
+
+
+class NoRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception for want of memory, in a process that could not look closer. `holders` and `setter` the parent adds.
+
+    `text` is what the exception says, cut off. `lifted`: the soft limit was out of the way, and yet there was no room.
+    """
+
+    exception: str
+    text: str = ""
+    lifted: bool = False
+    step: int | None = None
+    rank: int = 0
+    at: StackFrame | None = None
+    memory: HostMemory = HostMemory()
+    asked: int | None = None
+    holders: tuple[HeldMemory, ...] = ()
+    setter: Setter | None = None
+
+
+def leave_word(error: BaseException, agent: Any) -> None:
+    """Write down what the user's exception says, and how things stand."""
+    headroom.release()
+    if agent.events is None:
+        agent.folder = None  # to open it may have been what failed
+    agent.open()
+    sizes = headroom.sizes()
+    agent.events.write("exception", symptom="out-of-memory", step=agent.clock.step, phase=agent.clock.phase_name)
+    agent.events.write(
+        KIND,
+        exception=type(error).__name__,
+        text=str(error)[:_TEXT],
+        lifted=headroom.is_lifted("RLIMIT_AS") or headroom.is_lifted("RLIMIT_DATA"),
+        step=agent.clock.step,
+        rank=agent.rank,
+        at=_user_line(error.__traceback__),
+        memory=HostMemory(
+            resident=sizes.get("VmRSS"),
+            address_space=sizes.get("VmSize"),
+            address_peak=sizes.get("VmPeak"),
+            data=sizes.get("VmData"),
+            address_limit=headroom.address_limit(),
+            data_limit=headroom.data_limit(),
+        ),
+    )
+
+
+def _user_line(tb: TracebackType | None) -> StackFrame | None:
+    found = None
+    while tb is not None:
+        if is_user_file(tb.tb_frame.f_code.co_filename):
+            found = tb
+        tb = tb.tb_next
+    if found is None:
+        return None
+    code = found.tb_frame.f_code
+    return StackFrame(file=code.co_filename, line=found.tb_lineno, function=code.co_name)

@@ -1,0 +1,1 @@
+"""Whether loss, gradients and weights are finite, without waiting for the device."""

@@ -1,0 +1,43 @@
+"""How long gradients and weights are looked at: a share of the time that training takes, and no more."""
+
+from __future__ import annotations
+
+from time import monotonic, perf_counter
+
+import torch
+
+from torchmedic.observe.numbers.finite_checks import is_bad
+
+_ALLOWANCE = 0.05  # seconds that may be spent in any case
+_SHARE = 0.002  # of the time since training began, beyond that
+REST = 16  # looks, of which one goes beyond the first tensor when the time is used up
+
+
+class TimeForLooks:
+    """Looks at tensors, all of them or some, as its time allows."""
+
+    def __init__(self) -> None:
+        self._started = monotonic()
+        self._spent = 0.0
+        self._turn = 0
+        self.was_left = True  # time, when it was last asked whether a look is due
+
+    @property
+    def is_left(self) -> bool:
+        return self._spent < _ALLOWANCE + _SHARE * (monotonic() - self._started)
+
+    def is_due(self) -> bool:
+        """Whether there is time for more than a look at the first tensor."""
+        self._turn += 1
+        self.was_left = self._spent < _ALLOWANCE + _SHARE * (monotonic() - self._started)
+        return self.was_left or self._turn % REST == 0
+
+    def any_bad(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether some of these are not finite, as far as the time for looking goes."""
+        if not tensors:
+            return False
+        started = perf_counter()
+        looked_at = tensors if self.is_left else [tensors[0], tensors[self._turn // REST % len(tensors)]]
+        bad = any(is_bad(tensor) for tensor in looked_at)
+        self._spent += perf_counter() - started
+        return bad

@@ -1,0 +1,119 @@
+"""Looks at gradients and weights: which there are, where they are, and whether they are finite."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+import torch
+
+from torchmedic.observe.device import async_devices
+
+_NODES = 2000  # of a graph that is walked to its leaves
+_SMALL_TENSOR = 1 << 14  # elements that cost about as much to look at as one
+
+
+def witness_of(optimizers: Sequence[Any]) -> tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None:
+    """A gradient that a bad loss went into: while it is there, it has not been dropped by means that are not seen."""
+    for optimizer in optimizers:
+        for tensor in with_gradient(optimizer):
+            if tensor.grad is not None:
+                return weakref.ref(tensor), weakref.ref(tensor.grad)
+    return None
+
+
+def is_there(witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None) -> bool:
+    if witness is None:
+        return False
+    tensor, gradient = witness[0](), witness[1]()
+    return tensor is not None and gradient is not None and tensor.grad is gradient
+
+
+def kind_of_device(optimizer: Any) -> str:
+    """Where the weights are; told by the first of them."""
+    for group in optimizer.param_groups:
+        if group["params"]:
+            tensor = group["params"][0]
+            return "cpu" if tensor.is_cpu else str(tensor.device.type)
+    return ""
+
+
+def may_be_read(optimizer: Any) -> bool:
+    """Whether its values can be looked at without waiting."""
+    kind = kind_of_device(optimizer)
+    return kind == "cpu" and kind not in async_devices.devices
+
+
+def all_bad(tensors: list[torch.Tensor], *, at_once: bool) -> set[int]:
+    """The identities of the tensors that are not finite.
+
+    Args:
+        tensors: With gradients, about to be updated for the first time.
+        at_once: Whether to wait for the device once and not for each of them.
+    """
+    if at_once and tensors:
+        where = tensors[0].device
+        sums = torch.stack([tensor.detach().abs().sum().to(where, torch.float64) for tensor in tensors]).tolist()
+        tensors = [tensor for tensor, total in zip(tensors, sums, strict=True) if not isfinite(total)]
+    return {id(tensor) for tensor in tensors if is_bad(tensor)}
+
+
+def first_is_bad(optimizer: Any) -> bool:
+    """The first tensor of a model is the last that backward reaches: what is bad anywhere tends to arrive there."""
+    gradient = optimizer.param_groups[0]["params"][0].grad
+    return (
+        gradient is not None
+        and gradient.layout is torch.strided
+        and 0 < gradient.numel() <= _SMALL_TENSOR
+        and is_bad(gradient)
+    )
+
+
+def with_gradient(optimizer: Any) -> list[torch.Tensor]:
+    return [
+        tensor
+        for group in optimizer.param_groups
+        for tensor in group["params"]
+        if tensor.grad is not None and tensor.grad.layout is torch.strided and tensor.numel()
+    ]
+
+
+def gradients(optimizer: Any) -> list[torch.Tensor]:
+    return [tensor.grad for tensor in with_gradient(optimizer) if tensor.grad is not None]
+
+
+def leaf_gradients(roots: Sequence[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
+    """The gradients of the leaves behind some roots on the CPU."""
+    pending = [root.grad_fn for reference in roots if (root := reference()) is not None and root.is_cpu]
+    seen: set[Any] = set()
+    found: list[torch.Tensor] = []
+    while pending and len(seen) < _NODES:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and variable.grad is not None and variable.grad.layout is torch.strided:
+            found.append(variable.grad)
+        pending.extend(later for later, _ in node.next_functions)
+    return found
+
+
+def finite_rates(optimizer: Any) -> bool:
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        if isinstance(rate, float) and not isfinite(rate):
+            return False
+    return True
+
+
+def is_bad(tensor: torch.Tensor) -> bool:
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    # One reduction: a sum is finite only if every element is. An overflow of the sum itself is looked at again.
+    total = tensor.sum().item() if tensor.numel() != 1 else tensor.item()
+    if isfinite(total if type(total) is float else abs(total)):
+        return False
+    return not bool(torch.isfinite(tensor).all().item())

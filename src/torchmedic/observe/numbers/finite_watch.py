@@ -1,0 +1,255 @@
+"""Whether the loss, the gradients and the weights are finite, asked so that nothing waits and next to nothing is spent.
+
+The losses are read by `losses`. Gradients are looked at when the optimizer is about to step, but only on the CPU: all
+of them as long as that stays within a small share of the run's time, else the first and now and then another; and so
+are the weights after the step. What a bad gradient does on a late device shows in the next loss; for that the last
+calls of backward and a copy of the weights are kept (`past`, `rewind`).
+
+A bad loss on the CPU is examined at once, while its batch is there, but nothing is said before an update is about to
+use its gradients: a script may well drop them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+
+from torchmedic.observe.device import async_devices
+from torchmedic.observe.numbers.check_budget import REST, TimeForLooks
+from torchmedic.observe.numbers.examiner import Examiner, Optimizers
+from torchmedic.observe.numbers.finite_checks import (
+    all_bad,
+    finite_rates,
+    first_is_bad,
+    gradients,
+    is_bad,
+    is_there,
+    kind_of_device,
+    leaf_gradients,
+    may_be_read,
+    with_gradient,
+    witness_of,
+)
+from torchmedic.observe.numbers.kept_steps import Past, Pasts
+from torchmedic.observe.numbers.losses import Losses
+from torchmedic.observe.numbers.weight_copies import Rewind
+
+_EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether their gradients are used
+_SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
+_SKIPPED = 25  # steps in a row that GradScaler skips at all
+
+
+class FiniteWatch:
+    """Notices the first step that is about to write NaN or infinity into the weights."""
+
+    def __init__(self, examiner: Examiner, pasts: Pasts, rewind: Rewind) -> None:
+        self._examiner = examiner
+        self._rewind = rewind
+        self.on = True
+        self._losses = Losses(pasts, examiner.mark)
+        self.scaled = self._losses.scaled
+        self.born_bad: set[int] = set()  # weights that were not finite when training began
+        self.skipped = 0  # steps in a row that GradScaler skipped
+        self.lowest_scale: float | None = None
+        self._finding: Any = None
+        self._witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None = None
+        self._examined = 0
+        self._steps = 0
+        self._skipped_bad = 0
+        self._roots: list[weakref.ref[torch.Tensor]] = []
+        self._seen: set[int] = set()  # optimizers that have stepped
+        self.wants_weights = False  # to be looked at when they have been touched
+        self._time = TimeForLooks()
+
+    # What others ask for
+
+    @property
+    def losses(self) -> Mapping[Any, deque[float]]:
+        """The last ones, by the line that calls backward."""
+        return self._losses.trends
+
+    @property
+    def last_losses(self) -> list[float]:
+        """Those of the last backward."""
+        return self._losses.last
+
+    @property
+    def last_key(self) -> Any:
+        return self._losses.key
+
+    @property
+    def bad_call(self) -> Past | None:
+        """The first with a bad loss, of those that are read late."""
+        return self._losses.bad_call
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the last loss went through a GradScaler."""
+        return self._losses.is_scaled
+
+    @property
+    def is_alarmed(self) -> bool:
+        """Whether the last loss was not finite."""
+        return self._losses.last_is_bad
+
+    # The loss
+
+    def backward_begins(self, roots: Sequence[torch.Tensor], key: Any, frame: FrameType) -> None:
+        if self._steps == 0:  # as long as there may be nobody who steps
+            self._roots = [weakref.ref(root) for root in roots if isinstance(root, torch.Tensor)]
+        self._losses.begin(roots, key, frame, self._steps)
+
+    def thin_backward_begins(self, roots: Sequence[torch.Tensor], step: int) -> None:
+        """The same in a step of which little is noted."""
+        self._losses.begin_thin(roots, step, self._steps)
+
+    def glance_at_loss(self, roots: Sequence[torch.Tensor], step: int) -> bool:
+        """The same in one of many such steps; False if there is anything unusual, which is then looked at properly."""
+        return self.on and self._losses.glance(roots, step, self._steps)
+
+    def backward_ended(self, frame: FrameType, clock: Optimizers, stepping: Any) -> None:
+        """Backward is over.
+
+        Args:
+            frame: Somewhere below the user's call.
+            clock: Knows the optimizers that there are.
+            stepping: The optimizer whose step is under way: backward was called by a closure.
+        """
+        has_optimizers = clock.optimizer_count > 0
+        if not self._losses.last_is_bad and stepping is None and has_optimizers:
+            return  # nearly always; the gradients are looked at when they are used
+        if self._losses.last_is_bad:
+            self._witness = witness_of(clock.optimizers)
+        used = stepping is not None or (self._steps == 0 and (not has_optimizers or self._losses.backwards > 2))
+        if self._losses.last_is_bad and not self._losses.is_scaled:
+            if self._finding is None and (used or self._examined < _EXAMINED_AHEAD):
+                self._examined += 1
+                self._finding = self._examiner.examine(stepping, frame, "loss", "backward")
+            if used and self._finding is not None:
+                self._publish(self._finding)
+        elif not has_optimizers and self._losses.late.are_coming:
+            self._look_back(frame)
+        elif stepping is not None and may_be_read(stepping) and self._time.any_bad(gradients(stepping)):
+            self._publish(self._examiner.examine(stepping, frame, "gradient", "backward"))
+        elif not has_optimizers and self._time.is_left and self._time.any_bad(leaf_gradients(self._roots)):
+            # Nobody will step: the loop updates its weights by hand.
+            self._publish(self._examiner.examine(None, frame, "gradient", "backward"))
+
+    def _look_back(self, frame: FrameType) -> None:
+        """Nobody will step, and the device is read late: look at the losses that have arrived by now."""
+        while (read := self._losses.late.first_arrived()) is not None:
+            self._losses.take(read)
+            if self._losses.last_is_bad:
+                self._publish(self._examiner.examine(None, frame, "loss", "backward"))
+                return
+
+    def cleared(self) -> None:
+        """The gradients of what was suspected are gone."""
+        self._losses.cleared()
+        self._finding = None
+
+    # The gradients
+
+    def step_begins(self, optimizer: Any, frame: FrameType) -> None:
+        """The weights are about to be touched: the last moment at which the step can be replayed as it was."""
+        self.wants_weights = False
+        kind = kind_of_device(optimizer)
+        is_late = kind in async_devices.devices
+        if is_late and not async_devices.devices[kind].may_work():
+            return  # a graph is being captured: this is no step yet
+        self._settle_pending(frame)
+        if not self.on:
+            return
+        if id(optimizer) not in self._seen:
+            self._seen.add(id(optimizer))
+            self.born_bad |= all_bad(with_gradient(optimizer), at_once=is_late)
+        self._steps += 1
+        self.skipped = self._skipped_bad = 0
+        suspect, finding = self._losses.bad > 0, self._finding
+        kept = self._losses.last_is_bad or is_there(self._witness)
+        self.cleared()
+        if not finite_rates(optimizer):
+            self._publish(self._examiner.examine(optimizer, frame, "rate", "step"))
+        elif suspect:
+            if kept or any(is_bad(gradient) for gradient in gradients(optimizer)):
+                self._publish(finding or self._examiner.examine(optimizer, frame, "loss", "step"))
+        elif is_late:
+            self._examiner.mark("update")
+            if self._losses.is_good:
+                self._rewind.offer(optimizer, *self._examiner.usual_step())
+        elif kind == "cpu":
+            self._look_at_gradients(optimizer, frame)
+
+    def glance_at_gradients(self, optimizer: Any, frame: FrameType) -> bool:
+        """The same in one of many short steps; False if there is anything unusual: then nothing was done yet."""
+        if id(optimizer) not in self._seen:
+            return False
+        if self._losses.late.are_held:
+            self.wants_weights = False  # nothing can be known now: the loss is kept on a late device
+        elif may_be_read(optimizer) and finite_rates(optimizer):
+            self._look_at_gradients(optimizer, frame)
+        else:
+            return False
+        self._steps += 1
+        self.skipped = 0
+        return True
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is suspected and nothing waited for."""
+        losses = self._losses
+        return self.on and not losses.bad and not losses.last_is_bad and not losses.late.are_coming
+
+    def _look_at_gradients(self, optimizer: Any, frame: FrameType) -> None:
+        is_due = self._time.is_due()
+        self.wants_weights = self._time.was_left or self._steps % REST == 0
+        if self._time.any_bad(gradients(optimizer)) if is_due else first_is_bad(optimizer):
+            self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
+
+    def step_ended(self, optimizer: Any, frame: FrameType) -> None:
+        """The weights have been touched, with gradients that were looked at."""
+        if not self.wants_weights:
+            return
+        weights = [tensor for tensor in with_gradient(optimizer) if id(tensor) not in self.born_bad]
+        if self._time.any_bad(weights):
+            self._publish(self._examiner.examine(optimizer, frame, "update", "update"))
+
+    def step_skipped(self, scaler: Any, optimizer: Any, frame: FrameType) -> None:
+        """GradScaler found infinities among the gradients and left the weights alone. Now and then that is normal."""
+        self._settle_pending(frame)
+        self.skipped += 1
+        self._skipped_bad = self._skipped_bad + 1 if self._losses.last_is_bad else 0
+        self.cleared()
+        if self._skipped_bad >= _SKIPPED_BAD:
+            self._publish(self._examiner.examine(optimizer, frame, "loss", "step"))
+        elif self.skipped >= _SKIPPED:
+            self.lowest_scale = float(scaler.get_scale())
+            self._publish(self._examiner.examine(optimizer, frame, "scale", "step"))
+
+    def _settle_pending(self, frame: FrameType) -> None:
+        """Read the losses that were copied."""
+        if not self._losses.late.are_coming:
+            return
+        try:
+            self._losses.arrived()
+        except Exception as error:
+            if not async_devices.is_device_error(error):
+                raise
+            self.device_failed(error, frame)
+
+    def device_failed(self, error: BaseException, frame: FrameType) -> None:
+        """The device is lost: say so once, and ask it for nothing more."""
+        self.on = False
+        if not async_devices.is_dead():
+            async_devices.died(self._losses.late.belongings(), self._rewind.originals())
+            self._examiner.device_died(error, frame)
+
+    def _publish(self, finding: Any) -> None:
+        self.on = False
+        if finding is not None:
+            self._examiner.publish(finding)

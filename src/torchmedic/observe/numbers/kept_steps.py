@@ -1,0 +1,248 @@
+"""The last backward calls on a device that is read late, with all that a replay of each needs.
+
+There a gradient that is not finite is noticed when the loss after it is, and that is a step later: the batch, the
+random state and the variables of the step that made it are gone from the frames by then. They are kept here as long as
+that, host memory up to a limit and device memory only where it is a small tensor.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import weakref
+from collections import deque
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from torchmedic.observe.device.async_devices import devices
+from torchmedic.observe.step.batches import Batches
+from torchmedic.observe.step.clock import Clock
+from torchmedic.observe.step.step_notes import StepNotes, device_states, line_of
+from torchmedic.source.own_locals import looks_at_locals
+from torchmedic.source.user_code import outside_torch, user_frame
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_CALLS = 17  # an accumulation over 16 batches, and one more
+_THIN_CALLS = 80  # of which only the batch is known, that may be held at a time
+_FRAMES = 60
+_POINTS = 5
+_WITH_VALUES = 3  # of those points, how many keep the variables of their frame
+_BATCHES = 64 << 20  # bytes of all batches that are kept
+_SCARCER = 4  # times as much counts what lies in shared memory
+_TINY = _BATCHES // (_SCARCER * (_CALLS + _THIN_CALLS))  # so many bytes may be kept of each, wherever they lie
+_SMALL = 1 << 18  # bytes of a tensor that is held whatever device it is on
+_NOT_DATA = (ModuleType, FunctionType, type, torch.nn.Module, Optimizer, torch.nn.Parameter)
+
+
+class Point(NamedTuple):
+    """Where a frame was at a backward call, and what its variables held."""
+
+    code: CodeType
+    lasti: int
+    forward_lasti: int | None
+    values: dict[str, Any]  # as `kept` gives them
+
+
+class Past:
+    """One backward call. What `StepNotes` knows of a step has the same names here."""
+
+    __slots__ = (
+        *("step", "update", "loss", "points", "batch", "batch_bytes", "origin", "is_thin"),
+        *("rng", "device_marks", "grad_enabled", "autocast", "carried", "carried_frame", "sequence_number"),
+    )
+
+    def __init__(self, notes: StepNotes, batches: Batches, step: int, update: int) -> None:
+        self.step = step
+        self.update = update  # how many updates of any optimizer came before it
+        self.loss: float | None = None  # once it has arrived
+        self.is_thin = False  # only the batch is known
+        self.points: list[Point] = []  # innermost first
+        self.rng = notes.rng
+        self.device_marks = notes.device_marks
+        self.grad_enabled = notes.grad_enabled
+        self.autocast = notes.autocast
+        self.carried = notes.carried
+        self.carried_frame = notes.carried_frame
+        self.sequence_number = notes.sequence_number
+        self.batch = batches.whole if batches.on_host else None
+        self.batch_bytes = batches.nbytes if self.batch is not None else 0
+        if self.batch_bytes > _TINY and batches.is_shared:
+            self.batch_bytes *= _SCARCER
+        self.origin = batches.origin
+
+    @property
+    def device_rng(self) -> list[torch.Tensor]:
+        return device_states(self.device_marks)
+
+
+class Pasts:
+    """The last backward calls, oldest first: the bad one need not be the last but one, if its damage shows later."""
+
+    def __init__(self, notes: StepNotes, batches: Batches, clock: Clock) -> None:
+        self._notes = notes
+        self._batches = batches
+        self._clock = clock
+        self._names: dict[tuple[int, int, int | None], tuple[CodeType, tuple[str, ...]]] = {}
+        self._place: tuple[int, int, int, int] | None = None
+        self._same: list[Point] = []
+        self._thin: list[Point] = []
+        self.calls: deque[Past] = deque(maxlen=_CALLS + _THIN_CALLS)
+
+    def record(self, frame: FrameType, update: int) -> Past:
+        calls = self.calls
+        past = Past(self._notes, self._batches, self._clock.step, update)
+        past.points = self._points(frame)
+        while len(calls) >= _CALLS and (not calls[0].is_thin or calls[0].update < update - _THIN_CALLS):
+            calls.popleft()
+        calls.append(past)
+        if past.batch_bytes > _BATCHES // _CALLS:
+            self._trim()
+        return past
+
+    def record_thin(self, step: int, update: int) -> Past:
+        """A call of which only the batch is known, and that it comes from where the last one did."""
+        if self._batches.whole is None and self.calls:
+            return self.calls[-1]  # there is nothing that could be kept
+        past = Past(self._notes, self._batches, step, update)
+        last = self.calls[-1].points if self.calls else []
+        if last is not self._thin:  # what the variables held then is of no use
+            self._thin = [point._replace(values={}) for point in last]
+        past.points = self._thin
+        past.is_thin = True
+        if past.batch_bytes > _BATCHES // _THIN_CALLS:
+            past.batch = None
+        self.calls.append(past)
+        return past
+
+    def _trim(self) -> None:
+        """Let go of the older batches where all together are too big."""
+        total = 0
+        for call in reversed(self.calls):
+            total += call.batch_bytes
+            if total > _BATCHES:
+                call.batch = None
+
+    def _points(self, frame: FrameType) -> list[Point]:
+        """The frames that both the forward pass and this call are below."""
+        caller = outside_torch(frame)
+        if caller is None:
+            return []
+        forward = self._notes.forward_points
+        place = (id(caller), id(caller.f_code), caller.f_lasti, id(forward))
+        if place == self._place:
+            return self._same  # the same frames as last time, and no variable of theirs matters
+        points: list[Point] = []
+        at: FrameType | None = caller
+        for _ in range(_FRAMES):
+            if at is None or len(points) == _POINTS:
+                break
+            code = at.f_code
+            noted = forward.get(id(at))
+            if noted is not None and noted[0] is code and not code.co_filename.startswith(_TORCH):
+                points.append(self._point(at, noted[1], len(points) < _WITH_VALUES))
+            at = at.f_back
+        user = user_frame(caller) if not points else None
+        if user is not None:
+            points = [self._point(user, None, True)]
+        has_names = any(self._names_at(point) for point in points[:_WITH_VALUES])
+        self._place, self._same = (None if has_names or sys.gettrace() is not None else place), points
+        return points
+
+    def _names_at(self, point: Point) -> tuple[str, ...]:
+        found = self._names.get((id(point.code), point.lasti, point.forward_lasti))
+        return found[1] if found is not None else ()
+
+    def _point(self, frame: FrameType, forward_lasti: int | None, with_values: bool) -> Point:
+        code, lasti = frame.f_code, frame.f_lasti
+        if not with_values or sys.gettrace() is not None:
+            return Point(code, lasti, forward_lasti, {})
+        key = (id(code), lasti, forward_lasti)
+        found = self._names.get(key)
+        if found is None:
+            found = self._names[key] = (code, _names_of(frame, forward_lasti))
+        return Point(code, lasti, forward_lasti, _values(frame, found[1]) if found[1] else {})
+
+
+def _names_of(frame: FrameType, forward_lasti: int | None) -> tuple[str, ...]:
+    """The variables that hold the data of a step; asked once per place in the code."""
+    code = frame.f_code
+    if sys.version_info < (3, 13) and looks_at_locals(code):
+        return ()  # there is one dict of locals per frame: reading it here would change the user's
+    # Named as text because imports point one way.
+    step_names = importlib.import_module("torchmedic.source.segment.names")
+    forward_line = None if forward_lasti is None else line_of(code, forward_lasti)
+    names = step_names.data_names(frame, frame.f_lineno, forward_line)
+    values = frame.f_locals
+    found = tuple(name for name in names if name in values and _is_data(values[name]))
+    _let_go(frame, values)
+    return found
+
+
+def _is_data(value: Any) -> bool:
+    return not isinstance(value, _NOT_DATA) and kept(value) is not GONE
+
+
+def _values(frame: FrameType, names: tuple[str, ...]) -> dict[str, Any]:
+    values = frame.f_locals
+    found = {name: kept(values[name]) for name in names if name in values}
+    _let_go(frame, values)
+    return found
+
+
+def _let_go(frame: FrameType, values: Any) -> None:
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
+        # A function's: before 3.13 a copy kept by the frame. Left alone, it would hold every local past its time.
+        values.clear()
+
+
+class Kept(NamedTuple):
+    """A tensor as it was: a later write to it makes it another one."""
+
+    tensor: Any
+    is_weak: bool
+    version: int
+
+
+GONE = object()
+
+
+def kept(value: Any, depth: int = 2) -> Any:
+    """A value to go back to a step later; what would keep a graph or much memory alive is not kept."""
+    if value is None or isinstance(value, int | float | str):
+        return value
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad or value.is_inference():
+            return value if value.is_leaf and isinstance(value, torch.nn.Parameter) else GONE
+        big = value.nbytes > _SMALL if value.layout is torch.strided else True
+        return Kept(weakref.ref(value) if big else value, big, value._version)
+    if hasattr(type(value), "__array_interface__"):
+        return value if value.nbytes <= _SMALL else GONE
+    if depth:
+        kind = type(value)
+        if kind in (tuple, list) and len(value) <= 16:
+            return kind([kept(item, depth - 1) for item in value])
+        if kind is dict and len(value) <= 32:
+            return {name: kept(item, depth - 1) for name, item in value.items()}
+    return GONE
+
+
+def given_back(value: Any) -> Any:
+    """What `kept` kept; GONE where some of it is not there any more or has been written to."""
+    if isinstance(value, Kept):
+        tensor = value.tensor() if value.is_weak else value.tensor
+        return tensor if tensor is not None and tensor._version == value.version else GONE
+    if type(value) in (tuple, list, dict):
+        items = [given_back(item) for item in (value.values() if type(value) is dict else value)]
+        if any(item is GONE for item in items):
+            return GONE
+        return dict(zip(value, items, strict=True)) if type(value) is dict else type(value)(items)
+    return value
+
+
+def is_late(tensor: torch.Tensor) -> bool:
+    return tensor.device.type in devices

@@ -1,0 +1,130 @@
+"""Losses of a device that is read late: copied when they are made, read when they have arrived.
+
+In steps of which little is noted they are not even copied one by one, but kept on the device and read together.
+"""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.observe.device import async_devices
+from torchmedic.observe.numbers.kept_steps import Past, Pasts
+
+_HELD = 64  # losses that are kept on a device before they are read
+_PLACES = 16  # losses that are under way at a time
+
+
+class Coming(NamedTuple):
+    """A loss that is being copied."""
+
+    key: Any
+    host: torch.Tensor
+    event: Any
+    call: Past
+
+
+class Read(NamedTuple):
+    """A loss that has arrived, and the call of backward that it was given to."""
+
+    key: Any
+    loss: float
+    call: Past
+    was_held: bool
+
+
+class LateLosses:
+    """Knows which losses are on their way."""
+
+    def __init__(self, pasts: Pasts) -> None:
+        self._pasts = pasts
+        self._coming: list[Coming] = []
+        self._places: dict[tuple[int, torch.dtype], tuple[torch.Tensor, Any]] = {}
+        self._place = 0
+        self._held: list[tuple[torch.Tensor, Past]] = []  # still on the device
+        self._many: tuple[torch.Tensor, Any] | None = None  # where those are copied to
+        self._together: list[Past] = []  # the calls whose losses are being copied there
+
+    @property
+    def are_coming(self) -> bool:
+        return bool(self._coming)
+
+    @property
+    def are_held(self) -> bool:
+        return bool(self._held)
+
+    def copy(self, root: torch.Tensor, kind: str, key: Any, frame: FrameType, update: int) -> bool:
+        """Have a loss copied; False where the device may not be asked for anything now."""
+        device = async_devices.devices[kind]
+        if not device.may_work():
+            return False
+        if self._held:
+            self._copy_held()
+        # Pinned memory that is handed back and forth costs a hundred microseconds a step: some places are kept.
+        self._place = (self._place + 1) % _PLACES
+        where = (self._place, root.dtype)
+        place = self._places.get(where)
+        if place is None:
+            place = self._places[where] = device.place(root.dtype)
+        host, event = place
+        device.arrange(host, event, root.detach())
+        if len(self._coming) >= _PLACES:
+            del self._coming[0]  # nobody has stepped for long; its place is needed
+        self._coming.append(Coming(key, host, event, self._pasts.record(frame, update)))
+        return True
+
+    def hold(self, root: torch.Tensor, step: int, update: int) -> None:
+        """Keep a loss where it is, for now."""
+        self._held.append((root.detach(), self._pasts.record_thin(step, update)))
+        if len(self._held) >= _HELD:
+            self._copy_held()
+
+    def _copy_held(self) -> None:
+        held, self._held = self._held, []
+        first = held[0][0]
+        device = async_devices.devices.get(first.device.type)
+        held = [(loss, call) for loss, call in held if loss.device == first.device and loss.dtype is first.dtype]
+        if device is None or not device.may_work():
+            return
+        if self._many is None or self._many[0].dtype is not first.dtype:
+            self._many = device.places(_HELD, first.dtype)
+        losses = [loss if loss.dim() == 0 else loss.reshape(()) for loss, _ in held]
+        device.arrange_many(*self._many, torch.stack(losses))
+        self._together = [call for _, call in held]
+
+    def forget(self) -> None:
+        """Those that are coming matter no more."""
+        self._coming.clear()
+
+    def arrived(self) -> list[Read]:
+        """All that are coming, in order; what is waited for is long done, as it was asked for before backward."""
+        coming, self._coming = self._coming, []
+        if not coming:
+            return []
+        if not coming[-1].event.query():
+            coming[-1].event.synchronize()
+        return [*self._arrived_together(coming[0].key), *map(_read, coming)]
+
+    def first_arrived(self) -> Read | None:
+        """The oldest of them, if it is there by now."""
+        if not self._coming or not self._coming[0].event.query():
+            return None
+        return _read(self._coming.pop(0))
+
+    def _arrived_together(self, key: Any) -> list[Read]:
+        """Those that were copied at once: they are older than one that has arrived, and so have they."""
+        calls, self._together = self._together, []
+        if not calls or self._many is None:
+            return []
+        losses = self._many[0][: len(calls)].tolist()
+        return [Read(key, loss, call, True) for loss, call in zip(losses, calls, strict=True)]
+
+    def belongings(self) -> Any:
+        """What must not be freed once the device is dead."""
+        return self._places, self._coming, self._many, self._held
+
+
+def _read(coming: Coming) -> Read:
+    return Read(coming.key, float(coming.host.item()), coming.call, False)

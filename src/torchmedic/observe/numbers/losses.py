@@ -1,0 +1,156 @@
+"""The losses that backward is called with: whether they are finite, and what they were.
+
+On the CPU a loss is read when backward begins; on a device that is read late it is copied to pinned memory, and looked
+at when the optimizer is about to step (`late_losses`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from math import isfinite
+from types import FrameType
+from typing import Any
+
+import torch
+
+from torchmedic.observe.device import async_devices
+from torchmedic.observe.numbers.finite_checks import is_bad
+from torchmedic.observe.numbers.kept_steps import Past, Pasts
+from torchmedic.observe.numbers.late_losses import LateLosses, Read
+from torchmedic.observe.numbers.loss_trends import LossTrends
+
+_SMALL_ROOT = 4096  # elements of a loss that is looked at whole
+_Tensor = torch.Tensor
+
+
+class Losses:
+    """Fed by the watch over finite numbers."""
+
+    def __init__(self, pasts: Pasts, mark: Callable[[str], None]) -> None:
+        self._mark = mark
+        self.trends = LossTrends()
+        self.last: list[float] = []  # of the last backward
+        self.key: Any = None  # of the call of backward that was last noted in full
+        self.late = LateLosses(pasts)
+        self.bad_call: Past | None = None  # the first with a bad loss, of those that are read late
+        self.bad = 0  # since the gradients were cleared
+        self.last_is_bad = False
+        self.is_good = False  # what was read last, on a late device, and no other is under way
+        self.backwards = 0
+        self._unscaled: tuple[weakref.ref[torch.Tensor], float] | None = None
+
+    def scaled(self, outputs: Any, result: Any) -> None:
+        """GradScaler multiplied a loss: what counts is whether it was finite before."""
+        if (
+            isinstance(outputs, torch.Tensor)
+            and isinstance(result, torch.Tensor)
+            and result is not outputs  # a scaler that is switched off
+            and outputs.device.type == "cpu"
+            and outputs.numel() == 1
+        ):
+            self._unscaled = (weakref.ref(result), float(outputs.detach().item()))
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the last loss went through a GradScaler."""
+        return self._unscaled is not None
+
+    def begin(self, roots: Sequence[torch.Tensor], key: Any, frame: FrameType, update: int) -> None:
+        """A backward begins of which everything is noted."""
+        self.last_is_bad = False
+        self.backwards += 1
+        self.last = []
+        self.key = key
+        for root in roots:
+            if not isinstance(root, torch.Tensor) or not root.is_floating_point():
+                continue
+            size = root.numel()
+            kind = "cpu" if root.is_cpu else root.device.type
+            if kind in async_devices.devices:
+                if size == 1:
+                    self.is_good = False
+                    if self.late.copy(root, kind, key, frame, update):
+                        self._mark("backward")
+            elif kind == "cpu" and size <= _SMALL_ROOT:
+                self._look(root, size)
+
+    def begin_thin(self, roots: Sequence[torch.Tensor], step: int, update: int) -> None:
+        """The same in a step of which little is noted: the loss of a late device is kept there for a while."""
+        self.last_is_bad = self.is_good = False
+        self.backwards += 1
+        self.last = []
+        for root in roots:
+            if not isinstance(root, torch.Tensor) or root.numel() != 1 or not root.is_floating_point():
+                continue
+            kind = "cpu" if root.is_cpu else root.device.type
+            if kind in async_devices.devices:
+                self.late.hold(root, step, update)
+            elif kind == "cpu":
+                self._look(root, 1)
+
+    def glance(self, roots: Sequence[torch.Tensor], step: int, update: int) -> bool:
+        """The same where the step before was such a one and all was well: False if there is anything unusual.
+
+        This is all that most backward calls of a long run of short steps are looked at.
+        """
+        if len(roots) != 1 or self._unscaled is not None:
+            return False
+        root = roots[0]
+        if type(root) is not _Tensor or root.numel() != 1:
+            return False
+        kind = "cpu" if root.is_cpu else root.device.type
+        if kind in async_devices.devices:
+            if not root.is_floating_point():
+                return False
+            self.late.hold(root, step, update)
+        else:
+            loss = root.item() if kind == "cpu" else None
+            if type(loss) is not float or not isfinite(loss):
+                return False
+            self.last = [loss]
+            self.trends.note(loss, self.key)
+        self.backwards += 1
+        return True
+
+    def _look(self, root: torch.Tensor, size: int) -> None:
+        if size != 1:
+            self.last_is_bad |= is_bad(root)
+        else:
+            unscaled = self._unscaled
+            is_scaled = unscaled is not None and unscaled[0]() is root
+            loss = unscaled[1] if unscaled is not None and is_scaled else float(root.item())
+            self._note(loss, self.key)
+            self.last_is_bad |= not isfinite(loss)
+        self.bad += self.last_is_bad
+
+    def _note(self, loss: float, key: Any) -> None:
+        self.last.append(loss)
+        self.trends.note(loss, key)
+
+    def arrived(self) -> None:
+        """Read those that were copied."""
+        arrived = self.late.arrived()
+        self.is_good = True
+        for read in arrived:
+            self.take(read)
+
+    def take(self, read: Read) -> None:
+        """One that has arrived."""
+        self._note(read.loss, read.key)
+        read.call.loss = read.loss
+        is_bad_loss = not isfinite(read.loss)
+        if read.was_held:
+            # What counts is where the bad ones began that go on to the present; others were dropped by the script.
+            self.bad_call = (self.bad_call or read.call) if is_bad_loss else None
+            return
+        self.last_is_bad = is_bad_loss
+        if is_bad_loss:
+            self.bad += 1
+            self.is_good = False
+            self.bad_call = self.bad_call or read.call
+
+    def cleared(self) -> None:
+        """The gradients that they gave are gone."""
+        self.bad = 0
+        self.late.forget()

@@ -1,0 +1,34 @@
+"""events.jsonl: what happened in one process, a line each, readable while it runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from torchmedic.records import Fault
+from torchmedic.runfolder.files import EVENTS
+
+
+class Events:
+    """Append-only; each line is written whole by one system call."""
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor = os.open(folder / EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, kind: str, **fields: Any) -> bool:
+        """Whether it could be written: a full disk is no reason to stop anything."""
+        line = msgspec.json.encode({"kind": kind, "time": round(time.time(), 3), **fields})
+        try:
+            return os.write(self._descriptor, line + b"\n") > 0
+        except OSError:
+            return False
+
+    def fault(self, fault: Fault) -> bool:
+        return self.write("fault", fault=fault)
+
+    def close(self) -> None:
+        os.close(self._descriptor)

@@ -1,0 +1,48 @@
+"""The end of a process as its parent knows it. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from torchmedic.records import BoxContents, StackFrame, ThreadStack
+from torchmedic.records.memory import HeldMemory, MemorySample
+
+
+class Death(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that ended without a word, as only an outsider can see it.
+
+    `part` says what it was to the run. `surfaced` is the line of another process that noticed, where one did.
+    `oom_kills` counts what the kernel killed for memory in the run's cgroup in the last seconds before the end,
+    `host_oom_kills` on the whole host, `limit_hits` how often the limit of the group was reached. `shm_low` is the
+    least free space of /dev/shm in that time. `samples` are of the host's memory in the last seconds, `holders` what
+    held most in the process when it was last looked at.
+    """
+
+    pid: int
+    rank: int = 0
+    part: Literal["script", "worker", "child"] = "script"
+    signal: str | None = None
+    exit_status: int | None = None
+    ended: float = 0.0
+    box: BoxContents | None = None
+    threads: tuple[ThreadStack, ...] = ()
+    fatal_line: str = ""
+    surfaced: StackFrame | None = None
+    oom_kills: int | None = None
+    host_oom_kills: int | None = None
+    kernel_lines: tuple[str, ...] = ()
+    memory_limit: int | None = None
+    memory_high: int | None = None
+    memory_peak: int | None = None
+    limit_hits: int | None = None
+    peak_rss: int | None = None
+    host_memory: int | None = None
+    swap_free: int | None = None
+    shm_free: int | None = None
+    shm_low: int | None = None
+    shm_size: int | None = None
+    core_pattern: str = ""
+    samples: tuple[MemorySample, ...] = ()
+    holders: tuple[HeldMemory, ...] = ()

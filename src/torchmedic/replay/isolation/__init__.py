@@ -1,0 +1,1 @@
+"""Nothing that a replay does outlives the replay."""

@@ -1,0 +1,88 @@
+"""The bounds of a replay: it ends in time, and before it makes an out-of-memory of its own."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchmedic.replay.isolation.outside_world import refuse
+
+_LONGEST = 120.0  # seconds
+_SHORTEST = 15.0
+_STEPS = 20  # usual steps that a replay may take
+GRACE = 2.0  # seconds between the end at an operation, which is the gentler one, and the end wherever it is
+_HOST_FLOOR = 0.03  # of the host's memory that stays free
+_DEVICE_FLOOR = 0.02  # of the device's
+_COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional")
+_EVERY = 64  # operations between two looks at memory
+
+
+class ReplayTooLong(Exception):
+    """The replay has used up its time."""
+
+    def __init__(self) -> None:
+        super().__init__("it took too long")
+
+
+class ReplayWaits(ReplayTooLong):
+    """The replay waits for what does not come a second time: a lock that the step holds, an item that it has taken."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "it waits for something that does not come again")
+
+
+class ReplayTooBig(Exception):
+    """The replay was about to use up the memory."""
+
+    def __init__(self) -> None:
+        super().__init__("there is not enough memory to run the step once more")
+
+
+SHADOW_LIMIT = 6.0  # seconds that one replay on the CPU may take, of a step that a device ran
+
+
+def time_limit(usual_step: float) -> float:
+    """How many seconds a replay may take, given what a step usually takes."""
+    return min(_LONGEST, max(_SHORTEST, _STEPS * usual_step))
+
+
+def check_memory() -> None:
+    """Raise before memory runs out.
+
+    Raises:
+        ReplayTooBig: On the host, or on the current CUDA device.
+    """
+    memory = psutil.virtual_memory()
+    if memory.available < _HOST_FLOOR * memory.total:
+        raise ReplayTooBig
+    if torch.cuda.is_initialized():
+        try:
+            free, total = torch.cuda.mem_get_info()
+        except RuntimeError:
+            return  # the device is lost: what is run now is run on the host
+        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        if free + cached < _DEVICE_FLOOR * total:
+            raise ReplayTooBig
+
+
+class Bounds(TorchDispatchMode):
+    """Looks at the clock at every operation, and at memory now and then."""
+
+    def __init__(self, deadline: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._deadline = deadline
+        self._count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if time.monotonic() > self._deadline:
+            raise ReplayTooLong
+        if func.namespace in _COLLECTIVE and torch.distributed.get_world_size() > 1:
+            refuse("a collective of torch.distributed")  # the other ranks are not in this replay
+        if self._count % _EVERY == 0:
+            check_memory()
+        self._count += 1
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,1 @@
+"""Requests to CUDA answered on the CPU."""

@@ -1,0 +1,163 @@
+"""A step that is over, replayed from what was kept of it: its batch, its random state, its variables.
+
+The frame of the loop is still there, or one of the same function, with the variables of a later step. Those that held
+data are set back; where that cannot be done for one of them, the frame is left for the one around it, whose statements
+make the data from the batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+from torchmedic.observe.numbers.kept_steps import GONE, Past, Point, given_back
+from torchmedic.observe.step.batches import items_of, tensors_in
+from torchmedic.observe.step.step_notes import line_of
+from torchmedic.replay.step.iterators import draws_from_iterator
+from torchmedic.replay.step.reused_results import taken_over
+from torchmedic.replay.step.runner import Runner
+from torchmedic.replay.step.step import Step, earlier
+from torchmedic.source.name_use import names_written, read_first
+from torchmedic.source.segment.cut import CannotCut
+from torchmedic.source.segment.names import names_changed, names_renewed
+
+_DATA = (int, float, str, list, tuple, dict)
+
+
+class PastBatch:
+    """The batch of an earlier step, asked as `Batches` is."""
+
+    def __init__(self, past: Past) -> None:
+        self.whole = past.batch
+        self.indices = items_of(past.origin)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return tensors_in(self.whole)
+
+
+class PastAgent:
+    """The agent as it was: what is known of a step is that of an earlier one, the rest is the present."""
+
+    def __init__(self, agent: Any, past: Past) -> None:
+        self._agent = agent
+        self.notes = past
+        self.batches = PastBatch(past)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+
+def earlier_step(past: Past, frame: FrameType | None, agent: Any) -> tuple[Step, PastAgent]:
+    """An earlier step, ready to be replayed.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    view = PastAgent(agent, past)
+    why = CannotCut("the frames of the step before are gone")
+    for point in past.points:
+        live = next((each for each in _outwards(frame) if each.f_code is point.code), None)
+        if live is None:
+            continue
+        kind = functools.partial(PastRunner, point=point, present=agent.batches.whole)
+        try:
+            line = None if point.forward_lasti is None else line_of(point.code, point.forward_lasti)
+            step = earlier(live, point.lasti, line, view, kind)
+        except CannotCut as reason:
+            why = reason
+            continue
+        assert isinstance(step.runner, PastRunner)
+        lost = step.runner.lost
+        if not lost:
+            return step, view
+        why = CannotCut(f"`{sorted(lost)[0]}` of the step before is gone")
+    raise why
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+class PastRunner(Runner):
+    """Replays a segment with the data of an earlier step."""
+
+    def __init__(self, *args: Any, point: Point, present: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._past = self._batch
+        self._present = present
+        self._then = {name: value for name, kept in point.values.items() if (value := given_back(kept)) is not GONE}
+
+    @property
+    def lost(self) -> set[str]:
+        """Variables with data of the step that can be set back by nothing that was kept."""
+        changed = names_changed(self.segment)
+        known = {**self._frame.f_globals, **self._locals}
+        namespace, mapped = self._set_back()
+        carried = self._notes.carried if self._notes.carried_frame == id(self._frame) else {}
+        renewed = names_renewed(self._frame, self.segment.lines[1])
+        lost = set()
+        for name in read_first(self.segment.statements) & renewed & self._locals.keys():
+            if name in mapped or name in carried or (name in self._then and name not in changed):
+                continue
+            value = namespace.get(name)
+            tensors = tensors_in(value)
+            is_data = isinstance(value, _DATA) or hasattr(type(value), "__array_interface__")
+            if any(not tensor.requires_grad for tensor in tensors) or (not tensors and is_data):
+                lost.add(name)  # what is trained is not data, and is set back by other means
+        for statement in self.segment.statements:
+            if draws_from_iterator(statement, namespace) or taken_over(statement, self.segment.statements, known):
+                lost |= {name for name in names_written(statement) if name not in self._then and name in known}
+        return lost
+
+    @property
+    def _known(self) -> dict[str, Any]:
+        return {**super()._known, **self._then}
+
+    def _namespace(self) -> dict[str, Any]:
+        return self._set_back()[0]
+
+    def _set_back(self) -> tuple[dict[str, Any], set[str]]:
+        """The variables, and the names of those that the batch gave."""
+        self._batch = self._present
+        try:
+            namespace = super()._namespace()
+        finally:
+            self._batch = self._past
+        changed = names_changed(self.segment)
+        namespace.update({name: value for name, value in self._then.items() if name not in changed})
+        twins = dict(_twins(self._present, self._past)) if self._past is not None else {}
+        mapped = {name for name, value in namespace.items() if id(value) in twins}
+        for name in mapped:
+            namespace[name] = twins[id(namespace[name])]
+        # What the batch of then gave is the batch of then.
+        parts = {id(part) for part in _parts(self._past)}
+        mapped |= {name for name, value in namespace.items() if id(value) in parts}
+        return namespace, mapped
+
+
+def _twins(present: Any, past: Any, depth: int = 4) -> Iterator[tuple[int, Any]]:
+    """What stands at the same place in two batches."""
+    if type(present) is not type(past) or not (
+        isinstance(present, torch.Tensor | list | tuple) or hasattr(type(present), "items")
+    ):
+        return  # numbers and texts are the same object wherever they are equal
+    yield id(present), past
+    if isinstance(present, torch.Tensor) or not depth:
+        return
+    if isinstance(present, list | tuple) and len(present) == len(past):
+        for one, other in zip(present, past, strict=True):
+            yield from _twins(one, other, depth - 1)
+    elif not isinstance(present, list | tuple):
+        for name, one in present.items():
+            if name in past:
+                yield from _twins(one, past[name], depth - 1)
+
+
+def _parts(batch: Any) -> list[Any]:
+    return [part for _, part in _twins(batch, batch)] if batch is not None else []

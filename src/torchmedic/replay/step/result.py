@@ -1,0 +1,44 @@
+"""What one replay has shown."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.replay.trace.microscope import Spot
+
+
+class BackwardCall(NamedTuple):
+    """One call of backward in a replay: on what, and from which lines of the user's."""
+
+    roots: tuple[torch.Tensor, ...]
+    stack: tuple[Spot, ...]  # the user's lines, innermost first
+    keeps_graph: bool = False  # the code says so
+    inputs: tuple[torch.Tensor, ...] = ()  # what `autograd.grad` is asked for
+
+    @property
+    def spot(self) -> Spot | None:
+        return self.stack[0] if self.stack else None
+
+
+class Played:
+    """One replay that is over."""
+
+    def __init__(self) -> None:
+        self.namespace: dict[str, Any] = {}
+        self.backward_calls: list[BackwardCall] = []  # those of the step itself, not of a checkpoint inside one
+        self.updates: list[tuple[Any, int]] = []  # optimizers that were stepped, after how many backward calls
+        self.returned: list[torch.Tensor] = []  # gradients that `autograd.grad` gave
+        self.error: BaseException | None = None
+        self.loss: float | None = None
+        self.loss_finite = False
+        self.gradients_finite: bool | None = None
+        self.taken: dict[str, Any] = {}  # what was taken over from the step, by name
+        self.drew_random: set[int] = set()  # lines of assignments that drew random numbers and computed nothing
+        self.seconds = 0.0
+
+    @property
+    def roots(self) -> list[torch.Tensor]:
+        """Every tensor that backward was called on, in order."""
+        return [root for call in self.backward_calls for root in call.roots]

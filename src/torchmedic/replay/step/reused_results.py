@@ -1,0 +1,106 @@
+"""Statements whose result a replay takes over instead of computing it again.
+
+`observation, reward = env.step(action)` changes the world, and `batch = buffer.sample(32)` would draw another batch.
+Where no gradient runs through what such a call gave, the variables still hold it, and the statement need not be run
+again.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterable, Iterator
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from torchmedic.observe.step.batches import tensors_in
+from torchmedic.source.name_use import names_written
+from torchmedic.source.user_code import is_user_file
+
+_LIBRARIES = ("torch", "builtins", "math", "functools", "itertools", "operator")
+
+
+def taken_over(statement: ast.stmt, segment: Iterable[ast.stmt], variables: dict[str, Any]) -> dict[str, Any] | None:
+    """What a statement gave its names, if that can be taken over; None where it must be run again.
+
+    Args:
+        statement: One of the segment.
+        segment: All of its statements.
+        variables: Of the frame, as they are now.
+    """
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+        return None
+    names = _plain_targets(statement)
+    if not names or not all(name in variables for name in names):
+        return None
+    if not any(_is_foreign(callee, variables) for callee in _callees(statement.value)):
+        return None
+    if any(_has_graph(variables[name]) for name in names) or _changes(segment, names) > len(names):
+        return None
+    return {name: variables[name] for name in names}
+
+
+def _plain_targets(statement: ast.Assign | ast.AnnAssign) -> list[str]:
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    flat = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return [part.id for part in flat if isinstance(part, ast.Name)] if all(map(_is_name, flat)) else []
+
+
+def _is_name(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name)
+
+
+def _callees(node: ast.expr) -> Iterator[ast.expr]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call):
+            yield part.func
+
+
+def _is_foreign(callee: ast.expr, variables: dict[str, Any]) -> bool:
+    """Whether a call leaves torch: into a function of the user's, or an object that may change by it."""
+    names = [part for part in ast.walk(callee) if not isinstance(part, ast.Name | ast.Attribute | ast.expr_context)]
+    if names:
+        return False  # the result of another call, which is looked at itself
+    try:
+        value = eval(compile(ast.Expression(callee), "<callee>", "eval"), dict(variables))
+    except Exception:
+        return False
+    if isinstance(value, FunctionType):
+        return is_user_file(value.__code__.co_filename)
+    if isinstance(value, MethodType | BuiltinMethodType):
+        owner = getattr(value, "__self__", None)
+        if isinstance(owner, random.Random) or type(owner).__module__.startswith("numpy.random"):
+            return True
+        if isinstance(owner, torch.Tensor | torch.nn.Module | Optimizer | type) or owner is None:
+            return False
+        return not type(owner).__module__.startswith(_LIBRARIES)
+    return False
+
+
+def _has_graph(value: Any) -> bool:
+    if isinstance(value, torch.nn.Module | Optimizer):
+        return True
+    return any(tensor.requires_grad for tensor in tensors_in(value))
+
+
+def _changes(segment: Iterable[ast.stmt], names: list[str]) -> int:
+    """How often these names are bound, or what they hold is written to."""
+    count = 0
+    for statement in segment:
+        count += sum(name in names for name in names_written(statement))
+        for node in ast.walk(statement):
+            match node:
+                case ast.Subscript(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
+                    count += _root(node) in names
+                case ast.Call(func=ast.Attribute(attr=attr, value=owner)) if attr.endswith("_"):
+                    count += _root(owner) in names
+    return count
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,296 @@
+"""Run a segment once more: same values, same random numbers, no side effect that outlives it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.autograd.graph
+from torch._C._autograd import _get_sequence_nr
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from torchmedic.observe.step.batches import tensors_in
+from torchmedic.observe.step.step_notes import StepNotes, released
+from torchmedic.replay.isolation.alarm import Alarm
+from torchmedic.replay.isolation.limits import (
+    GRACE,
+    SHADOW_LIMIT,
+    Bounds,
+    ReplayTooBig,
+    ReplayTooLong,
+    ReplayWaits,
+    check_memory,
+    time_limit,
+)
+from torchmedic.replay.isolation.outside_world import refusals
+from torchmedic.replay.isolation.sandbox import harmless
+from torchmedic.replay.isolation.torch_state import muted, preserved, rewind_rng
+from torchmedic.replay.shadow.cpu_shadow import Shadow
+from torchmedic.replay.shadow.fake_cuda import shaded
+from torchmedic.replay.step.batch_names import bind_batch
+from torchmedic.replay.step.iterators import draws_from_iterator
+from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.reused_results import taken_over
+from torchmedic.replay.step.side_effects import no_side_effects
+from torchmedic.replay.step.tensor_writes import KeptTensors
+from torchmedic.replay.trace.graph import leaves_behind
+from torchmedic.source.lookup.lost_arguments import lost_arguments
+from torchmedic.source.name_use import names_read, names_written, read_first
+from torchmedic.source.segment.cut import Segment
+from torchmedic.source.segment.standalone import AWAIT, END
+
+
+class SegmentEnd(Exception):
+    """The segment ran into its own `return`, `break` or `continue`."""
+
+
+class Waits(Exception):
+    """A statement awaits something outside of the step."""
+
+
+class Runner:
+    """Replays one segment as often as wanted."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        frame: FrameType,
+        notes: StepNotes,
+        *,
+        optimizers: Sequence[Any] = (),
+        batch: Any = None,
+        target: ast.expr | None = None,
+        usual_step: float = 0.0,
+    ) -> None:
+        self._seconds = time_limit(usual_step)
+        self.segment = segment
+        self._frame = frame
+        self._notes = notes
+        self._optimizers = list(optimizers)
+        self._batch = batch
+        self._target = target
+        self._locals = dict(frame.f_locals)
+        self._arguments = lost_arguments(frame, segment.statements)
+        self._module_calls = 0
+        self._waits = False  # it has been seen that it waits for ever
+        self.frozen: set[int] = set()  # lines of statements that are not run again: their result is taken over
+        self.takes_over = False  # whether calls that leave torch are not made again either, where that can be
+        self.shadow: Shadow | None = None  # runs the step on the CPU, where its device is lost
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        return [
+            tensor for optimizer in self._optimizers for group in optimizer.param_groups for tensor in group["params"]
+        ]
+
+    @property
+    def loose_leaves(self) -> list[torch.Tensor]:
+        """Tensors that are trained but belong to no optimizer: variables of a loop that updates them by hand."""
+        return [
+            tensor
+            for value in [*self._locals.values(), *self._frame.f_globals.values()]
+            for tensor in tensors_in(value, 2)
+            if _is_trained_leaf(tensor)
+        ]
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules in reach of the frame: in its variables, and in the objects whose methods run."""
+        found: dict[int, torch.nn.Module] = {}
+        for value in [*self._locals.values(), *self._frame.f_globals.values()]:
+            owners = [value]
+            if hasattr(value, "__dict__") and not isinstance(value, type | torch.nn.Module):
+                with contextlib.suppress(Exception):
+                    owners += list(vars(value).values())
+            for owner in owners:
+                if isinstance(owner, torch.nn.Module):
+                    found[id(owner)] = owner
+        return list(found.values())
+
+    def play(
+        self,
+        *contexts: AbstractContextManager[Any],
+        change: Callable[[dict[str, Any]], None] | None = None,
+        replace: dict[int, Any] | None = None,
+        backward: bool = True,
+        keep_graphs: bool = True,
+    ) -> Played:
+        """Run the segment.
+
+        Args:
+            contexts: Entered around it, the microscope for example.
+            change: Given the variables before the first statement, for a trial.
+            replace: Code objects to run in place of statements, by line, for a trial.
+            backward: Whether backward calls are carried out, or only noted.
+            keep_graphs: Whether every backward keeps its graph, or only where the code says so.
+        """
+        played = Played()
+        namespace = self._namespace()
+        if change is not None:
+            change(namespace)
+        started = time.monotonic()
+        try:
+            check_memory()
+            if self._waits:
+                raise ReplayWaits
+        except (ReplayTooBig, ReplayWaits) as error:
+            played.error = error
+            return played
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(muted())
+            stack.enter_context(harmless(self._frame))
+            if self.shadow is None:
+                self._preserve(stack)
+            stack.enter_context(
+                no_side_effects(played, self._optimizers, self._batch, backward=backward, keep_graphs=keep_graphs)
+            )
+            stack.callback(register_module_forward_pre_hook(self._count_call).remove)
+            stack.enter_context(torch.set_grad_enabled(self._notes.grad_enabled))
+            if self.shadow is not None:
+                stack.enter_context(shaded(self.shadow, self._notes))
+            else:
+                rewind_rng(self._notes)
+            for device, dtype in self._notes.autocast.items():
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            seconds = self._seconds if self.shadow is None else SHADOW_LIMIT
+            deadline = time.monotonic() + seconds
+            stack.enter_context(Bounds(deadline))
+            for context in contexts:
+                stack.enter_context(context)
+            try:
+                with Alarm(deadline + GRACE, ReplayTooLong, ReplayWaits):
+                    self._execute(namespace, played, replace or {})
+            except SegmentEnd:
+                pass
+            except Exception as error:
+                played.error = error
+                self._waits = isinstance(error, ReplayWaits)
+            if not contexts:
+                try:
+                    self._judge(played)
+                except (ReplayTooLong, ReplayTooBig) as error:
+                    played.error = played.error or error
+        played.seconds = time.monotonic() - started
+        played.namespace = namespace
+        return played
+
+    def _preserve(self, stack: contextlib.ExitStack) -> None:
+        trained = [*self.parameters, *self.loose_leaves]
+        stack.enter_context(preserved(self.modules, trained))
+        stack.enter_context(KeptTensors([*trained, *(each for root in self.modules for each in root.parameters())]))
+
+    def _count_call(self, module: Any, args: Any) -> None:
+        self._module_calls += 1
+
+    def _judge(self, played: Played) -> None:
+        """Look at loss and gradients before they are put back."""
+        values = [root.detach() for root in played.roots if root.is_floating_point() and root.numel()]
+        if values and values[-1].numel() == 1 and not values[-1].is_meta:
+            played.loss = float(values[-1].item())
+        played.loss_finite = bool(values) and all(_all_finite(value) for value in values)
+        leaves = {id(tensor): tensor for tensor in [*self.parameters, *leaves_behind(played.roots)]}
+        gradients = [tensor.grad for tensor in leaves.values() if tensor.grad is not None] + played.returned
+        played.gradients_finite = all(_all_finite(gradient) for gradient in gradients) if gradients else None
+
+    def _execute(self, namespace: dict[str, Any], played: Played, replace: dict[int, Any]) -> None:
+        results: set[str] = set()  # names of what the model computed, and of what was computed from that
+        for statement, code in self.segment.code():
+            if statement.lineno in self.frozen or draws_from_iterator(statement, namespace):
+                continue
+            taken = taken_over(statement, self.segment.statements, self._known) if self.takes_over else None
+            if taken is not None and not (self.shadow is not None and _is_lost(taken)):
+                namespace.update(taken)
+                played.taken.update(taken)
+                continue
+            before = (torch.get_rng_state(), _get_sequence_nr(), self._module_calls)
+            if not self._run_statement(statement, replace.get(statement.lineno, code), namespace):
+                continue
+            if not isinstance(statement, ast.Assign | ast.AnnAssign):
+                continue
+            # Data that was drawn at random can be taken over; what a model computed from it cannot.
+            computed = (_get_sequence_nr(), self._module_calls) != before[1:] or not results.isdisjoint(
+                names_read(statement)
+            )
+            if computed:
+                results.update(names_written(statement))
+            if not computed and not torch.equal(before[0], torch.get_rng_state()):
+                played.drew_random.add(statement.lineno)
+
+    def _run_statement(self, statement: ast.stmt, code: Any, namespace: dict[str, Any]) -> bool:
+        """Run one statement; False where the step goes on without it.
+
+        Raises:
+            Exception: What it raised, or that it reaches outside and computes something too.
+        """
+        before = (refusals(), _get_sequence_nr(), self._module_calls)
+        try:
+            exec(code, namespace)
+        except Waits:
+            return False  # what was waited for has come, and its name still holds it
+        except SystemExit as end:
+            raise RuntimeError("the step ends the program") from end
+        except Exception:
+            if refusals() == before[0] or (_get_sequence_nr(), self._module_calls) != before[1:]:
+                raise
+            taken = taken_over(statement, self.segment.statements, self._known)
+            if taken is None and not (isinstance(statement, ast.Expr) and statement is not self.segment.statements[-1]):
+                raise
+            namespace.update(taken or {})
+            return False
+        return True
+
+    @property
+    def _known(self) -> dict[str, Any]:
+        """The variables of the frame as they are now."""
+        return {**self._frame.f_globals, **self._locals}
+
+    def _namespace(self) -> dict[str, Any]:
+        namespace = {**self._frame.f_globals, **self._locals, **self._arguments}
+        if self._notes.carried_frame == id(self._frame):
+            # Of a loop around the segment's own, the names that are assigned before they are read mean nothing here.
+            wanted = read_first(self.segment.statements)
+            for name, value in self._notes.carried.items():
+                back = released(value) if name in wanted else None
+                if back is not None:
+                    namespace[name] = back
+        if self._batch is not None and self._target is not None:
+            bind_batch(namespace, self._target, self._batch)
+        if self.shadow is not None:
+            namespace = {name: self.shadow.answer_variable(value) for name, value in namespace.items()}
+        namespace[END] = SegmentEnd
+        namespace[AWAIT] = _run_to_end
+        return namespace
+
+
+def _is_trained_leaf(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.requires_grad and tensor.is_leaf
+    except RuntimeError:
+        return False  # a view whose base was changed in place: torch does not even say whether it is a leaf
+
+
+def _is_lost(taken: dict[str, Any]) -> bool:
+    """Whether what could be taken over is on a device: in a shadow its values are gone, so it is made anew."""
+    with torch._C.DisableTorchFunction():  # the shadow would answer that it is on the CPU
+        return any(tensor.device.type != "cpu" for value in taken.values() for tensor in tensors_in(value))
+
+
+def _all_finite(tensor: torch.Tensor) -> bool:
+    values = tensor.detach().coalesce().values() if tensor.is_sparse else tensor.detach()
+    return tensor.is_meta or bool(torch.isfinite(values).all().item())
+
+
+def _run_to_end(awaitable: Any) -> Any:
+    """The result of a coroutine that never really waits."""
+    iterator = awaitable.__await__()
+    try:
+        next(iterator)
+    except StopIteration as end:
+        return end.value
+    raise Waits

@@ -1,0 +1,131 @@
+"""What a replay must not do: free graphs, update weights, draw batches, save files."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.autograd.graph
+from torch.amp.grad_scaler import GradScaler
+from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
+
+from torchmedic.replay.step.result import BackwardCall, Played
+from torchmedic.source.spots import user_spots
+
+
+@contextlib.contextmanager
+def no_side_effects(
+    played: Played, optimizers: Sequence[Any], batch: Any, *, backward: bool, keep_graphs: bool
+) -> Iterator[None]:
+    """Backward keeps its graph, updates update nothing, loaders repeat their batch, nothing is saved."""
+    engine = torch.autograd.graph._engine_run_backward
+    depth = 0
+
+    def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if not depth:
+            keeps = any(args[1:3])  # retain_graph or create_graph
+            inputs = tuple(args[3]) if len(args) > 3 else ()
+            played.backward_calls.append(BackwardCall(tuple(t_outputs), user_spots(sys._getframe(1)), keeps, inputs))
+        wants_result = not kwargs.get("accumulate_grad", True)
+        if not backward and not wants_result:
+            return None
+        arguments = list(args)
+        if keep_graphs and len(arguments) > 1:
+            arguments[1] = True  # keep the graph: parts of it may still be needed by the real step
+        depth += 1
+        try:
+            result = engine(t_outputs, *arguments, **kwargs)
+        finally:
+            depth -= 1
+        if wants_result and not depth:
+            played.returned += [gradient for gradient in result if gradient is not None]
+        return result
+
+    def next_batch(iterator: Any) -> Any:
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def iterate(loader: Any) -> Iterator[Any]:
+        return _repeated(batch, loader)
+
+    scheduler = importlib.import_module("torch.optim.lr_scheduler").LRScheduler
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_attribute(torch.autograd, "_engine_run_backward", run_backward))
+        stack.enter_context(_attribute(_BaseDataLoaderIter, "__next__", next_batch))
+        stack.enter_context(_attribute(DataLoader, "__iter__", iterate))
+        stack.enter_context(_attribute(scheduler, "step", lambda *args, **kwargs: None))
+        stack.enter_context(_attribute(torch, "save", lambda *args, **kwargs: None))
+        # Other ranks are not in this replay, and would be waited for.
+        for wrapper in (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel):
+            stack.enter_context(_attribute(wrapper, "forward", _unwrapped))
+        stack.enter_context(_attribute(GradScaler, "step", lambda scaler, optimizer, *args, **kwargs: optimizer.step()))
+        stack.enter_context(_attribute(GradScaler, "update", lambda *args, **kwargs: None))
+        stack.enter_context(_attribute(GradScaler, "unscale_", lambda *args, **kwargs: None))
+        with contextlib.suppress(AttributeError, RuntimeError):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for optimizer in optimizers:
+            stack.enter_context(_instance_attribute(optimizer, "step", _touch(optimizer, played)))
+        yield
+
+
+def _repeated(batch: Any, loader: Any) -> Iterator[Any]:
+    """What a loader gives that a replay itself begins to read: as many batches as it has, and no worker is started."""
+    try:
+        given: Iterator[Any] = itertools.repeat(batch, 0 if batch is None else len(loader))
+    except (TypeError, NotImplementedError):  # of unknown length
+        given = itertools.repeat(batch)
+    return given
+
+
+def _unwrapped(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+    return wrapper.module(*args, **kwargs)
+
+
+def _touch(optimizer: Any, played: Played) -> Callable[..., Any]:
+    """A step that changes no weight but is a write to each of them, as the real one would be."""
+
+    def step(closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        played.updates.append((optimizer, len(played.backward_calls)))
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                for tensor in group["params"]:
+                    if tensor.grad is not None:
+                        tensor.mul_(1)  # bit for bit the same value, one version later
+        return loss
+
+    return step
+
+
+@contextlib.contextmanager
+def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextlib.contextmanager
+def _instance_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            vars(owner).pop(name, None)
+        else:
+            setattr(owner, name, before)

@@ -1,0 +1,277 @@
+"""The failing step, ready to be replayed: which frame, which statements, and what to put back first."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.runner import Runner
+from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.segment.cut import CannotCut, Segment, cut
+from torchmedic.source.stacks import Stack, frames_of_traceback, point_of, stack_at, stack_of_traceback
+from torchmedic.source.user_code import is_user_file
+
+# Files of those that start processes and look after them: to run such a call again would start them again.
+_LAUNCHERS = (
+    "torch/distributed/elastic",
+    "torch/distributed/run.py",
+    "torch/multiprocessing/spawn.py",
+    "/subprocess.py",
+)
+
+
+class Step:
+    """A replayable step."""
+
+    def __init__(self, frame: FrameType, recut: Callable[[ast.Module | None], Segment], runner: Runner) -> None:
+        self.frame = frame
+        self.segment = runner.segment
+        self.runner = runner
+        self._recut = recut
+
+    def run_by(self, runner: Runner) -> Step:
+        """The same step, run by another."""
+        return Step(self.frame, self._recut, runner)
+
+    def again(self, tree: ast.Module | None = None, *, keep_graphs: bool = True) -> Played:
+        """Replay plainly, from other syntax if it is given."""
+        original = self.runner.segment
+        self.runner.segment = self._recut(tree) if tree is not None else original
+        try:
+            return self.runner.play(keep_graphs=keep_graphs)
+        finally:
+            self.runner.segment = original
+
+    def settle(self, loss: Sequence[torch.Tensor]) -> bool:
+        """Make the replay the same as the original if need be by taking over what it drew at random.
+
+        Returns:
+            Whether the replayed loss now equals the original one bit for bit.
+        """
+        played = self.runner.play()
+        if self.is_faithful(played, loss):
+            return True
+        if played.drew_random:
+            self.runner.frozen = played.drew_random
+            if self.is_faithful(self.runner.play(), loss):
+                return True
+            self.runner.frozen = set()
+        return False
+
+    def is_faithful(self, played: Played, loss: Sequence[torch.Tensor]) -> bool:
+        """Whether the replayed loss equals the original one bit for bit."""
+        if not loss or not played.roots:
+            return False
+        wanted = [tensor.detach() for tensor in loss]
+        given = [tensor.detach() for tensor in played.roots[-len(wanted) :]]
+        return len(given) == len(wanted) and all(_same_bits(a, b) for a, b in zip(wanted, given, strict=True))
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(((a == b) | (a.isnan() & b.isnan())).all().item())
+
+
+def from_stack(frame: FrameType | None, agent: Any, *, include_failing: bool) -> Step:
+    """The step that is running now, seen from inside a hook.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    return _step(stack_at(frame), agent, include_failing)
+
+
+def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | None = None, outwards: int = 0) -> Step:
+    """The step that an exception ended.
+
+    Args:
+        tb: Its traceback.
+        agent: What was noted of the step.
+        within: The frame of torch's that the step was in, where user code below it (a hook, the backward of a custom
+            Function) is no part of the step's own statements.
+        outwards: How many loops to go out of.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    stack = stack_of_traceback(tb, within)
+    if not stack:
+        raise CannotCut("the exception has no frames")
+    return _step(stack, agent, True, outwards)
+
+
+def whole_step(stack: Stack, agent: Any) -> Step:
+    """The step that was under way, from its beginning through its backward, wherever in it the stack is.
+
+    A device is behind its host: what it fails at may stand before or behind the line at which the host notices. Where
+    backward is not called from any of the frames, the step ends with the later of that line and the forward pass.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    _refuse_launchers(stack)
+    try:
+        return _through_backward(stack, agent)
+    except CannotCut:
+        pass
+    for frame, line, column in stack:
+        noted = agent.notes.forward.get(id(frame))
+        if noted is not None and noted[0] is frame.f_code:
+            to_forward = (noted[1], None)
+            step = _cut(frame, to_forward if noted[1] > line else (line, column), noted[1], agent, True)
+            if step.segment.lines[0] > noted[1]:  # an inner loop, which the forward pass stands before
+                step = _cut(frame, to_forward, noted[1], agent, True)
+            return step
+    return _step(stack, agent, True)
+
+
+def _refuse_launchers(stack: Stack) -> None:
+    if any(part in frame.f_code.co_filename for frame, _, _ in stack for part in _LAUNCHERS):
+        raise CannotCut("it happened while processes were started or looked after, not in a training step")
+
+
+def _step(stack: Stack, agent: Any, include_failing: bool, outwards: int = 0) -> Step:
+    """`stack` is innermost first."""
+    _refuse_launchers(stack)
+    notes = agent.notes
+    # A lambda or comprehension is a part of a statement of the frame around it.
+    stack = [each for each in stack if each[0].f_code.co_name == "<module>" or each[0].f_code.co_name[0] != "<"]
+    for frame, line, column in stack:
+        noted = notes.forward.get(id(frame))
+        if noted is not None and noted[0] is frame.f_code:
+            return _cut(frame, (line, column), noted[1], agent, include_failing, outwards=outwards)
+    # No module was called: a functional model. The user's innermost frame does both.
+    for frame, line, column in stack:
+        if is_user_file(frame.f_code.co_filename):
+            return _cut(frame, (line, column), None, agent, include_failing)
+    raise CannotCut("no frame of the step is left")
+
+
+def through_backward(tb: TracebackType | None, agent: Any) -> Step:
+    """The step that an exception ended before its backward, cut so that it gets there once the exception is cured.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    return _through_backward(frames_of_traceback(tb), agent)
+
+
+def through_backward_of_library(tb: TracebackType | None, agent: Any) -> Step:
+    """The same where a library has called the model, and goes backward from the same function.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    why = CannotCut("no library has called the model")
+    for frame, line, column in stack_of_traceback(tb):
+        noted = agent.notes.forward.get(id(frame))
+        if noted is not None and noted[0] is frame.f_code:
+            try:
+                return _cut(frame, (line, column), noted[1], agent, True, through=True)
+            except CannotCut as reason:
+                why = reason
+    raise why
+
+
+def on_to_backward(frame: FrameType | None, agent: Any) -> Step:
+    """The same for a step that is running now.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    return _through_backward(stack_at(frame), agent)
+
+
+def _through_backward(stack: Stack, agent: Any) -> Step:
+    """`stack` is innermost first."""
+    why = CannotCut("there are no frames")
+    for frame, line, column in stack:
+        if is_user_file(frame.f_code.co_filename):
+            try:
+                return _cut(frame, (line, column), None, agent, True, through=True)
+            except CannotCut as reason:
+                why = reason
+    raise why
+
+
+def earlier(frame: FrameType, lasti: int, forward_line: int | None, agent: Any, kind: Callable[..., Runner]) -> Step:
+    """A step that is over, cut to the backward call that a frame was at.
+
+    Args:
+        frame: Of the same code as the one that ran it.
+        lasti: The instruction of the call.
+        forward_line: The line at the forward pass.
+        agent: What was noted of that step.
+        kind: Makes the runner.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    return _cut(frame, point_of(frame, lasti, frame.f_lineno), forward_line, agent, True, kind=kind)
+
+
+def _cut(
+    frame: FrameType,
+    point: tuple[int, int | None],
+    forward_line: int | None,
+    agent: Any,
+    include_failing: bool,
+    *,
+    through: bool = False,
+    outwards: int = 0,
+    kind: Callable[..., Runner] = Runner,
+) -> Step:
+    def recut(tree: ast.Module | None) -> Segment:
+        column = point[1] if tree is None else _moved_column(frame, point, tree)
+        return cut(
+            frame,
+            point[0],
+            forward_line,
+            column=column,
+            include_failing=include_failing,
+            through_backward=through,
+            outwards=outwards,
+            tree=tree,
+        )
+
+    segment = recut(None)
+    runner = kind(
+        segment,
+        frame,
+        agent.notes,
+        optimizers=list(agent.clock.optimizers),
+        batch=agent.batches.whole,
+        target=_loop_target(frame, segment),
+        usual_step=getattr(agent.clock, "usual_step", 0.0),
+    )
+    return Step(frame, recut, runner)
+
+
+def _moved_column(frame: FrameType, point: tuple[int, int | None], tree: ast.Module) -> int | None:
+    """Where the failing statement stands after an edit, which may have moved it on its line."""
+    line, column = point
+    before = _starts(syntax_tree(frame.f_code.co_filename, frame.f_globals), line)
+    after = _starts(tree, line)
+    if column is None or not before or not after:
+        return None
+    behind = sum(start > column for start in before)
+    return after[max(0, len(after) - 1 - behind)]
+
+
+def _starts(tree: ast.Module | None, line: int) -> list[int]:
+    nodes = ast.walk(tree) if tree is not None else ()
+    return sorted({node.col_offset for node in nodes if isinstance(node, ast.stmt) and node.lineno == line})
+
+
+def _loop_target(frame: FrameType, segment: Segment) -> ast.expr | None:
+    tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.For) and node.body and node.body[0].lineno == segment.lines[0]:
+            return node.target
+    return None

@@ -1,0 +1,1 @@
+"""Dispatch modes and graph walks that record what a replay does."""

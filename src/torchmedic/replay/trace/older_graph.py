@@ -1,0 +1,210 @@
+"""Which tensor brings a graph into the step that is older than the step, and which variable holds it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import FrameType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+from torch.utils._pytree import tree_iter
+
+from torchmedic.replay.trace.graph import is_freed, nodes_behind, walk
+from torchmedic.replay.trace.microscope import Spot
+from torchmedic.replay.trace.provenance import Provenance
+from torchmedic.source.spots import spot_of_frame
+from torchmedic.source.user_code import is_user_file
+
+_CONTAINERS = (list, tuple, dict, deque)
+_PLAIN = (str, bytes, int, float, bool, type(None))
+_OF_MODULES = frozenset({"_buffers", "_modules", "_parameters"})
+_MOST_OBJECTS = 400
+_ADDING = frozenset("append extend appendleft insert add put setdefault update".split())
+
+
+class Holder(NamedTuple):
+    """A variable that holds a tensor: `h`, `self.hidden`, `losses` (one of its items)."""
+
+    name: str
+    owner: Any  # the object whose attribute it is; None for a plain variable
+    is_item: bool
+    spot: Spot  # where its frame was at that moment
+    is_local: bool  # seen from a function that was running, not from the step's own frame
+    is_passing: bool  # a variable of that function's own: it was given its value in this step
+    key: Any = None  # of an item of a dict
+
+
+class Import(NamedTuple):
+    """A tensor that was there before the step, with its graph."""
+
+    tensor: torch.Tensor
+    holders: tuple[Holder, ...]  # innermost frame first
+
+    def is_spent(self, failed: int) -> bool:
+        """Whether an earlier backward has freed its graph, or a replay has put it there in place of such a one.
+
+        Args:
+            failed: The sequence number at the failure. What the step leaves behind, its replays leave behind anew.
+        """
+        node: Any = self.tensor.grad_fn
+        return node._sequence_nr() >= failed or any(is_freed(part) for part in walk([node]))
+
+
+class Imports(Provenance):
+    """Notes the tensors that a replay finds there with a graph, and who holds them at the moment of their use.
+
+    Args:
+        file: The file that the segment was cut from: its statements run in a frame of their own.
+    """
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self._file = file
+        self._start = _get_sequence_nr()
+        self._imports: dict[int, tuple[Any, Import]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_iter((args, kwargs or {})):
+            if isinstance(value, torch.Tensor) and self._is_old(value) and id(value) not in self._imports:
+                found = Import(value, tuple(_holders(value, sys._getframe(1), self._file)))
+                self._imports[id(value)] = (value.grad_fn, found)
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _is_old(self, tensor: torch.Tensor) -> bool:
+        return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._start
+
+    def behind_roots(self, roots: Iterable[torch.Tensor], frame: FrameType) -> list[Import]:
+        """Those that some tensors were computed from; of a root that is one itself, with the variables of a frame."""
+        roots = list(roots)
+        nodes = nodes_behind(roots)
+        found = [noted for node, noted in self._imports.values() if node in nodes]
+        for root in roots:
+            if self._is_old(root) and id(root) not in self._imports:
+                found.append(Import(root, tuple(named(root, frame, spot_of_frame(frame), is_local=False))))
+        return found
+
+
+def _holders(tensor: torch.Tensor, frame: FrameType | None, file: str) -> Iterator[Holder]:
+    while frame is not None:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            step = code.co_name == "<module>" and code.co_filename == file
+            yield from named(tensor, frame, spot_of_frame(frame), is_local=not step)
+            if step:
+                return
+        frame = frame.f_back
+
+
+def named(tensor: torch.Tensor, frame: FrameType, spot: Spot, *, is_local: bool) -> Iterator[Holder]:
+    """The variables of a frame that are or hold a tensor; plain ones first, then attributes, then global ones."""
+    code = frame.f_code
+    variables = dict(frame.f_locals)
+    if frame.f_globals is not frame.f_locals:
+        variables |= {name: frame.f_globals[name] for name in code.co_names if name in frame.f_globals}
+    own = frozenset(code.co_varnames) | frozenset(code.co_cellvars) if is_local else frozenset()
+    for is_item in (False, True):
+        for name, value in variables.items():
+            if not is_item and value is tensor:
+                yield Holder(name, None, False, spot, is_local, name in own)
+            elif is_item and isinstance(value, _CONTAINERS) and _contains(value, tensor):
+                yield Holder(name, None, True, spot, is_local, name in own, _key(value, tensor))
+    seen: set[int] = set()
+    for name, value in variables.items():
+        yield from _attributes(tensor, name, value, spot, is_local, seen, 3)
+
+
+def _attributes(
+    tensor: torch.Tensor, name: str, owner: Any, spot: Spot, is_local: bool, seen: set[int], depth: int
+) -> Iterator[Holder]:
+    """The attributes of an object of the user's, and of the objects that it holds, that are or hold a tensor."""
+    if (
+        isinstance(owner, (torch.Tensor, type, ModuleType, *_CONTAINERS))
+        or id(owner) in seen
+        or len(seen) > _MOST_OBJECTS
+    ):
+        return
+    seen.add(id(owner))
+    try:
+        attributes = dict(list(vars(owner).items())[:200])
+    except TypeError:
+        return
+    if isinstance(owner, torch.nn.Module):
+        attributes |= {**owner._buffers, **owner._modules}
+    inner = []
+    for attribute, held in attributes.items():
+        path = f"{name}.{attribute}"
+        if held is tensor:
+            yield Holder(path, owner, False, spot, is_local, False)
+        elif isinstance(held, _CONTAINERS):
+            if attribute not in _OF_MODULES and _contains(held, tensor):
+                yield Holder(path, owner, True, spot, is_local, False, _key(held, tensor))
+        elif not isinstance(held, _PLAIN):
+            inner.append((path, held))
+    for path, held in inner if depth else ():
+        yield from _attributes(tensor, path, held, spot, is_local, seen, depth - 1)
+
+
+def _key(value: Any, tensor: torch.Tensor) -> Any:
+    if not isinstance(value, dict):
+        return None
+    return next((key for key, item in value.items() if _contains(item, tensor)), None)
+
+
+def _contains(value: Any, tensor: torch.Tensor, depth: int = 3) -> bool:
+    if value is tensor:
+        return True
+    if not depth or not isinstance(value, _CONTAINERS):
+        return False
+    items = list(value.values()) if isinstance(value, dict) else list(value)
+    return any(_contains(item, tensor, depth - 1) for item in items[-256:])
+
+
+def bindings_of(holder: Holder, body: ast.AST, *, resets: bool = False) -> list[ast.stmt]:
+    """The statements in a piece of source that give a holder its value or an item; plain resets only if wanted."""
+    last = holder.name.rpartition(".")[2]
+    found: list[ast.stmt] = []
+    for statement in ast.walk(body):
+        if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            if _binds(statement, last, holder) and (resets or not _is_reset(statement)):
+                found.append(statement)
+        elif isinstance(statement, ast.Expr) and _adds(statement.value, last):
+            found.append(statement)
+    return found
+
+
+def _binds(statement: ast.Assign | ast.AugAssign | ast.AnnAssign, name: str, holder: Holder) -> bool:
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    for target in targets:
+        match target:
+            case ast.Subscript(slice=ast.Constant(value=key)) if holder.key is not None and key != holder.key:
+                continue  # another item
+        for node in ast.walk(target):
+            if holder.owner is not None and isinstance(node, ast.Attribute) and node.attr == name:
+                return True
+            if holder.owner is None and isinstance(node, ast.Name) and node.id == name:
+                return True
+    return False
+
+
+def _adds(node: ast.expr, name: str) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=method)):
+            return owner == name and method in _ADDING
+    return False
+
+
+def _is_reset(statement: ast.Assign | ast.AugAssign | ast.AnnAssign) -> bool:
+    """`h = None`, `total = 0`, `h = torch.zeros(...)`: nothing that could carry a graph."""
+    if isinstance(statement, ast.AugAssign):
+        return False
+    value = statement.value
+    if value is None or isinstance(value, ast.Constant | ast.UnaryOp):
+        return True
+    if isinstance(value, ast.List | ast.Dict | ast.Tuple):
+        return not any(isinstance(node, ast.Name) for node in ast.walk(value) if isinstance(node, ast.Name))
+    name = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
+    return name in ("zeros", "ones", "zeros_like", "randn", "empty", "tensor", "list", "dict", "deque", "detach")

@@ -1,0 +1,1 @@
+"""The user's code: ownership, text, syntax, positions, live frames, bindings. No opinions, no replay."""

@@ -1,0 +1,247 @@
+"""The frames of a traceback, with the exact expression that each of them was evaluating (PEP 657)."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import linecache
+import re
+import sys
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from torchmedic.records import Location, Role
+from torchmedic.source.text import relative, source_line
+from torchmedic.source.user_code import is_user_file
+
+
+class Frame:
+    """One live frame: its position, its variables, and the syntax node that was being evaluated."""
+
+    def __init__(self, frame: FrameType, lasti: int, lineno: int) -> None:
+        self.live = frame
+        self.file = frame.f_code.co_filename
+        self.function = frame.f_code.co_name
+        self.is_user = is_user_file(self.file)
+        self._lasti = lasti
+        line, end_line, column, end_column = _position(frame, lasti)
+        self.line = line or lineno
+        self.end_line = end_line or self.line
+        self._column = column
+        self._end_column = end_column
+
+    @functools.cached_property
+    def variables(self) -> dict[str, Any]:
+        return self.live.f_locals
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """The nn.Module whose method this is."""
+        owner = self.variables.get("self")
+        return owner if isinstance(owner, torch.nn.Module) else None
+
+    @functools.cached_property
+    def node(self) -> ast.expr | None:
+        """The expression under evaluation: a call, an operator, a subscript."""
+        if self._column is None or self._end_column is None or self.tree is None:
+            return None
+        found = by_span(self.tree).get((self.line, self._column, self.end_line, self._end_column))
+        if found:
+            return found[0]
+        # A method on a line below its object is given the position of the method's name.
+        chained = by_method_name(self.tree).get((self.line, self._column))
+        if chained is None:
+            return None
+        return chained.func if self.instruction in ("LOAD_ATTR", "LOAD_METHOD") else chained
+
+    @functools.cached_property
+    def statement(self) -> ast.stmt | None:
+        """The innermost statement that holds the expression under evaluation."""
+        return _statement_at(self.tree, self.line, self._column) if self.tree is not None else None
+
+    @functools.cached_property
+    def tree(self) -> ast.Module | None:
+        return syntax_tree(self.file, self.live.f_globals)
+
+    @property
+    def instruction(self) -> str:
+        """The name of the bytecode instruction that raised."""
+        code = self.live.f_code.co_code
+        return dis.opname[code[self._lasti]] if 0 <= self._lasti < len(code) else ""
+
+    def lookup(self, name: str) -> Any:
+        """A variable as this frame sees it.
+
+        Raises:
+            KeyError: There is none of that name, or its value is gone.
+        """
+        if name in self._inlined_names:
+            raise KeyError(name)
+        if name in self.variables:
+            return self.variables[name]
+        if name in self.live.f_globals:
+            return self.live.f_globals[name]
+        return self.live.f_builtins[name]
+
+    @functools.cached_property
+    def _inlined_names(self) -> frozenset[str]:
+        """Loop variables of the comprehension under evaluation, where Python (3.12) runs it in its function's frame.
+
+        Their values are gone when the exception leaves, and an outer variable of the same name is back.
+        """
+        statement, column = self.statement, self._column
+        in_own_frame = sys.version_info < (3, 12) or self.function in ("<listcomp>", "<setcomp>", "<dictcomp>")
+        if statement is None or column is None or in_own_frame:
+            return frozenset()
+        inside = (
+            node
+            for node in ast.walk(statement)
+            if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp) and _covers(node, self.line, column)
+        )
+        return frozenset(
+            part.id
+            for node in inside
+            for generator in node.generators
+            for part in ast.walk(generator.target)
+            if isinstance(part, ast.Name)
+        )
+
+    def location(self, role: Role, label: str = "", node: ast.AST | None = None) -> Location:
+        """This frame's expression, or another node of the same file, as a labelled place."""
+        if node is None:
+            return place(role, self.file, self.line, label, self._column, self._end_column, self.end_line)
+        return node_location(role, self.file, node, label)
+
+
+def node_location(role: Role, file: str, node: Any, label: str = "") -> Location:
+    return place(role, file, node.lineno, label, node.col_offset, node.end_col_offset, node.end_lineno)
+
+
+def place(
+    role: Role,
+    file: str,
+    line: int,
+    label: str = "",
+    column: int | None = None,
+    end_column: int | None = None,
+    end_line: int | None = None,
+) -> Location:
+    """A location from byte offsets counted from 0, as Python gives them; the whole line where it gives none."""
+    text = source_line(file, line)
+    data = text.encode()
+    if column is None or end_column is None:
+        start, end = len(text) - len(text.lstrip()), len(text.rstrip())
+    else:
+        start = len(data[:column].decode(errors="replace"))
+        end = len(data[:end_column].decode(errors="replace"))
+        if end_line not in (None, line):
+            # It goes on below: mark the rest of this line, but not a comment behind it.
+            end = start + len(re.split(r"\s+#", text[start:])[0].rstrip())
+    return Location(
+        role=role,
+        file=relative(file),
+        line=line,
+        column=start + 1,
+        end_column=max(start + 1, end) + 1 if end <= start else end + 1,
+        code=text.strip(),
+        indent=len(text) - len(text.lstrip()),
+        label=label,
+    )
+
+
+def _covers(node: ast.expr | ast.stmt, line: int, column: int | None) -> bool:
+    end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
+    if column is None:
+        return node.lineno <= line <= end_line
+    return (node.lineno, node.col_offset) <= (line, column) and (line, column) < (end_line, max(end_column, 1))
+
+
+def frames_of(tb: TracebackType | None) -> list[Frame]:
+    """Outermost first, as in a printed traceback."""
+    frames = []
+    while tb is not None:
+        # A signal handler may raise at an instruction that has no line.
+        frames.append(Frame(tb.tb_frame, tb.tb_lasti, tb.tb_lineno or tb.tb_frame.f_code.co_firstlineno))
+        tb = tb.tb_next
+    return frames
+
+
+def stack_of(frame: FrameType | None) -> list[Frame]:
+    """A live frame and all that called it, outermost first."""
+    frames: list[Frame] = []
+    while frame is not None:
+        frames.append(Frame(frame, frame.f_lasti, frame.f_lineno))
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def _position(frame: FrameType, lasti: int) -> tuple[int | None, int | None, int | None, int | None]:
+    if lasti < 0:
+        return (frame.f_lineno, None, None, None)
+    for index, position in enumerate(frame.f_code.co_positions()):
+        if index == lasti // 2:
+            return position
+    return (frame.f_lineno, None, None, None)
+
+
+Span = tuple[int, int, int, int]
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(file: str, text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text, file)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def syntax_tree(file: str, module_globals: dict[str, Any] | None = None) -> ast.Module | None:
+    """The parsed source of a file, notebook cells included; None where there is no source."""
+    lines = linecache.getlines(file, module_globals)
+    return _parsed(file, "".join(lines)) if lines else None
+
+
+def expressions(file: str, module_globals: dict[str, Any] | None = None) -> dict[Span, list[ast.expr]]:
+    """Every expression of a file by its span; the outermost first where several share one."""
+    tree = syntax_tree(file, module_globals)
+    return by_span(tree) if tree is not None else {}
+
+
+@functools.lru_cache(maxsize=64)
+def _statements(tree: ast.Module) -> tuple[ast.stmt, ...]:
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.stmt))
+
+
+@functools.lru_cache(maxsize=1024)  # a recursion comes a thousand times past the same places
+def _statement_at(tree: ast.Module, line: int, column: int | None) -> ast.stmt | None:
+    covering = [node for node in _statements(tree) if _covers(node, line, column)]
+    return covering[-1] if covering else None  # breadth first: what comes later lies deeper
+
+
+@functools.lru_cache(maxsize=64)
+def by_span(tree: ast.Module) -> dict[Span, list[ast.expr]]:
+    found: dict[Span, list[ast.expr]] = {}
+    for node in _expressions_of(tree):
+        if node.end_lineno is not None and node.end_col_offset is not None:
+            found.setdefault((node.lineno, node.col_offset, node.end_lineno, node.end_col_offset), []).append(node)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def by_method_name(tree: ast.Module) -> dict[tuple[int, int], ast.Call]:
+    """Method calls that begin on an earlier line than the name of their method, by the position of that name."""
+    found: dict[tuple[int, int], ast.Call] = {}
+    for node in _expressions_of(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = node.func
+            if name.end_lineno is not None and name.end_col_offset is not None and name.end_lineno != name.lineno:
+                found[name.end_lineno, name.end_col_offset - len(name.attr.encode())] = node
+    return found
+
+
+def _expressions_of(tree: ast.Module) -> Iterator[ast.expr]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.expr))

@@ -1,0 +1,112 @@
+"""Which layer gave a tensor its size, and where the user built it.
+
+At a loss the model has already returned, so no frame of it is left. But the tensor's autograd graph leads to the
+parameters of the layer that made it, and the model is still held by a variable, or by an attribute of a trainer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torchmedic.records import Location
+from torchmedic.source.live_frames import Frame, node_location
+from torchmedic.source.lookup.layer_construction import _built_in_class, built_at
+from torchmedic.source.lookup.origins import origin_of, user_argument
+
+_NODES = 64  # of the graph behind a tensor: far enough for a head with its softmax and its reshaping
+
+
+def maker_of(tensor: torch.Tensor, size: int, frames: list[Frame]) -> torch.nn.Module | None:
+    """The layer whose parameter gives a tensor this size; without a graph, the only layer that could."""
+    parameter = _parameter_behind(tensor, size)
+    owned = [
+        module
+        for root in roots(frames)
+        for module in root.modules()
+        if any(held is parameter if parameter is not None else False for held in module._parameters.values())
+        or (parameter is None and _outputs(module) == size)
+    ]
+    distinct = list({id(module): module for module in owned}.values())
+    return distinct[0] if len(distinct) == 1 else None
+
+
+def layer_built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> Location | None:
+    """The line that built a layer, also when an attribute of a trainer holds the model."""
+    found = built_at(frames, layer, label)
+    if found is not None:
+        return found
+    for holder, name, root in _held(frames):
+        path = next((path for path, module in root.named_modules() if module is layer), None)
+        if path is None or holder is None:
+            continue
+        node = _built_in_class(type(holder), f"{name}.{path}".rstrip("."))
+        if node is not None:
+            return node_location("origin", node[0], node[1], label)
+    return None
+
+
+def table_built_at(frames: list[Frame], table: Any, layer: torch.nn.Module | None, label: str) -> Location | None:
+    """The line that made a table: the layer that holds it, the attribute that it is, or the variable."""
+    if layer is not None:
+        return layer_built_at(frames, layer, label)
+    if table is None:
+        return None
+    for root in roots(frames):
+        for module in root.modules():
+            for name, held in [*module._parameters.items(), *module._buffers.items(), *module.__dict__.items()]:
+                if held is table:
+                    node = _built_in_class(type(module), name)
+                    if node is not None:
+                        return node_location("origin", node[0], node[1], label)
+    passed = user_argument(frames, table)
+    if passed is None:
+        return None
+    origin = origin_of(frames, passed[0], passed[1].node)
+    return None if origin is None else origin.location("origin", label)
+
+
+def roots(frames: list[Frame]) -> list[torch.nn.Module]:
+    """The modules that the user's live frames hold, the innermost frame's first, each once."""
+    return list({id(module): module for _, _, module in _held(frames)}.values())
+
+
+def _held(frames: list[Frame]) -> Iterator[tuple[Any, str, torch.nn.Module]]:
+    """Every module that a variable, or an attribute of a method's object, holds: that object, the name, the module."""
+    for frame in reversed(frames):
+        if not frame.is_user:
+            continue
+        for name, value in [*frame.variables.items(), *frame.live.f_globals.items()]:
+            if isinstance(value, torch.nn.Module):
+                yield None, name, value
+            elif name == "self":
+                for attribute, held in list(getattr(value, "__dict__", {}).items()):
+                    if isinstance(held, torch.nn.Module):
+                        yield value, attribute, held
+
+
+def _outputs(module: torch.nn.Module) -> int | None:
+    for name in ("out_features", "out_channels"):
+        size = module.__dict__.get(name)
+        if isinstance(size, int):
+            return size
+    return None
+
+
+def _parameter_behind(tensor: torch.Tensor, size: int) -> torch.Tensor | None:
+    """The nearest parameter in the graph of a tensor that has this size."""
+    queue = deque([tensor.grad_fn])
+    seen: set[Any] = set()
+    while queue and len(seen) < _NODES:
+        node = queue.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        parameter = getattr(node, "variable", None)
+        if isinstance(parameter, torch.Tensor) and size in parameter.shape:
+            return parameter
+        queue.extend(following for following, _ in node.next_functions)
+    return None

@@ -1,0 +1,1 @@
+"""Which statements make up a step: the cut, what is bookkeeping, how statements are made runnable."""

@@ -1,0 +1,56 @@
+"""Which variables of a frame hold the data of its step: what it starts from, and what it gets from elsewhere."""
+
+from __future__ import annotations
+
+import ast
+from types import FrameType
+
+from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.name_use import names_written, read_first
+from torchmedic.source.segment.cut import CannotCut, Segment, cut
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def data_names(frame: FrameType, line: int, forward_line: int | None) -> frozenset[str]:
+    """Names that the statements up to a line read before they assign them, or assign from a call.
+
+    Only such as get another value from step to step: the others can be asked when they are needed.
+    """
+    try:
+        segment = cut(frame, line, forward_line)
+    except CannotCut:
+        return frozenset()
+    return frozenset((read_first(segment.statements) | names_fetched(segment)) & names_renewed(frame, line))
+
+
+def names_renewed(frame: FrameType, line: int) -> set[str]:
+    """Names that the loops around a line bind; where there is none, a function is called anew for each step."""
+    tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
+    around = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, (*_FUNCTIONS, *_LOOPS)) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    function = max((node.lineno for node in around if isinstance(node, _FUNCTIONS)), default=0)
+    loops = [node for node in around if isinstance(node, _LOOPS) and node.lineno >= function]
+    if loops:
+        return {name for loop in loops for name in names_written(loop)}
+    return set(frame.f_code.co_varnames) | set(frame.f_code.co_cellvars)
+
+
+def names_fetched(segment: Segment) -> set[str]:
+    """Names whose value comes from a call, which may be one that a replay cannot make again."""
+    return {
+        name
+        for statement in segment.statements
+        if any(isinstance(node, ast.Call) for node in ast.walk(statement))
+        for name in names_written(statement)
+    }
+
+
+def names_changed(segment: Segment) -> set[str]:
+    """Names that the step reads and then gives another value: what they hold at its end is not what it began with."""
+    written = {name for statement in segment.statements for name in names_written(statement)}
+    return read_first(segment.statements) & written

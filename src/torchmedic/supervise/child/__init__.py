@@ -1,0 +1,1 @@
+"""Start the child, pass signals on, copy its stderr."""

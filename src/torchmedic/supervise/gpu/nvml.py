@@ -1,0 +1,168 @@
+"""What NVML says of the GPUs of this host. Nothing here is known to be supported: what is not told is None."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torchmedic.records.gpu import GpuHealth, GpuState, Xid
+from torchmedic.supervise.gpu.visible_gpus import visible
+
+_MOST_XIDS = 32
+_LOST = {15: "GPU is lost", 16: "GPU requires a reset"}
+_TIMEOUT = 10
+REASONS = {
+    0x01: "idle",
+    0x02: "application clocks",
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+
+
+class Gpus:
+    """All GPUs of the host."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._handles = [
+            handle
+            for index in range(self._ask("nvmlDeviceGetCount") or 0)
+            if (handle := self._ask("nvmlDeviceGetHandleByIndex", index)) is not None
+        ]
+        self._uuids = [_text(self._ask("nvmlDeviceGetUUID", handle)) for handle in self._handles]
+        self._names = [_text(self._ask("nvmlDeviceGetName", handle)) for handle in self._handles]
+        self._xids: dict[str, list[Xid]] = {}
+        self._ecc_before: dict[int, int | None] = {}
+        self._throttled: dict[int, int] = {}
+        self._hottest: dict[int, int] = {}
+        self._knows_us = False  # by the numbers that our processes have here: in a container it may be others
+        self._shown = visible(os.environ, self._uuids, self._names, self._parent_of) or []
+        self._set = self._ask("nvmlEventSetCreate")
+        for handle in self._handles if self._set is not None else ():
+            wanted = self._nvml.nvmlEventTypeXidCriticalError
+            if (self._ask("nvmlDeviceGetSupportedEventTypes", handle) or 0) & wanted:
+                self._ask("nvmlDeviceRegisterEvents", handle, wanted, self._set)
+
+    def events(self) -> bool:
+        """Take what the driver has reported since; whether there was anything."""
+        heard = False
+        while self._set is not None:
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
+            except self._nvml.NVMLError as error:
+                if error.value != _TIMEOUT:
+                    self._set = None
+                break
+            except AttributeError:  # an old package
+                self._set = None
+                break
+            heard = True
+            # A GPU that is lost may not even know its name.
+            uuid = _text(self._ask("nvmlDeviceGetUUID", event.device)) or (self._uuids[0] if self._uuids else "")
+            said = self._xids.setdefault(uuid, [])
+            if len(said) < _MOST_XIDS:
+                said.append(Xid(time=time.time(), code=int(event.eventData)))
+        return heard
+
+    def read(self, ours: frozenset[int]) -> GpuHealth:
+        """How everything is now.
+
+        Args:
+            ours: The processes of the run.
+        """
+        driver = _text(self._ask("nvmlSystemGetDriverVersion"))
+        return GpuHealth(
+            time=time.time(), driver=driver, gpus=tuple(self._state(index, ours) for index in range(len(self._handles)))
+        )
+
+    def _state(self, index: int, ours: frozenset[int]) -> GpuState:
+        handle = self._handles[index]
+        lost: list[str] = []
+
+        def ask(name: str, *args: Any) -> Any:
+            return self._ask(name, handle, *args, lost=lost)
+
+        nvml = self._nvml
+        ecc = ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        before = self._ecc_before.setdefault(index, ecc)
+        rows = ask("nvmlDeviceGetRemappedRows")  # correctable, uncorrectable, pending, failed
+        retired = ask("nvmlDeviceGetRetiredPages", nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)
+        reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
+        if reasons is None:
+            reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        self._throttled[index] = self._throttled.get(index, 0) | (reasons or 0)
+        temperature = ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
+        self._hottest[index] = max(self._hottest.get(index, 0), temperature or 0)
+        memory = ask("nvmlDeviceGetMemoryInfo")
+        pci = ask("nvmlDeviceGetPciInfo")
+        rates = ask("nvmlDeviceGetUtilizationRates")
+        return GpuState(
+            index=index,
+            uuid=self._uuids[index],
+            bus=_text(pci.busId) if pci is not None else "",
+            name=self._names[index],
+            ordinal=self._shown.index(index) if index in self._shown else None,
+            xids=tuple(self._xids.get(self._uuids[index], ())),
+            ecc_uncorrected=ecc,
+            ecc_new=None if ecc is None or before is None else ecc - before,
+            rows_remapped=rows[0] + rows[1] if rows is not None else None,
+            remap_pending=bool(rows[2]) if rows is not None else None,
+            remap_failed=bool(rows[3]) if rows is not None else None,
+            pages_retired=len(retired) if retired is not None else None,
+            throttle=_names(reasons or 0),
+            throttled=_names(self._throttled[index]),
+            temperature=temperature,
+            hottest=self._hottest[index] or None,
+            slowdown_temperature=ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+            power=_watts(ask("nvmlDeviceGetPowerUsage")),
+            power_limit=_watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
+            utilisation=int(rates.gpu) if rates is not None else None,
+            memory_utilisation=int(rates.memory) if rates is not None else None,
+            memory_used=int(memory.used) if memory is not None else None,
+            memory_total=int(memory.total) if memory is not None else None,
+            memory_others=self._of_others(ask("nvmlDeviceGetComputeRunningProcesses"), ours),
+            lost=lost[0] if lost else "",
+        )
+
+    def _of_others(self, processes: Any, ours: frozenset[int]) -> int | None:
+        if processes is None:
+            return None
+        self._knows_us = self._knows_us or any(process.pid in ours for process in processes)
+        held = [process.usedGpuMemory for process in processes if process.pid not in ours]
+        return sum(held) if self._knows_us and None not in held else None
+
+    def _parent_of(self, mig: str) -> str | None:
+        instance = self._ask("nvmlDeviceGetHandleByUUID", mig)
+        whole = self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", instance) if instance is not None else None
+        return _text(self._ask("nvmlDeviceGetUUID", whole)) if whole is not None else None
+
+    def _ask(self, name: str, *args: Any, lost: list[str] | None = None) -> Any:
+        """One question to NVML; None if it has no answer, and a word on it if that is because the GPU is gone."""
+        question: Callable[..., Any] | None = getattr(self._nvml, name, None)
+        if question is None:
+            return None
+        try:
+            return question(*args)
+        except self._nvml.NVMLError as error:
+            if lost is not None and (word := _LOST.get(error.value)) is not None:
+                lost.append(word)
+            return None
+
+
+def _names(reasons: int) -> tuple[str, ...]:
+    return tuple(name for bit, name in REASONS.items() if reasons & bit)
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")

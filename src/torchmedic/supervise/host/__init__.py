@@ -1,0 +1,1 @@
+"""The host: cgroups, memory pressure, the memory guard, the post-mortem of a process."""

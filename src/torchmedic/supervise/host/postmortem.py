@@ -1,0 +1,107 @@
+"""What only an outsider can see of a process that is gone: cgroup counters, the kernel's log, limits of the host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+from torchmedic.records.memory import MemoryLimits
+from torchmedic.supervise.host import cgroups
+
+
+def memory_limits(listing: Path = Path("/proc/self/cgroup"), root: Path | None = None) -> MemoryLimits:
+    """The memory cgroups around a process: kills in its own, and the lowest limit of all. Version 2, then version 1."""
+    marks = ("memory.events", "memory.oom_control")
+    groups = [
+        folder
+        for folder in cgroups.folders("memory", listing, root or cgroups.default_root())
+        if any(os.path.exists(f"{folder}/{mark}") for mark in marks)
+    ]
+    if not groups:
+        return MemoryLimits()
+    limits = [(limit, folder) for folder in groups if (limit := cgroups.memory_limit(folder)) is not None]
+    limit, bounding = min(limits, default=(None, groups[0]), key=lambda found: found[0] or 0)
+    highs = [high for folder in groups if (high := cgroups.number(f"{folder}/memory.high")) is not None]
+    own = groups[0]
+    if os.path.exists(f"{own}/memory.events"):
+        return MemoryLimits(
+            oom_kills=cgroups.table(f"{own}/memory.events", "oom_kill").get("oom_kill"),
+            limit=limit,
+            high=min(highs, default=None),
+            peak=cgroups.number(f"{bounding}/memory.peak"),
+            hits=cgroups.table(f"{bounding}/memory.events", "oom").get("oom"),
+        )
+    return MemoryLimits(
+        oom_kills=cgroups.table(f"{own}/memory.oom_control", "oom_kill").get("oom_kill"),
+        limit=limit,
+        peak=cgroups.number(f"{bounding}/memory.max_usage_in_bytes"),
+        hits=cgroups.number(f"{bounding}/memory.failcnt"),
+    )
+
+
+def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int | None:
+    """How often the kernel has killed for memory on this host since it was started."""
+    return cgroups.table(vmstat, "oom_kill").get("oom_kill")
+
+
+def kernel_log(pid: int, since: float) -> tuple[str, ...]:
+    """Lines of the kernel's log that name this process, where a user may read it.
+
+    Args:
+        pid: The process.
+        since: Seconds after the start of the host; what is older is about another process with the same number.
+    """
+    if shutil.which("dmesg") is None:
+        return ()
+    try:
+        done = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=2, errors="replace", check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return lines_about(done.stdout, pid, since)
+
+
+def lines_about(log: str, pid: int, since: float) -> tuple[str, ...]:
+    wanted = re.compile(rf"(\bpid[ =]|\bprocess |\[){pid}\b")
+    found = []
+    for line in log.splitlines():
+        stamp = re.match(r"\[ *(\d+\.\d+)\]", line)
+        if wanted.search(line) and stamp is not None and float(stamp[1]) >= since:
+            found.append(line.strip())
+    return tuple(found[-5:])
+
+
+def peak_rss_of_children() -> int:
+    """The largest RSS that any ended child had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes of RAM in the host, and of free swap."""
+    import psutil
+
+    return int(psutil.virtual_memory().total), int(psutil.swap_memory().free)
+
+
+def shm_free() -> int | None:
+    with contextlib.suppress(OSError):
+        status = os.statvfs("/dev/shm")
+        return status.f_bavail * status.f_frsize
+    return None
+
+
+def shm_size() -> int | None:
+    with contextlib.suppress(OSError):
+        status = os.statvfs("/dev/shm")
+        return status.f_blocks * status.f_frsize
+    return None
+
+
+def core_pattern() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/core_pattern").read_text().strip()
+    return ""

@@ -1,0 +1,139 @@
+"""The black box can be read back whatever happened to its writer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from processes import awaited
+
+from torchmedic.errors import UnreadableRun
+from torchmedic.observe.step import blackbox
+from torchmedic.observe.step.blackbox import SLOTS, BlackBox
+
+
+def write(box: BlackBox, step: int, file: str = "/home/me/train.py") -> None:
+    box.write(step % 5, step, step % 7, step + 1, file, step % 1000 + 1, step * 2, step * 3)
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    box = BlackBox(tmp_path / "box")
+    for step in range(3):
+        write(box, step, f"/home/me/{step}.py")
+
+    found = blackbox.read(tmp_path / "box")
+
+    assert (found.pid, found.clean_exit) == (os.getpid(), False)
+    assert [(moment.step, moment.file) for moment in found.moments] == [(n, f"/home/me/{n}.py") for n in range(3)]
+    assert found.last is not None
+    last = found.last
+    assert (last.micro_step, last.updates, last.phase, last.line, last.rss, last.device_memory) == (
+        2,
+        3,
+        "forward",
+        3,
+        4,
+        6,
+    )
+
+
+def test_only_the_last_moments_are_kept(tmp_path: Path) -> None:
+    box = BlackBox(tmp_path / "box")
+    for step in range(3 * SLOTS + 5):
+        write(box, step)
+    box.mark_clean_exit()
+
+    found = blackbox.read(tmp_path / "box")
+
+    assert [moment.step for moment in found.moments] == list(range(2 * SLOTS + 5, 3 * SLOTS + 5))
+    assert found.clean_exit
+
+
+def test_more_files_than_the_table_holds(tmp_path: Path) -> None:
+    box = BlackBox(tmp_path / "box")
+    for step in range(200):
+        write(box, step, f"/{'x' * 300}/{step}.py")
+    write(box, 200, "/home/me/train.py")
+
+    found = blackbox.read(tmp_path / "box")
+
+    assert found.moments[0].file.endswith("/0.py")
+    assert found.moments[150].file == ""
+    assert [moment.step for moment in found.moments] == list(range(201))
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.001, 0.004, 0.011, 0.02, 0.03])
+def test_a_writer_that_is_killed_leaves_whole_moments(tmp_path: Path, delay: float) -> None:
+    path = tmp_path / "box"
+    pid = os.fork()
+    if pid == 0:
+        box, step = BlackBox(path), 0
+        while True:
+            write(box, step, f"/home/me/{step % 20}.py")
+            step += 1
+    awaited(lambda: path.exists() and path.read_bytes().startswith(blackbox.MAGIC))
+    time.sleep(delay)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+    moments = blackbox.read(path).moments
+
+    steps = [moment.step for moment in moments]
+    # At most the moment that was being written is missing.
+    assert steps == list(range(steps[0], steps[0] + len(steps))) if steps else True
+    for moment in moments:
+        assert (moment.rss, moment.device_memory, moment.updates) == (moment.step * 2, moment.step * 3, moment.step + 1)
+        assert moment.file == f"/home/me/{moment.step % 20}.py"
+
+
+def test_half_a_moment_is_passed_over(tmp_path: Path) -> None:
+    box = BlackBox(tmp_path / "box")
+    write(box, 0)
+    write(box, 1)
+    data = bytearray((tmp_path / "box").read_bytes())
+    second = 64 + 32 * 1024 + 2 * 64
+    data[second] += 7  # its number in front is already that of the next, the one behind still its own
+    (tmp_path / "box").write_bytes(data)
+
+    assert [moment.step for moment in blackbox.read(tmp_path / "box").moments] == [0]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_damage_is_named_or_passed_over(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "box"
+    path.unlink(missing_ok=True)
+    box = BlackBox(path)
+    for step in range(5):
+        write(box, step)
+    raw = bytearray(path.read_bytes())
+    cut = data.draw(st.integers(0, len(raw)))
+    for _ in range(data.draw(st.integers(0, 20))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(raw[:cut] if data.draw(st.booleans()) else raw)
+    try:
+        blackbox.read(path)
+    except UnreadableRun as error:
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_a_missing_box_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableRun, match="cannot read"):
+        blackbox.read(tmp_path / "nothing")
+
+
+def test_a_follower_finds_the_last_moment_wherever_the_ring_begins(tmp_path: Path) -> None:
+    box, steps = BlackBox(tmp_path / "box"), 0
+    follower = blackbox.Follower(tmp_path / "box")
+    for more in (0, 1, 2, 900, 1023, 1024, 1025, 3000, 1, 0, 7):
+        for _ in range(more):
+            write(box, steps)
+            steps += 1
+        seen = [beat.step for beat in follower.new(12)]
+
+        assert seen == list(range(steps - min(more, 12), steps))

@@ -1,0 +1,129 @@
+"""What is kept of the last backward calls, and which of them are suspected."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from torchmedic.evidence.spoiled_weights import suspects
+from torchmedic.observe.device import async_devices
+from torchmedic.observe.numbers.finite_watch import FiniteWatch
+from torchmedic.observe.numbers.kept_steps import GONE, Past, Pasts, given_back, kept
+from torchmedic.observe.numbers.weight_copies import Rewind
+from torchmedic.observe.step.batches import Batches
+from torchmedic.observe.step.clock import Clock
+from torchmedic.observe.step.step_notes import StepNotes, line_of
+
+
+def test_a_small_tensor_is_kept_and_a_big_one_is_not_kept_alive() -> None:
+    small, big = torch.ones(4), torch.ones(1 << 20)
+    held = kept({"a": small, "b": [1, small]})
+    assert given_back(held)["a"] is small
+    reference = weakref.ref(big)
+    weak = kept(big)
+    assert given_back(weak) is big
+    del big
+    gc.collect()
+    assert reference() is None
+    assert given_back(weak) is GONE
+
+
+def test_a_tensor_that_was_written_to_since_is_not_given_back() -> None:
+    tensor = torch.ones(4)
+    held = kept((tensor, 3))
+    tensor.add_(1)
+    assert given_back(held) is GONE
+
+
+def test_no_graph_is_kept() -> None:
+    assert kept(torch.ones(3, requires_grad=True) * 2) is GONE
+
+
+def test_big_batches_are_let_go_of_from_the_oldest() -> None:
+    batches = Batches()
+    pasts = Pasts(StepNotes(), batches, Clock())
+    calls = []
+    for number in range(4):
+        batches.arrived([torch.zeros(7 << 20)])  # 28 MiB
+        calls.append(pasts.record(sys._getframe(), number))
+    assert [call.batch is not None for call in calls] == [False, False, True, True]
+
+
+def test_a_batch_on_the_device_is_not_kept() -> None:
+    batches = Batches()
+    batches.arrived([torch.zeros(4, device="meta")])
+    assert Pasts(StepNotes(), batches, Clock()).record(sys._getframe(), 0).batch is None
+
+
+def call(update: int) -> Past:
+    return Past(StepNotes(), Batches(), 0, update)
+
+
+def test_the_calls_of_the_update_before_are_suspected_first_and_in_order() -> None:
+    first, second, third, fourth, bad = call(0), call(1), call(1), call(1), call(2)
+    assert suspects([first, second, third, fourth, bad], bad) == [second, third, fourth, first]
+
+
+def test_of_a_closure_the_call_before_is_suspected_first() -> None:
+    first, second, bad, later = call(1), call(1), call(1), call(1)
+    assert suspects([first, second, bad, later], bad) == [second, first, bad]
+
+
+def test_the_line_of_an_instruction_is_that_of_the_frame() -> None:
+    frame = sys._getframe()
+    assert line_of(frame.f_code, frame.f_lasti) == frame.f_lineno
+
+
+class Examiner:
+    def __init__(self) -> None:
+        self.deaths: list[BaseException] = []
+
+    def device_died(self, error: BaseException, frame: Any) -> None:
+        self.deaths.append(error)
+
+    def usual_step(self) -> tuple[int, float]:
+        return 0, 1.0
+
+    def mark(self, what: str) -> None:
+        pass
+
+
+class Dying:
+    """A device that fails when it is first asked."""
+
+    def query(self) -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def place(self, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+        return torch.empty((), dtype=dtype), self
+
+    def arrange(self, host: torch.Tensor, event: Any, value: torch.Tensor) -> None:
+        return None
+
+    def may_work(self) -> bool:
+        return True
+
+
+def test_a_device_that_dies_is_told_of_once_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_devices, "devices", {"cpu": Dying(), "cuda": Dying()})
+    monkeypatch.setattr(async_devices, "_dead", [])
+    monkeypatch.setattr(async_devices, "_never_free", lambda value: None)
+    notes, batches, clock = StepNotes(), Batches(), Clock()
+    examiner = Examiner()
+    watch = FiniteWatch(examiner, Pasts(notes, batches, clock), Rewind())  # type: ignore[arg-type]
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    watch.backward_begins([weight.sum()], ("train.py", 1), sys._getframe())
+    watch.step_begins(optimizer, sys._getframe())
+
+    assert [str(error) for error in examiner.deaths] == ["CUDA error: device-side assert triggered"]
+    assert not watch.on
+    assert async_devices.is_dead()
+    assert "cuda" not in async_devices.devices
+    watch.device_failed(RuntimeError("CUDA error: again"), sys._getframe())
+    assert len(examiner.deaths) == 1

@@ -1,0 +1,151 @@
+"""What surrounds a replay: the world outside hears nothing of it, other threads and signals lose nothing by it."""
+
+from __future__ import annotations
+
+import collections
+import csv
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchmedic.replay.isolation.deferred_signals import signals_deferred
+from torchmedic.replay.isolation.outside_world import Refused, refusals, sealed
+from torchmedic.replay.isolation.python_state import python_left_alone
+from torchmedic.replay.step.tensor_writes import KeptTensors
+
+
+def test_the_thread_of_a_replay_writes_nothing_and_others_lose_nothing(tmp_path: Path) -> None:
+    text, binary = (tmp_path / "text").open("w"), (tmp_path / "binary").open("wb")
+    rows = csv.writer(text)
+    begun, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        begun.wait()
+        text.write("other\n")
+        binary.write(b"other")
+        (tmp_path / "theirs").write_text("other")
+        done.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    text.write("before\n")
+    with sealed():
+        binary.write(b"ours")
+        (tmp_path / "ours").write_text("ours")
+        os.write(binary.fileno(), b"ours")
+        begun.set()
+        done.wait()
+        text.write("ours\n")
+        print("ours", file=text, flush=True)
+    with sealed():
+        rows.writerow(["ours"])  # it has the method from before
+    thread.join()
+    text.close()
+    binary.close()
+
+    assert (tmp_path / "text").read_text() == "before\nother\n"
+    assert (tmp_path / "binary").read_bytes() == b"other"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["binary", "text", "theirs"]
+
+
+def test_what_would_reach_outside_is_refused(tmp_path: Path) -> None:
+    with sealed():
+        for number, act in enumerate(
+            (
+                lambda: os.posix_spawn("/bin/true", ["true"], {}),
+                lambda: os.kill(os.getpid(), signal.SIGKILL),
+                lambda: os._exit(3),
+                lambda: threading.Thread(target=print).start(),
+                lambda: sys.modules["_io"].FileIO(str(tmp_path / "new"), "w"),
+            )
+        ):
+            assert refusals() == number
+            with pytest.raises(Refused):
+                act()
+    assert not list(tmp_path.iterdir())
+    assert refusals() == 0
+
+
+def test_a_signal_that_comes_in_a_replay_is_handled_after_it() -> None:
+    class Ended(Exception):
+        pass
+
+    def handler(number: int, frame: Any) -> None:
+        raise Ended
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        deferred = signals_deferred()
+        deferred.__enter__()
+        signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(Ended):
+            deferred.__exit__(None, None, None)
+        assert signal.getsignal(signal.SIGUSR1) is handler
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+class _Slotted:
+    __slots__ = ("count",)
+
+
+class _Plain:
+    shared = 0
+
+    def __init__(self) -> None:
+        self.items: dict[str, Any] = {"a": 1}
+
+
+def test_python_objects_are_what_they_were() -> None:
+    slotted, plain, ordered = _Slotted(), _Plain(), collections.OrderedDict(a=1, b=2)
+    slotted.count, steady, count = 1, iter([1, 2, 3]), 0
+    queue, numbers = collections.deque([1], maxlen=2), {1, 2}
+
+    def numbered() -> Iterator[int]:
+        yield from range(9)
+
+    def add() -> None:
+        nonlocal count
+        count += 1
+
+    one_way = numbered()
+    with python_left_alone(sys._getframe()) as unread:
+        slotted.count += 1
+        _Plain.shared += 1
+        plain.items["b"] = plain.more = 2  # type: ignore[attr-defined]
+        ordered.move_to_end("a")
+        queue.extend([5, 6])
+        numbers.clear()
+        next(steady)
+        add()
+        os.environ["TORCHMEDIC_TEST"] = "1"
+        assert id(one_way) in unread
+
+    assert (slotted.count, _Plain.shared, vars(plain)) == (1, 0, {"items": {"a": 1}})
+    assert (list(ordered), queue, numbers, next(steady), count) == (["a", "b"], collections.deque([1]), {1, 2}, 1, 0)
+    assert "TORCHMEDIC_TEST" not in os.environ
+
+
+def test_older_tensors_are_what_they_were_and_their_graphs_stay_valid() -> None:
+    average, weight = torch.ones(4, 4), torch.ones(3, requires_grad=True)
+    data = torch.arange(3.0)
+    loss = (weight * data).sum()
+    with KeptTensors([weight]):
+        average[1].mul_(3)
+        average.add_(1)
+        data.add_(1)
+        fresh = torch.zeros(2)
+        fresh.add_(1)
+    loss.backward()
+
+    assert torch.equal(average, torch.ones(4, 4))
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [0.0, 1.0, 2.0]
+    assert fresh.tolist() == [1.0, 1.0]
