@@ -24,7 +24,8 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Fault
 
 CASES = Path(__file__).parent / "graph_cases"
-GRAPH_RULES = tuple(rule for rule in registry.RAISED if rule.startswith(("shapes.", "modules.")))
+FAMILIES = ("shapes.", "modules.", "autograd.backward_on_non_scalar")
+GRAPH_RULES = tuple(rule for rule in registry.RAISED if rule.startswith(FAMILIES))
 
 
 def cases() -> list[Any]:

@@ -20,7 +20,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 def entries() -> list[Entry]:
     """All registered rules, by code."""
-    return sorted((_read(rule) for rule in registry.ALL), key=lambda entry: entry.code)
+    return sorted((read(rule) for rule in registry.ALL), key=lambda entry: entry.code)
 
 
 def find(code: str) -> Entry | None:
@@ -29,7 +29,8 @@ def find(code: str) -> Entry | None:
     return next((entry for entry in entries() if wanted in (entry.code.lower(), entry.name)), None)
 
 
-def _read(rule: str) -> Entry:
+def read(rule: str) -> Entry:
+    """What the source of one registered rule says."""
     path = Path(__file__).parent / "rules" / (rule.replace(".", "/") + ".py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
     doc = inspect.cleandoc(ast.get_docstring(tree) or "")

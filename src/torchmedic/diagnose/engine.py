@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchmedic.contained import report_fault
-from torchmedic.diagnose.registry import load
-from torchmedic.diagnose.rules.unknown import not_explained
+from torchmedic.diagnose.registry import Family, load
+from torchmedic.diagnose.rule import E
+from torchmedic.diagnose.rules.cause_not_known import not_explained
 from torchmedic.records import Diagnosis
+
+if TYPE_CHECKING:
+    from torchmedic.evidence.exception import RaisedEvidence
+    from torchmedic.evidence.numbers import NumbersEvidence
+    from torchmedic.records.death import Death
+
+Explained = TypeVar("Explained", bound="RaisedEvidence | NumbersEvidence | Death")
 
 _GRADES = ("proven", "likely", "possible")
 
 
-def diagnose(evidence: Any, rules: Iterable[str]) -> Diagnosis:
+def diagnose(evidence: Explained, rules: Family[Explained]) -> Diagnosis:
     """The diagnosis of one incident; TM900 where no rule can bear a claim out."""
     return ask(evidence, rules) or not_explained(evidence)
 
 
-def ask(evidence: Any, rules: Iterable[str]) -> Diagnosis | None:
-    """The best-graded answer of some rules, if one of them has any.
+def ask(evidence: E, rules: Family[E]) -> Diagnosis | None:
+    """The best-graded answer of a family of rules; the first proven answer ends the search.
 
-    The order of the registry breaks ties. A rule that crashes is contained and counts as silent.
+    The order of the family breaks ties. A rule that crashes is contained and counts as silent.
     """
+    return _best(evidence, rules)
+
+
+def ask_each(evidence: E, rules: Family[E]) -> list[Diagnosis]:
+    """The answer of every rule that has one."""
+    return [found for rule in rules if (found := _best(evidence, (rule,))) is not None]
+
+
+def _best(evidence: Any, rules: Iterable[str]) -> Diagnosis | None:
     found: list[Diagnosis] = []
     for name in rules:
         try:

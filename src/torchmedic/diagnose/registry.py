@@ -1,19 +1,57 @@
-"""Every rule, by hand, under the kind of evidence that it looks at.
+"""Every rule, by hand, under the kind of evidence that it looks at; the specific before the general.
 
-What is more specific stands before what is more general. Rules are named as text and loaded late: those that read live
-tensors import torch, which the supervising parent never does.
+Rules are named as text and loaded late: rules that read live tensors import torch, which the supervising parent never
+does. So mypy cannot see which evidence a listed rule takes. It sees that a family is asked about its own kind of
+evidence (`engine.ask`), and `tests/unit/diagnose/test_registry.py` compares the annotation of every rule's `check` with
+the family that lists the rule.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+from typing import TYPE_CHECKING, Any, Generic
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import E_contra, Rule
+from torchmedic.records import Diagnosis
+
+if TYPE_CHECKING:
+    from torchmedic.evidence.check_up import CheckUp
+    from torchmedic.evidence.exception import RaisedEvidence
+    from torchmedic.evidence.leaks.evidence import LeakEvidence
+    from torchmedic.evidence.loop import LoopEvidence
+    from torchmedic.evidence.lost_device.evidence import LostDevice
+    from torchmedic.evidence.numbers import NumbersEvidence
+    from torchmedic.observe.memory.last_numbers import NoRoom
+    from torchmedic.records.death import Death
+    from torchmedic.records.memory import HostAlarm
+    from torchmedic.records.stall import Stall
 
 _RULES = "torchmedic.diagnose.rules."
 
+
+class Family(tuple[str, ...], Generic[E_contra]):
+    """Rules that look at one kind of evidence, in the order in which they are asked.
+
+    Args:
+        rules: Modules below `diagnose/rules`. A module is called like its rule.
+        silent: Training goes on and nothing is raised: such a finding explains no death, and a user may ignore it.
+        hang: The run makes no progress.
+        fallback: The diagnosis where no rule has any.
+    """
+
+    silent: bool
+    hang: bool
+    fallback: bool
+
+    def __new__(cls, *rules: str, silent: bool = False, hang: bool = False, fallback: bool = False) -> Family[E_contra]:
+        family = super().__new__(cls, rules)
+        family.silent, family.hang, family.fallback = silent, hang, fallback
+        return family
+
+
 # Among those: who is to blame that memory ran out. What only says that it did stands behind them.
-EXHAUSTED: tuple[str, ...] = (
+EXHAUSTED: Family[RaisedEvidence] = Family(
     "memory.accidental_broadcast",
     "memory.retained_graph",
     "memory.shared_device",
@@ -28,7 +66,7 @@ EXHAUSTED: tuple[str, ...] = (
 )
 
 # Asked in a DataLoader worker that ran out of memory: it knows who holds what, and the main process does not.
-OF_WORKER: tuple[str, ...] = (
+OF_WORKER: Family[RaisedEvidence] = Family(
     *EXHAUSTED,
     "memory.address_space_limit",
     "memory.cgroup_limit",
@@ -36,7 +74,7 @@ OF_WORKER: tuple[str, ...] = (
 )
 
 # Asked in the process that raised, while its frames are alive.
-RAISED: tuple[str, ...] = (
+RAISED: Family[RaisedEvidence] = Family(
     "process.recursion_limit",
     "memory.shared_memory_full",
     "memory.pinned_memory_refused",
@@ -114,21 +152,21 @@ RAISED: tuple[str, ...] = (
 )
 
 # Asked of the exception that a step raised on the CPU, when it was run again because its device had died.
-SHADOWED: tuple[str, ...] = (
+SHADOWED: Family[RaisedEvidence] = Family(
     "devices.label_out_of_range",
     "devices.index_out_of_range",
     "devices.value_out_of_domain",
 )
 
 # Asked of a device that died, where running the step on the CPU did not show why.
-LOST: tuple[str, ...] = (
+LOST: Family[LostDevice] = Family(
     "devices.device_side_assert",
     "devices.illegal_memory_access",
     "devices.gpu_hardware_fault",
 )
 
 # Asked in the process in which NaN or infinity is about to reach the weights.
-NUMBERS: tuple[str, ...] = (
+NUMBERS: Family[NumbersEvidence] = Family(
     "numbers.nonfinite_optimizer_update",
     "numbers.damaged_weights",
     "numbers.nonfinite_data",
@@ -151,7 +189,7 @@ NUMBERS: tuple[str, ...] = (
 )
 
 # Asked of a loop that does what cannot be meant, while it goes on.
-SILENT: tuple[str, ...] = (
+SILENT: Family[LoopEvidence] = Family(
     "loop.gradients_never_cleared",
     "loop.gradients_cleared_inside_accumulation",
     "loop.loss_not_divided",
@@ -174,10 +212,11 @@ SILENT: tuple[str, ...] = (
     "loop.growing_graph",
     "loop.leftover_micro_batches",
     "loop.dropout_in_evaluation",
+    silent=True,
 )
 
 # Asked of the first steps, each rule for itself: what their graphs show.
-CHECKUP: tuple[str, ...] = (
+CHECKUP: Family[CheckUp] = Family(
     "checkup.loss_without_way_back",
     "checkup.broadcast_in_loss",
     "checkup.activation_applied_twice",
@@ -191,25 +230,29 @@ CHECKUP: tuple[str, ...] = (
     "checkup.first_loss_too_high",
     "checkup.backward_inside_autocast",
     "checkup.outdated_amp_names",
+    silent=True,
 )
 
 # Asked of what grows while training goes on.
-GROWING: tuple[str, ...] = (
+GROWING: Family[LeakEvidence] = Family(
     "memory.graphs_kept",
     "memory.graph_carried_on",
     "memory.growing_holder",
     "memory.gradient_cycles",
     "memory.hooks_pile_up",
+    silent=True,
 )
 
 # Asked in the parent, of memory of the host that is about to end.
-HOST: tuple[str, ...] = ("memory.host_memory_running_out",)
+HOST: Family[HostAlarm] = Family("memory.host_memory_running_out", silent=True)
 
 # Asked in the parent, of a process that had no memory left to look at itself.
-OUT_OF_ROOM: tuple[str, ...] = ("memory.address_space_limit",)
+OUT_OF_ROOM: Family[NoRoom] = Family(
+    "memory.address_space_limit",
+)
 
 # Asked in the parent, of a process that is gone.
-DEATHS: tuple[str, ...] = (
+DEATHS: Family[Death] = Family(
     "process.segmentation_fault",
     "process.abort",
     "memory.shared_memory_full",
@@ -222,14 +265,14 @@ DEATHS: tuple[str, ...] = (
 )
 
 # Asked of a run that does not get on.
-STALLED: tuple[str, ...] = (
+STALLED: Family[Stall] = Family(
     "hangs.stopped_process",
-    "hangs.gil_held",
-    "hangs.lock_inherited_by_fork",
+    "hangs.gil_held_by_native_code",
+    "hangs.lock_inherited_through_fork",
     "hangs.thread_deadlock",
     "hangs.openmp_after_fork",
     "hangs.openmp_team_too_small",
-    "hangs.empty_loader",
+    "hangs.empty_loader_cycled",
     "hangs.wait_inside_backward",
     "hangs.waiting_for_input",
     "hangs.queue_not_drained",
@@ -247,28 +290,59 @@ STALLED: tuple[str, ...] = (
     "hangs.stalled_by_allocator",
     "hangs.cpu_throttled",
     "hangs.autotuning",
-    "hangs.ptx_jit",
+    "hangs.ptx_compiled_by_driver",
     "hangs.compiling",
     "hangs.saving_checkpoint",
     "hangs.slow_data",
     "hangs.long_kernel",
-    "hangs.sleeping",
+    "hangs.sleeping_on_purpose",
     "hangs.long_work",
-    "hangs.unknown_standstill",
+    "hangs.standstill_not_explained",
+    hang=True,
 )
 
 # Asked by nobody: what remains when all others are silent.
-LAST: tuple[str, ...] = ("unknown",)
+LAST: Family[Any] = Family("cause_not_known", fallback=True)
 
-_KINDS = (RAISED, LOST, NUMBERS, SILENT, CHECKUP, GROWING, HOST, DEATHS, STALLED, LAST)
-ALL: tuple[str, ...] = tuple(dict.fromkeys(rule for kind in _KINDS for rule in kind))
+_FAMILIES: tuple[Family[Any], ...] = (
+    RAISED,
+    LOST,
+    NUMBERS,
+    SILENT,
+    CHECKUP,
+    GROWING,
+    HOST,
+    DEATHS,
+    STALLED,
+    LAST,
+)
+ALL: tuple[str, ...] = tuple(dict.fromkeys(rule for family in _FAMILIES for rule in family))
 
 
-def module_name(rule: str) -> str:
-    return _RULES + rule
-
-
-def load(rule: str) -> Rule:
-    found = importlib.import_module(module_name(rule)).RULE
+def load(rule: str) -> Rule[Any]:
+    """Import a rule. Only the process of the user may load all of them: most rules import torch."""
+    found = importlib.import_module(_RULES + rule).RULE
     assert isinstance(found, Rule)
     return found
+
+
+def is_silent(diagnosis: Diagnosis) -> bool:
+    """Whether the diagnosis is about a mistake that raises nothing."""
+    return any(family.silent for family in _families(diagnosis.name))
+
+
+def is_hang(diagnosis: Diagnosis) -> bool:
+    """Whether the diagnosis is about a run that makes no progress."""
+    return any(family.hang for family in _families(diagnosis.name))
+
+
+def is_fallback(diagnosis: Diagnosis) -> bool:
+    """Whether the diagnosis says that no rule has an explanation."""
+    return any(family.fallback for family in _families(diagnosis.name))
+
+
+@functools.cache
+def _families(name: str) -> tuple[Family[Any], ...]:
+    """The families that list the rule of this name. No rule is loaded: a module is called like its rule."""
+    module = name.replace("-", "_")
+    return tuple(family for family in _FAMILIES if any(rule.split(".")[-1] == module for rule in family))

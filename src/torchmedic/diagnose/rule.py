@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from torchmedic.records import Diagnosis, Grade, Location, Safety, Severity, Treatment
 
 
-class Rule(msgspec.Struct, frozen=True):
+class Evidence(Protocol):
+    """What every kind of evidence offers, beside what only its own rules read.
+
+    The number of the step is not called `step`: some kinds of evidence have a `step` that can be replayed.
+    """
+
+    @property
+    def step_number(self) -> int | None: ...
+
+    @property
+    def rank(self) -> int: ...
+
+
+E = TypeVar("E", bound=Evidence)
+E_contra = TypeVar("E_contra", bound=Evidence, contravariant=True)
+
+
+class Rule(msgspec.Struct, Generic[E_contra], frozen=True):
     """One bad thing: its code, its name, and the check that proves it.
 
     A rule is one file. Its module docstring is what `torchmedic explain CODE` prints: what happened, why, how to cure
     it. The check takes the kind of evidence under which the registry lists the rule, and returns None unless the
-    evidence bears the claim out.
+    evidence bears the claim out. A rule that takes two kinds of evidence may be listed under both.
     """
 
     code: str
     name: str
-    check: Callable[[Any], Diagnosis | None]
+    check: Callable[[E_contra], Diagnosis | None]
+
+    def draft(self, evidence: Evidence, grade: Grade, message: str, cause: str) -> Draft:
+        """Begin the diagnosis of this rule, in the step and on the rank of the evidence."""
+        return Draft(self.code, self.name, grade, message, cause, step=evidence.step_number, rank=evidence.rank)
 
 
 class Draft:
     """A diagnosis in the making, so that a rule reads as message, places, evidence, advice."""
 
-    def __init__(self, code: str, name: str, grade: Grade, message: str, cause: str) -> None:
-        self._head = (code, name, grade, message, cause)
+    def __init__(
+        self, code: str, name: str, grade: Grade, message: str, cause: str, *, step: int | None = None, rank: int = 0
+    ) -> None:
+        self.code = code
+        self._name = name
+        self._grade: Grade = grade
+        self._message = message
+        self._cause = cause
+        self._step = step
+        self._rank = rank
         self._locations: list[Location] = []
         self._evidence: list[str] = []
         self._treatments: list[Treatment] = []
@@ -57,10 +86,6 @@ class Draft:
         return self
 
     @property
-    def code(self) -> str:
-        return self._head[0]
-
-    @property
     def has_place(self) -> bool:
         return bool(self._locations)
 
@@ -68,17 +93,17 @@ class Draft:
     def has_treatment(self) -> bool:
         return bool(self._treatments)
 
-    def done(self, *, step: int | None = None, rank: int = 0, severity: Severity = "error") -> Diagnosis:
-        code, name, grade, message, cause = self._head
+    def done(self, *, step: int | None = None, severity: Severity = "error") -> Diagnosis:
+        """End the draft. `step` is for evidence that covers several steps, where one of them is meant."""
         return Diagnosis(
-            code=code,
-            name=name,
+            code=self.code,
+            name=self._name,
             severity=severity,
-            grade=grade,
-            message=message,
-            cause=cause,
-            step=step,
-            rank=rank,
+            grade=self._grade,
+            message=self._message,
+            cause=self._cause,
+            step=self._step if step is None else step,
+            rank=self._rank,
             locations=tuple(self._locations),
             evidence=tuple(self._evidence),
             treatments=tuple(self._treatments),

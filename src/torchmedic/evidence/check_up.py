@@ -51,6 +51,10 @@ class CheckUp:
         self._frame = frame
         self._models = models
 
+    @property
+    def step_number(self) -> int | None:
+        return self.graphs[-1].step if self.graphs else None
+
     @functools.cached_property
     def frames(self) -> list[Frame]:
         """The frames of the training loop, outermost first."""

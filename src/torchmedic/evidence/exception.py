@@ -30,6 +30,14 @@ class RaisedEvidence:
         worker = incident.worker
         self.message = str(self.error) if worker is None or worker.stage != "other" else worker.message
 
+    @property
+    def step_number(self) -> int:
+        return self.incident.step
+
+    @property
+    def rank(self) -> int:
+        return self.incident.rank
+
     def failing_step(self) -> Step:
         """The step up to the statement that failed.
 

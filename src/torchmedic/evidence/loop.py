@@ -24,6 +24,10 @@ class LoopEvidence:
         self.rank: int = agent.rank
 
     @property
+    def step_number(self) -> int:
+        return self.incident.step
+
+    @property
     def kind(self) -> str:
         return self.incident.kind
 

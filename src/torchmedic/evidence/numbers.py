@@ -72,6 +72,14 @@ class NumbersEvidence:
         self.targets: list[tuple[Victim, list[Value]]] = []
 
     @property
+    def step_number(self) -> int:
+        return self.incident.step
+
+    @property
+    def rank(self) -> int:
+        return self.incident.rank
+
+    @property
     def complaint(self) -> str:
         """What an exception said of it, where one did."""
         return ""

@@ -16,8 +16,8 @@ from torchmedic.detect.loop.incident import LoopIncident
 from torchmedic.detect.trends.heap_growth import Growth
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.cures import memory
-from torchmedic.diagnose.engine import ask, diagnose
-from torchmedic.diagnose.rules.unknown import CODE
+from torchmedic.diagnose.engine import ask, ask_each, diagnose
+from torchmedic.diagnose.rules.cause_not_known import CODE
 from torchmedic.diagnose.suppression import is_suppressed
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.evidence.exception import RaisedEvidence
@@ -179,10 +179,8 @@ def check_up(graphs: Sequence[LossGraph], unreached: Unreached | None, frame: Fr
         tensor for optimizer in agent.clock.optimizers for group in optimizer.param_groups for tensor in group["params"]
     ]
     evidence = CheckUp(graphs, frame, optimized=optimized, unreached=unreached, rank=agent.rank)
-    for rule in registry.CHECKUP:
-        diagnosis = ask(evidence, (rule,))
-        if diagnosis is not None:
-            publish_silent(diagnosis, agent)
+    for diagnosis in ask_each(evidence, registry.CHECKUP):
+        publish_silent(diagnosis, agent)
 
 
 def growing(found: list[Growth], looks: list[Look], frame: FrameType, agent: Any) -> None:

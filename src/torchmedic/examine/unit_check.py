@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose import registry
-from torchmedic.diagnose.engine import ask
+from torchmedic.diagnose.engine import ask_each
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe import agent
 from torchmedic.observe.checkup.loss_graph import LossGraph
@@ -54,8 +54,8 @@ def checkup(model: torch.nn.Module, batch: Any, loss_fn: Callable[..., torch.Ten
         evidence = CheckUp(
             [graph], frame, optimized=parameters, unreached=unreached, models=[model], sure_after_one=True
         )
-        found = [ask(evidence, (rule,)) for rule in registry.CHECKUP]
-    return [diagnosis for diagnosis in found if diagnosis is not None and diagnosis.severity != "note"]
+        found = ask_each(evidence, registry.CHECKUP)
+    return [diagnosis for diagnosis in found if diagnosis.severity != "note"]
 
 
 def _step(

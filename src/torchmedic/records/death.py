@@ -46,3 +46,8 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     core_pattern: str = ""
     samples: tuple[MemorySample, ...] = ()
     holders: tuple[HeldMemory, ...] = ()
+
+    @property
+    def step_number(self) -> int | None:
+        """The step in which the process was last seen."""
+        return self.box.last.step if self.box is not None and self.box.last is not None else None

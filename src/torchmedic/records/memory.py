@@ -94,5 +94,9 @@ class HostAlarm(msgspec.Struct, frozen=True, kw_only=True):
     line: int = 0
 
     @property
+    def step_number(self) -> int | None:
+        return self.step
+
+    @property
     def last(self) -> MemorySample:
         return self.samples[-1]

@@ -65,6 +65,10 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     above: tuple[int, ...] = ()
     peers: tuple[Peer, ...] = ()
 
+    @property
+    def step_number(self) -> int:
+        return self.step
+
     def process(self, pid: int) -> ProcessView | None:
         return next((process for process in self.processes if process.pid == pid), None)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from torchmedic.detect.failures.death import REQUESTED, fatal_signal, read_stacks, signal_name
+from torchmedic.diagnose.registry import is_silent
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.step import blackbox
 from torchmedic.records import BoxContents
@@ -20,7 +21,6 @@ from torchmedic.supervise.host import postmortem
 from torchmedic.supervise.host.memory_guard import holders
 from torchmedic.supervise.host.watch import Vigil
 
-_SILENT = "TM6"  # mistakes that raise nothing: what was said of them explains no death
 _SAMPLES = 40  # of the host's memory, before the end
 
 # Exceptions that say no more than that another process has failed.
@@ -74,7 +74,7 @@ def find(left: Left, vigil: Vigil, pid: int, status: int, *, through_shell: bool
         number
         for number, folder in left.folders.items()
         for found in [files.read_diagnoses(folder).values()]
-        if any(each.severity == "error" and each.code[:3] != _SILENT for each in found)
+        if any(each.severity == "error" and not is_silent(each) for each in found)
     }
     dead = sorted(
         (number for number, name in signals.items() if name not in REQUESTED and number not in spoken),

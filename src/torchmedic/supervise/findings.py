@@ -6,6 +6,7 @@ import contextlib
 import time
 from pathlib import Path
 
+from torchmedic.diagnose.registry import is_fallback, is_silent
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.step import blackbox
 from torchmedic.records import Diagnosis
@@ -14,8 +15,6 @@ from torchmedic.supervise.folder_news import News
 from torchmedic.supervise.job import same_finding
 from torchmedic.supervise.proc import process
 
-_UNEXPLAINED = "TM900"
-_SILENT = "TM6"
 _KILLED = "TM805"
 _WORKER_GONE = "TM822"
 _SHARED = ("TM414", "TM415")
@@ -61,7 +60,7 @@ class Findings:
                     if known in self._full:
                         continue
                     self._full.add(known)
-                if diagnosis.code in (_UNEXPLAINED, _WORKER_GONE):
+                if is_fallback(diagnosis) or diagnosis.code == _WORKER_GONE:
                     self._waiting[path] = diagnosis
                 else:
                     found.append(diagnosis)
@@ -84,9 +83,9 @@ class Findings:
             path: diagnosis
             for folder in layout.process_folders(self._run)
             for path, diagnosis in files.read_diagnoses(folder).items()
-            if diagnosis.severity == "error" and not diagnosis.code.startswith(_SILENT)
+            if diagnosis.severity == "error" and not is_silent(diagnosis)
         }
-        ours = {path: found for path, found in self._waiting.items() if found.code == _UNEXPLAINED}
+        ours = {path: found for path, found in self._waiting.items() if is_fallback(found)}
         if not everyone or not ours or (self._rank is not None and _told_by_others(self._run, self._rank)):
             return []
         explained = {path.parent for path, diagnosis in everyone.items() if _explains(diagnosis)}
@@ -100,7 +99,7 @@ class Findings:
 
 def _explains(diagnosis: Diagnosis) -> bool:
     """Whether it can be why another process has failed: mistakes that raise nothing are not."""
-    return diagnosis.code != _UNEXPLAINED and not diagnosis.code.startswith(_SILENT)
+    return not is_fallback(diagnosis) and not is_silent(diagnosis)
 
 
 def _written(path: Path) -> float:

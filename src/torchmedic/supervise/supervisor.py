@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torchmedic.contained import contained, on_fault, owning_up
 from torchmedic.detect.failures.death import signal_name
+from torchmedic.diagnose.registry import is_hang, is_silent
 from torchmedic.errors import ExitStatus
 from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.death import Death
@@ -22,10 +23,6 @@ from torchmedic.supervise.child.signals import shell_status
 from torchmedic.supervise.findings import Findings
 from torchmedic.supervise.host.watch import Vigil
 from torchmedic.supervise.stall.response import Response
-
-_SILENT = ("TM6", "TM45")  # mistakes that raise nothing: the only ones that a user may know better about
-
-_HANGS = "TM5"
 
 
 class Supervisor:
@@ -71,7 +68,7 @@ class Supervisor:
             self._add(diagnosis)
 
     def _add(self, diagnosis: Diagnosis) -> None:
-        if diagnosis.code in self._settings.ignore and diagnosis.code.startswith(_SILENT):
+        if diagnosis.code in self._settings.ignore and is_silent(diagnosis):  # a user may know better about these only
             return
         if self._settings.confidential:
             diagnosis = confidential(diagnosis)
@@ -147,7 +144,7 @@ class Supervisor:
         return diagnose(death, registry.DEATHS)
 
     def _symptom(self) -> str | None:
-        if any(found.code.startswith(_HANGS) and found.severity == "error" for found in self._diagnoses):
+        if any(is_hang(found) and found.severity == "error" for found in self._diagnoses):
             return "hang"
         symptoms = (files.read_symptom(folder) for folder in self._findings.folders())
         return next((found for found in symptoms if found is not None), None)

@@ -77,7 +77,7 @@ def test_it_is_told_if_nobody_can_say_more(run: Path, monkeypatch: pytest.Monkey
     assert told_of_rank_0(run) == [LOST], "its parent does not know either"
     files.write_diagnosis(run / "rank1", LOST)
     assert told_of_rank_0(run) == [LOST], "nor does it know itself"
-    files.write_diagnosis(run / "rank1", msgspec.structs.replace(KILLED, code="TM601"))
+    files.write_diagnosis(run / "rank1", msgspec.structs.replace(KILLED, code="TM601", name="gradients-never-cleared"))
     assert told_of_rank_0(run) == [LOST], "what raises nothing is no reason"
 
 

@@ -81,16 +81,21 @@ def test_a_failed_gpu_that_nobody_waits_for_is_no_hang() -> None:
 def test_kernels_that_the_driver_compiles() -> None:
     own = process(demand=1.0)
     new = {"architectures": ("sm_80", "sm_90", "compute_90"), "gpus": (("RTX 6090", (13, 0)),), "device_busy": False}
-    found = asked("ptx_jit", stall(WAITS, own, view=new))
+    found = asked("ptx_compiled_by_driver", stall(WAITS, own, view=new))
     assert found is not None
     assert found.severity == "note"
     assert "RTX 6090 (sm_130)" in found.message
-    assert asked("ptx_jit", stall(WAITS, own, view={**new, "gpus": (("H200", (9, 0)),)})) is None
-    assert asked("ptx_jit", stall(WAITS, own, view=new, box=box(updates=5))) is None, "the first steps have been made"
-    assert asked("ptx_jit", stall(WAITS, process(), view=new)) is None, "nobody is at work"
+    assert asked("ptx_compiled_by_driver", stall(WAITS, own, view={**new, "gpus": (("H200", (9, 0)),)})) is None
+    assert asked("ptx_compiled_by_driver", stall(WAITS, own, view=new, box=box(updates=5))) is None, (
+        "the first steps have been made"
+    )
+    assert asked("ptx_compiled_by_driver", stall(WAITS, process(), view=new)) is None, "nobody is at work"
     loaded = process(demand=1.0, libraries=("libnvidia-ptxjitcompiler",))
-    assert asked("ptx_jit", stall(WAITS, loaded, view={"device_busy": False})) is not None
-    assert asked("ptx_jit", stall(WAITS, process(demand=1.0, native=("f (libnvidia-ptxjitcompiler.so)",)))) is not None
+    assert asked("ptx_compiled_by_driver", stall(WAITS, loaded, view={"device_busy": False})) is not None
+    assert (
+        asked("ptx_compiled_by_driver", stall(WAITS, process(demand=1.0, native=("f (libnvidia-ptxjitcompiler.so)",))))
+        is not None
+    )
 
 
 def test_kernels_that_are_tried_out() -> None:

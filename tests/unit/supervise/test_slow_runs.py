@@ -146,7 +146,7 @@ _WORKS_IN_A_CROWD = {"state": "R", "syscall": "running", "wakes": 60.0, "busy": 
 def test_who_holds_the_gil_is_known_on_a_machine_that_is_taken(
     holds: dict[str, Any], severity: str, asks: dict[str, Any]
 ) -> None:
-    found = asked("gil_held", _mute(holds, asks, asks))
+    found = asked("gil_held_by_native_code", _mute(holds, asks, asks))
     assert found is not None
     assert found.cause_location is not None
     assert (found.cause_location.line, found.severity) == (7, severity)
@@ -154,16 +154,16 @@ def test_who_holds_the_gil_is_known_on_a_machine_that_is_taken(
 
 def test_a_thread_of_ours_that_got_no_core_says_nothing_of_the_gil() -> None:
     starved = {**_ASKS_IN_A_CROWD, "wakes": 3.0}
-    assert asked("gil_held", _mute(_WORKS_IN_A_CROWD, _ASKS, starved)) is None
+    assert asked("gil_held_by_native_code", _mute(_WORKS_IN_A_CROWD, _ASKS, starved)) is None
 
 
 def test_who_gets_no_core_is_not_said_to_hold_the_gil() -> None:
     starved = {"state": "R", "syscall": "running", "wakes": 5.0, "busy": 0.02, "demand": 1.0}
-    assert asked("gil_held", _mute(starved, _ASKS, _ASKS)) is None
+    assert asked("gil_held_by_native_code", _mute(starved, _ASKS, _ASKS)) is None
 
 
 def test_our_own_thread_may_still_be_at_the_question_before() -> None:
-    assert asked("gil_held", _mute(_WAITS_FOR_EVER, _ASKS, _WORKS_IN_A_CROWD)) is None
+    assert asked("gil_held_by_native_code", _mute(_WAITS_FOR_EVER, _ASKS, _WORKS_IN_A_CROWD)) is None
 
 
 def test_a_compiler_that_does_nothing_is_no_reason() -> None:
@@ -240,7 +240,7 @@ def test_a_thread_that_wakes_again_and_again_goes_on_though_it_is_always_seen_in
         processes=(msgspec.structs.replace(own, threads=rows),),
         inside={PID: msgspec.structs.replace(whole.inside[PID], threads=(main, naps))},
     )
-    found = asked("sleeping", seen)
+    found = asked("sleeping_on_purpose", seen)
     assert (found is not None) is note
     if found is not None:
         assert (found.severity, found.cause_location and found.cause_location.line) == ("note", 14)
@@ -249,12 +249,14 @@ def test_a_thread_that_wakes_again_and_again_goes_on_though_it_is_always_seen_in
 @pytest.mark.parametrize(("left", "severity"), [(3.0, "note"), (60.0, None)])
 def test_a_wait_that_expires_much_later_is_as_good_as_none(left: float, severity: str | None) -> None:
     event = LockView(identity=5, kind="event", name="done")
-    found = asked("sleeping", stall(thread(user(), waits_for=event), process(syscall="futex", wakes_in=left)))
+    found = asked(
+        "sleeping_on_purpose", stall(thread(user(), waits_for=event), process(syscall="futex", wakes_in=left))
+    )
     assert (found.severity if found is not None else None) == severity
 
 
 def test_a_sleep_of_the_script_itself_is_meant_however_long_it_is() -> None:
-    found = asked("sleeping", stall(thread(user()), process(syscall="clock_nanosleep", wakes_in=3600.0)))
+    found = asked("sleeping_on_purpose", stall(thread(user()), process(syscall="clock_nanosleep", wakes_in=3600.0)))
     assert found is not None
     assert found.severity == "note"
     assert "it goes on by itself in 60 min" in found.evidence

@@ -6,8 +6,9 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
-from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.records import Grade, Location, Role, StackFrame, ThreadStack
 from torchmedic.records.death import Death
 from torchmedic.source.text import relative, source_line
@@ -42,10 +43,10 @@ def last_line(death: Death) -> LastLine | None:
     return None
 
 
-def draft_of(death: Death, code: str, name: str, grade: Grade, message: str, cause: str) -> Draft:
+def draft_of(rule: Rule[Any], death: Death, grade: Grade, message: str, cause: str) -> Draft:
     """The diagnosis of a death with everything that does not depend on its kind: the line, the threads, the moment."""
     place = last_line(death)
-    draft = Draft(code, name, grade, message, cause)
+    draft = rule.draft(death, grade, message, cause)
     if place is not None:
         draft.at(place.location)
     if death.surfaced is not None:
@@ -57,10 +58,6 @@ def line_grade(death: Death) -> Grade:
     """As sure as the line is."""
     place = last_line(death)
     return place.grade if place is not None else "possible"
-
-
-def step_of(death: Death) -> int | None:
-    return death.box.last.step if death.box is not None and death.box.last is not None else None
 
 
 def who(death: Death) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from msgspec.structs import replace
 
-from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.words.death import draft_of, line_location, size, who
 from torchmedic.records import Diagnosis, Location, Moment
 from torchmedic.records.death import Death
@@ -63,13 +64,12 @@ class LastMemory:
         fact = f"memory.events: oom_kill rose by {kills} in the last seconds"
         return "the kernel counted a kill for memory in the run's cgroup at that moment", fact
 
-    def draft(self, code: str, name: str, why: str, proof: Proof, kernel_lines: list[str]) -> Draft:
+    def draft(self, rule: Rule[Any], why: str, proof: Proof, kernel_lines: list[str]) -> Draft:
         """It is proven by the kernel's own word: a line of its log, or its count."""
         words, fact = proof
         draft = draft_of(
+            rule,
             self.death,
-            code,
-            name,
             "proven" if kernel_lines or self.death.oom_kills else "likely",
             f"{who(self.death)} was killed because {why}",
             f"SIGKILL, and {words}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.listing import listed
 from torchmedic.records import Diagnosis, Grade, Location, Role, Severity
@@ -21,15 +21,15 @@ SLEEPS = ("nanosleep", "clock_nanosleep")  # calls of who wants to wait
 class StallDraft(Draft):
     """A draft that knows which process stands still."""
 
-    def __init__(self, stall: Stall, code: str, name: str, grade: Grade, message: str, cause: str) -> None:
-        super().__init__(code, name, grade, message, cause)
+    def __init__(self, rule: Rule[Stall], stall: Stall, grade: Grade, message: str, cause: str) -> None:
+        super().__init__(rule.code, rule.name, grade, message, cause, step=stall.step, rank=stall.rank)
         self._stall = stall
         self.because(since(stall))
 
     def finish(self, severity: Severity = "error") -> Diagnosis:
         """Add what is known of the other threads and processes, and end."""
         self.because(*_company(self._stall))
-        return self.done(step=self._stall.step, rank=self._stall.rank, severity=severity)
+        return self.done(severity=severity)
 
 
 def since(stall: Stall) -> str:

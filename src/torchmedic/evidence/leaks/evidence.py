@@ -34,7 +34,7 @@ class LeakEvidence(GrownMemory):
     """What a rule about growth looks at."""
 
     @property
-    def step(self) -> int:
+    def step_number(self) -> int:
         return self.growth.last.step
 
     @functools.cached_property

@@ -62,6 +62,14 @@ class LostDevice:
         self.why_not = ""
         self._open = contextlib.ExitStack()
 
+    @property
+    def step_number(self) -> int:
+        return self.incident.step
+
+    @property
+    def rank(self) -> int:
+        return self.incident.rank
+
     def __enter__(self) -> LostDevice:
         self._open.enter_context(torch.device("cpu"))  # what we make ourselves, whatever the script's default
         self._open.enter_context(standing_in(self.shadow))

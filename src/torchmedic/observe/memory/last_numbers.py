@@ -39,6 +39,10 @@ class NoRoom(msgspec.Struct, frozen=True, kw_only=True):
     holders: tuple[HeldMemory, ...] = ()
     setter: Setter | None = None
 
+    @property
+    def step_number(self) -> int | None:
+        return self.step
+
 
 def leave_word(error: BaseException, agent: Any) -> None:
     """Write down what the user's exception says, and how things stand."""

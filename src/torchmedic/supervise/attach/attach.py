@@ -29,7 +29,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return Report(outcome=Outcome(symptom="hang" if self.hung else None), diagnoses=self.diagnoses)
 
 
-def attach(pid: int, *, seconds: float, native: bool = False, rules: tuple[str, ...] = registry.STALLED) -> Answer:
+def attach(
+    pid: int, *, seconds: float, native: bool = False, rules: registry.Family[Stall] = registry.STALLED
+) -> Answer:
     """A verdict on a process and all that it started.
 
     Raises:
@@ -52,7 +54,7 @@ def attach(pid: int, *, seconds: float, native: bool = False, rules: tuple[str, 
     )
 
 
-def _roots(stalls: tuple[Stall, ...], hung: dict[int, Verdict], rules: tuple[str, ...]) -> list[Verdict]:
+def _roots(stalls: tuple[Stall, ...], hung: dict[int, Verdict], rules: registry.Family[Stall]) -> list[Verdict]:
     """Of a process and one that it has started, both hung, the one with the more specific reason.
 
     The rules are listed so. Where it is the same, that of the upper one, which names both; where there is none, the

@@ -6,14 +6,14 @@ long. Here nobody kept that clock, so what they say is held against what can be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
 from torchmedic.diagnose import engine
+from torchmedic.diagnose.registry import Family
 from torchmedic.diagnose.rule import Draft
-from torchmedic.diagnose.rules.hangs import unknown_standstill
+from torchmedic.diagnose.rules.hangs import standstill_not_explained
 from torchmedic.diagnose.words.stall import BUSY, IDLE, duration, main_line, short
 from torchmedic.records import Diagnosis, Phase
 from torchmedic.records.process import ProcessView
@@ -47,7 +47,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""
 
 
-def judge(stall: Stall, rules: Iterable[str]) -> Verdict:
+def judge(stall: Stall, rules: Family[Stall]) -> Verdict:
     last = stall.box.last if stall.box is not None else None
     if last is not None and last.phase in _WORK and stall.still < stall.limit:
         return Verdict(state="moves", words=f"process {stall.pid} trains, and is in step {last.step}")
@@ -59,7 +59,7 @@ def judge(stall: Stall, rules: Iterable[str]) -> Verdict:
     words = _movement(stall)
     if words:
         return Verdict(state="moves", words=words)
-    if found is not None and found.code != unknown_standstill.CODE and _patient(stall):
+    if found is not None and found.code != standstill_not_explained.CODE and _patient(stall):
         return Verdict(state="hung", diagnosis=_with_time(found, stall))
     slept = asleep(stall.processes)
     if slept is not None and slept > LONG:
@@ -122,14 +122,16 @@ def _with_time(found: Diagnosis, stall: Stall) -> Diagnosis:
 
 def _not_explained(stall: Stall, slept: float) -> Diagnosis:
     draft = Draft(
-        unknown_standstill.CODE,
-        unknown_standstill.NAME,
+        standstill_not_explained.CODE,
+        standstill_not_explained.NAME,
         "possible",
         f"process {stall.pid} stands still, and no rule explains it",
         f"no process of it has run for {duration(slept)}",
+        step=stall.step or None,
+        rank=stall.rank,
     )
     draft.at(main_line(stall, "cause", "the main thread stands here"))
-    return draft.because(*_doing(stall).split("; ")).done(step=stall.step or None, rank=stall.rank)
+    return draft.because(*_doing(stall).split("; ")).done()
 
 
 def _doing(stall: Stall) -> str:

@@ -34,7 +34,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     for find in (_repeated, _no_gradients, _low_precision):
         draft = find(evidence)
         if draft is not None:
-            return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+            return draft.done()
     return None
 
 
@@ -46,8 +46,8 @@ def _repeated(evidence: RaisedEvidence) -> Draft | None:
         name, what = "step", "the optimizer has been stepped already"
     else:
         return None
-    draft = Draft(
-        CODE, NAME, "proven", f"{what} since the last `update()`", "once per update of the weights is allowed"
+    draft = RULE.draft(
+        evidence, "proven", f"{what} since the last `update()`", "once per update of the weights is allowed"
     )
     draft.at(*evidence.at_user_line("cause", "the second time"))
     frame = evidence.user_frame
@@ -67,9 +67,8 @@ def _no_gradients(evidence: RaisedEvidence) -> Draft | None:
     optimizer = _optimizer(evidence)
     parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
     if evidence.says("prior to update"):
-        draft = Draft(
-            CODE,
-            NAME,
+        draft = RULE.draft(
+            evidence,
             "proven",
             "`update()` of the scaler was called, but no optimizer has been stepped through it",
             "the scaler learns from `scaler.step(optimizer)` whether the gradients had overflowed",
@@ -79,9 +78,8 @@ def _no_gradients(evidence: RaisedEvidence) -> Draft | None:
         draft.at(*(node_location("origin", frame.file, node, "stepped past the scaler") for node in plain if frame))
         return draft.help("step the optimizer with `scaler.step(optimizer)`")
     none = all(tensor.grad is None for tensor in parameters)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if parameters and none else "likely",
         "the scaler was to step an optimizer that has no gradients",
         f"none of its {len(parameters)} parameters has a gradient" if none else "no gradient was found",
@@ -105,9 +103,8 @@ def _low_precision(evidence: RaisedEvidence) -> Draft | None:
     optimizer = _optimizer(evidence)
     parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
     half = [tensor for tensor in parameters if tensor.dtype is torch.float16]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if half else "likely",
         "the weights are float16, which the scaler does not work with",
         f"{len(half)} of {len(parameters)} parameters are float16; the scaler wants float32 weights",

@@ -15,7 +15,7 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -34,9 +34,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not isinstance(loss, torch.Tensor) or loss.numel() == 1:
         return None
     by_grad = evidence.find("grad") is not None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the gradient of a tensor with {loss.numel()} elements was asked for; a loss has one",
         f"the tensor is {shape(loss)}, and nothing says how its elements are to be weighed",
@@ -52,7 +51,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("pass `grad_outputs=torch.ones_like(...)` for the sum of the gradients, or reduce the tensor first")
     else:
         draft.help("reduce the loss to one number with `.mean()` or `.sum()`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _made(evidence: RaisedEvidence, loss: torch.Tensor) -> Origin | None:

@@ -47,13 +47,13 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     failure = BackwardFailure(evidence)
     draft = _replayed(failure) if failure.engine is not None else None
     if draft is None:
-        draft = Draft(CODE, NAME, "likely", _MESSAGE, "torch found that the saved values of a node are gone")
+        draft = RULE.draft(evidence, "likely", _MESSAGE, "torch found that the saved values of a node are gone")
         draft.at(failure.caller.location("cause", "the second backward") if failure.caller is not None else None)
         draft.because(f"the step could not be replayed: {failure.why_not}" if failure.why_not else "")
         draft.help("detach what is carried over from earlier steps, or add the losses up before one backward")
     elif failure.caller is not None:
         draft.at(failure.caller.location("surfaced", "the second time, here"))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _replayed(failure: BackwardFailure) -> Draft | None:
@@ -114,13 +114,13 @@ def _carried(failure: BackwardFailure, imports: Imports, old: list[Import], *, r
     if not carriers:
         hidden = carrier_in_generator(failure, [one.tensor for one in old])
         if hidden is None:
-            return _nameless(old)
+            return _nameless(failure, old)
         carriers = [(old[0], hidden)]
     found, carrier = max(carriers, key=lambda pair: pair[1].in_step)
     name = carrier.holder.name
     freed = sum(is_freed(node) for node in nodes_behind([found.tensor]))
     why = f"`{name}` comes from before this step and still carries its history, of which an earlier backward freed"
-    draft = Draft(CODE, NAME, "proven", _MESSAGE, f"{why} {freed} node{'s' if freed != 1 else ''}")
+    draft = RULE.draft(failure.evidence, "proven", _MESSAGE, f"{why} {freed} node{'s' if freed != 1 else ''}")
     draft.at(node_location("cause", carrier.file, carrier.binding, f"`{name}` keeps its graph from here on"))
     for spot in _uses(found)[:1]:
         draft.at(spot.location("origin", f"`{name}` is taken into this step's graph here"))
@@ -140,12 +140,12 @@ def _carried(failure: BackwardFailure, imports: Imports, old: list[Import], *, r
     return draft
 
 
-def _nameless(old: list[Import]) -> Draft | None:
+def _nameless(failure: BackwardFailure, old: list[Import]) -> Draft | None:
     """No variable is known to hold it, but the line that uses it is."""
     spots = [spot for found in old for spot in _uses(found)]
     if not spots:
         return None
-    draft = Draft(CODE, NAME, "likely", _MESSAGE, "a tensor from before this step still carries its history")
+    draft = RULE.draft(failure.evidence, "likely", _MESSAGE, "a tensor from before this step still carries its history")
     draft.at(spots[0].location("cause", "takes a graph of an earlier step in"))
     return draft.help("detach what comes from an earlier step before it is used again")
 
@@ -191,7 +191,7 @@ def _same_step(failure: BackwardFailure, imports: Imports, played: Played) -> Dr
         if any(root.grad_fn is other.grad_fn for root in last.roots for other in call.roots):
             if call.stack == last.stack:
                 return _carried(failure, imports, _as_imports(played, last), repeated=True)
-            draft = Draft(CODE, NAME, "proven", _MESSAGE, "backward is called twice on the same loss")
+            draft = RULE.draft(failure.evidence, "proven", _MESSAGE, "backward is called twice on the same loss")
             draft.at(_own_spot(last, call).location("cause", "the same loss again"))
             draft.at(_own_spot(call, last).location("origin", "the first time"))
             return draft.help("call backward once per loss")
@@ -245,7 +245,7 @@ def _for_others(
             if treated is None:
                 continue
             why = f"the first backward also goes through `{name}` and frees its graph; it updates nothing behind it"
-            draft = Draft(CODE, NAME, "proven", _MESSAGE, why)
+            draft = RULE.draft(failure.evidence, "proven", _MESSAGE, why)
             draft.at(spot.location("cause", f"`{name}` is taken in with its graph"))
             draft.at(first.spot.location("origin", "freed here") if first.spot is not None else None)
             return draft.treat(treated)
@@ -267,7 +267,7 @@ def _two_losses(
 ) -> Draft:
     assert first.spot is not None
     why = f"the two losses share {len(shared)} nodes of the graph, and the first backward freed them"
-    draft = Draft(CODE, NAME, "proven", _MESSAGE, why)
+    draft = RULE.draft(failure.evidence, "proven", _MESSAGE, why)
     place = _own_spot(first, played.backward_calls[-1])
     draft.at(place.location("cause", "this backward frees the shared part"))
     used = [

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.custom_functions import head_location
 from torchmedic.evidence.exception import RaisedEvidence
@@ -60,9 +60,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
             )
         if isinstance(given, torch.Tensor) and isinstance(returned, torch.Tensor) and size[2] == "size":
             what = f"{list(returned.shape)} where it was given {list(given.shape)}"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if hook is not None else "likely",
         f"{name} returned {what}",
         "what a hook returns takes the place of the gradient, so it must be one of the same shape, or `None`",
@@ -72,7 +71,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if failure.caller is not None:
         draft.at(failure.caller.location("surfaced" if place is not None else "cause", "the hook is called from here"))
     draft.help("return `None` from a hook that only looks, else a gradient of the same shape, dtype and device")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _hook(evidence: RaisedEvidence, failure: BackwardFailure, name: str) -> Blamed:
@@ -121,9 +120,8 @@ def _functions(tree: ast.Module, line: int) -> Iterator[ast.FunctionDef | ast.La
 
 
 def _too_soon(evidence: RaisedEvidence) -> Diagnosis:
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         "a hook was put on a tensor that does not require a gradient",
         "no gradient will ever come to this tensor, so the hook would never be called",
@@ -132,7 +130,7 @@ def _too_soon(evidence: RaisedEvidence) -> Diagnosis:
     draft.help(
         "put the hook on a tensor that is computed from parameters with gradients on, or call `requires_grad_()`"
     )
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -37,9 +37,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     failure = BackwardFailure(evidence)
     found, calls = _replayed(failure)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if found is not None else "likely",
         "a checkpointed function did something else when it was computed again",
         _why(found[1]) if found is not None else "it saved other tensors in backward than in the forward pass",
@@ -60,7 +59,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if failure.caller is not None:
         draft.at(failure.caller.location("surfaced", "computed again here"))
     draft.help("make the function depend on its inputs alone: decide before the checkpoint, and pass the decision in")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _replayed(failure: BackwardFailure) -> tuple[tuple[Checkpoint, Difference] | None, list[Checkpoint]]:

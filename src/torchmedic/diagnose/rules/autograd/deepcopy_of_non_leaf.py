@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
@@ -34,9 +34,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     )
     owner, attribute = _attribute(evidence)
     name = f"`{type(owner).__name__}.{attribute}`" if attribute else "a tensor"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if isinstance(tensor, torch.Tensor) and not tensor.is_leaf else "likely",
         f"{name} still carries its history and cannot be copied",
         "a tensor that was computed from others hangs on a graph, which cannot be copied",
@@ -51,7 +50,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         )
     else:
         draft.help("copy `x.detach().clone()` instead")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _attribute(evidence: RaisedEvidence) -> tuple[Any, str]:

@@ -18,7 +18,7 @@ import torch
 
 from torchmedic.diagnose.cures.edits import Candidate, copied
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.autograd._grad_mode import inference_switches
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, raising_spot
 from torchmedic.diagnose.words.tensors import made_here, shape
@@ -41,9 +41,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     found = _inference_argument(evidence)
     name = f"`{found.text}`" if found is not None and found.text else "a tensor"
     written = not evidence.says("saved for backward")
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if found is not None else "likely",
         f"{name} was made in inference mode and cannot be {'changed' if written else 'used'} in training",
         "autograd keeps no record of a tensor that was made in inference mode",
@@ -69,7 +68,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.help(
         "or make it under `torch.no_grad()` instead" if treated else "make it under `torch.no_grad()`, or clone it"
     )
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _inference_argument(evidence: RaisedEvidence) -> Argument | None:

@@ -18,7 +18,7 @@ import torch
 
 from torchmedic.diagnose.cures.edits import out_of_place
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, name_of, raising_spot, target_of
 from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.exception import RaisedEvidence
@@ -49,9 +49,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     target = target_of(evidence)
     tensor = target.tensor if target is not None else None
     is_view = tensor is not None and tensor._is_view()
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if is_view else "likely",
         f"{name_of(target)} is a view that cannot be written to in place",
         f"{why}, and autograd does not follow a write to such a view",
@@ -64,7 +63,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help(_advice(evidence))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _advice(evidence: RaisedEvidence) -> str:
@@ -106,9 +105,8 @@ def _base_written(evidence: RaisedEvidence, failure: StepFailure, why: str) -> D
     """The write came first; what raises is the next use of the view."""
     found = _writer(failure)
     grade = "proven" if found is not None else "likely"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         grade,  # type: ignore[arg-type]
         "a tensor was written to in place although a view that autograd cannot follow shares its memory",
         f"{why}; after the write its values are no longer what they were recorded as",
@@ -119,11 +117,11 @@ def _base_written(evidence: RaisedEvidence, failure: StepFailure, why: str) -> D
         treated = GraphTrials(failure, None).first(out_of_place(found))
         draft.treat(treated)
         if treated is not None:
-            return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+            return draft.done()
     else:
         draft.at(*evidence.at_user_line("cause", "the view is used here; the write is earlier"))
     draft.help("make the write out of place, or write before the tensor is split")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _writer(failure: StepFailure) -> Spot | None:

@@ -12,7 +12,7 @@ Cure: change weights under `torch.no_grad()`; compute with a new tensor where th
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.autograd._inplace_call import (
     elsewhere,
     is_trained,
@@ -41,9 +41,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     is_leaf = base is not None and base.is_leaf and base.requires_grad
     name = name_of(target) if is_leaf else "a tensor"
     what = "a part of a weight" if evidence.says("a view of a leaf") else "a leaf"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if is_leaf else "likely",
         f"{name}, {what} that requires a gradient, was written to in place"
         if is_leaf
@@ -67,7 +66,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help("change it under `torch.no_grad()`" if update else "compute a new tensor instead: `x = x + ...`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -51,9 +51,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return _without_replay(evidence, failure)
     saved, written, node = found.saved, found.written, found.node
     first = written[0]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"a tensor of shape {list(saved.shape)} that backward needs was changed in place",
         f"the backward of `{node}` reads back what the forward pass saved, but that memory was written to afterwards",
@@ -66,7 +65,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if _is_weight(failure, saved):
         draft.because("the memory is that of a weight")
     _treat(draft, failure, found)
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _replayed(failure: BackwardFailure) -> Found | None:
@@ -179,9 +178,8 @@ def _without_flag(failure: BackwardFailure, trials: GraphTrials, module: Any) ->
 
 
 def _without_replay(evidence: RaisedEvidence, failure: BackwardFailure) -> Diagnosis:
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         "a tensor that backward needs was changed in place",
         "torch found that a saved tensor has a newer version than when it was saved",
@@ -199,7 +197,7 @@ def _without_replay(evidence: RaisedEvidence, failure: BackwardFailure) -> Diagn
     draft.because("a replay of the last iteration alone does not show the write" if not failure.why_not else "")
     draft.because(evidence.message.split(" Hint:")[0][:300])
     draft.help("make the write out of place, or write to a clone")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -16,7 +16,7 @@ import ast
 import torch
 
 from torchmedic.diagnose.cures.edits import called, rewritten
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import dtype, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Treatment
@@ -39,9 +39,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     is_whole = tensor is not None and not (tensor.is_floating_point() or tensor.is_complex())
     text = rewritten(frame.file, node) if frame is not None and node is not None else ""
     name = f"`{text}`" if 0 < len(text) <= 40 else "the tensor"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if is_whole else "likely",
         f"a gradient was asked for {name}, which holds {dtype(tensor)} values"
         if tensor is not None and is_whole
@@ -59,7 +58,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         if converted is not None
         else "make it floating-point (`.float()`), or keep it without a gradient, as a buffer"
     )
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _subject(frame: Frame) -> tuple[ast.expr | None, torch.Tensor | None]:

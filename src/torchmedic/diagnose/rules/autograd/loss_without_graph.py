@@ -19,7 +19,7 @@ import torch
 
 from torchmedic.diagnose.cures.graph_edits import call_at, not_reentrant, uncut, with_gradients
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.autograd._grad_mode import gradients_always_on, where_switched_off
 from torchmedic.diagnose.words.tensors import dtype, shape
 from torchmedic.evidence.backward_failure import BackwardFailure
@@ -65,7 +65,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     finding = _find(failure, provenance, played.roots[-1]) if played is not None and played.roots else None
     if finding is None:
         return _nothing_found(evidence, failure)
-    draft = Draft(CODE, NAME, "proven" if finding.is_proven else "likely", _MESSAGE, finding.why)
+    draft = RULE.draft(evidence, "proven" if finding.is_proven else "likely", _MESSAGE, finding.why)
     draft.at(finding.location, *finding.others)
     if failure.caller is not None:
         draft.at(failure.caller.location("surfaced", "backward has nothing to go back through"))
@@ -74,7 +74,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help(finding.advice)
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _find(failure: BackwardFailure, provenance: Provenance, root: torch.Tensor) -> Finding | None:
@@ -275,12 +275,12 @@ def _has_trainable(failure: BackwardFailure) -> bool:
 
 def _nothing_found(evidence: RaisedEvidence, failure: BackwardFailure) -> Diagnosis:
     cause = "nothing that the loss was computed from requires a gradient"
-    draft = Draft(CODE, NAME, "likely", _MESSAGE, cause)
+    draft = RULE.draft(evidence, "likely", _MESSAGE, cause)
     if failure.caller is not None:
         draft.at(failure.caller.location("cause", "backward has nothing to go back through"))
     draft.because(f"the step could not be replayed: {failure.why_not}" if failure.why_not else "")
     draft.help("check that the loss is computed from the model's output, with gradients on")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -45,7 +45,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft = None
     for find in (_missing, _saved, _uncallable, _not_a_tensor):
         draft = draft or find(evidence, kind)
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank) if draft is not None else None
+    return draft.done() if draft is not None else None
 
 
 def _function(evidence: RaisedEvidence) -> type | None:
@@ -64,8 +64,8 @@ def _missing(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
     if "NotImplementedError" not in evidence.kinds or not evidence.says("implement", "backward", "vjp"):
         return None
     name = kind.__name__ if kind is not None else "the Function"
-    draft = Draft(
-        CODE, NAME, "proven" if kind else "likely", f"`{name}` has no backward", "torch must differentiate it"
+    draft = RULE.draft(
+        evidence, "proven" if kind else "likely", f"`{name}` has no backward", "torch must differentiate it"
     )
     place = class_node(kind) if kind is not None else None
     if place is None:
@@ -99,9 +99,8 @@ def _uncallable(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
     except (TypeError, ValueError):
         pass
     names = [argument.arg for argument in node.args.args]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{kind.__name__}.backward` cannot be called with `ctx` and {given - 1} gradient{'s' if given != 2 else ''}",
         f"its forward has {given - 1} output{'s' if given != 2 else ''}, and its backward takes {', '.join(names)}",
@@ -124,9 +123,8 @@ def _not_a_tensor(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
     bad = [value for value in gradients(last.value) if not _is_gradient(value)] if last is not None else []
     what = type(bad[0]).__name__ if bad else "something that is no tensor"
     name = last.kind.__name__ if last is not None else "a custom Function"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if bad else "likely",
         f"the backward of `{name}` returned {what}",
         "a gradient is a tensor, or `None` where there is none",
@@ -150,9 +148,8 @@ def _saved(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
     if kind is None or not (says_saved or says_dirty):
         return None
     call = "save_for_backward" if says_saved else "mark_dirty"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{kind.__name__}` passes to `{call}` what is {'no tensor' if says_saved else 'not among its outputs'}",
         evidence.message.splitlines()[0][:200],

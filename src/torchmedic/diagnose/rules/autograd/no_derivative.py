@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -33,9 +33,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     failure = BackwardFailure(evidence)
     call = _forward(failure, operation) if failure.engine is not None else None
     of = f" with respect to `{argument}`" if argument else ""
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if call is not None else "likely",
         f"`{operation}` has no derivative{of}",
         f"backward needs the derivative of `{operation}`{of}, and torch does not have it",
@@ -46,7 +45,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     else:
         draft.at(*evidence.at_user_line("cause", "backward fails here" if failure.engine is not None else ""))
     draft.help(f"write `{operation}` with operations that have a derivative, or detach the input if it is not trained")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _forward(failure: BackwardFailure, operation: str) -> FunctionCall | None:

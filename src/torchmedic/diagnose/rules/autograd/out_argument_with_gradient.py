@@ -11,7 +11,7 @@ Cure: assign the result instead: `y = torch.mul(x, 2)`. Keep `out=` for code und
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, raising_spot
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.forward_failure import StepFailure
@@ -26,9 +26,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     call = evidence.call
     tracked = [one.text for one in call.tensors if one.value.requires_grad and one.text] if call is not None else []
     op = f"`{call.op}`" if call is not None and call.op else "an operation"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if tracked else "likely",
         f"{op} was to write into an `out=` tensor while gradients are recorded",
         "a write into memory that is there already cannot be differentiated",
@@ -39,7 +38,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help("assign the result instead of passing `out=`, or compute it under `torch.no_grad()`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

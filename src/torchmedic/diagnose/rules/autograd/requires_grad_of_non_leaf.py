@@ -18,7 +18,7 @@ import torch
 
 from torchmedic.diagnose.cures.edits import Candidate, rewritten
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import made_here
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.forward_failure import StepFailure
@@ -37,9 +37,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     frame = evidence.user_frame
     node, tensor = _subject(frame) if frame is not None else (None, None)
     name = f"`{ast.unparse(node)}`" if node is not None else "a computed tensor"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if tensor is not None and not tensor.is_leaf else "likely",
         f"`requires_grad` of {name} was changed, which was computed from other tensors",
         "whether a computed tensor has a gradient follows from what it was computed from",
@@ -54,7 +53,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help(f"use `{ast.unparse(node)}.detach()` from here on" if node is not None else "use `x.detach()`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _subject(frame: Frame) -> tuple[ast.expr | None, torch.Tensor | None]:

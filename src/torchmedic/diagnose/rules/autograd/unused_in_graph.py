@@ -44,9 +44,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     texts = _texts(caller, len(inputs)) if caller is not None else []
     names = [f"`{texts[index]}`" if index < len(texts) else f"input {index}" for index in lost]
     named = names[0] if names else "an input"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if lost else "likely",
         f"the gradient of {named} was asked for, but the output does not depend on it",
         f"no way leads back from the output to {named}"
@@ -67,7 +66,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     elif caller is not None:
         draft.at(caller.location("cause", f"{named} is not a part of the output's graph"))
         _advise(draft, evidence, caller, [inputs[index] for index in lost], named, some=0 < len(lost) < len(inputs))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _advise(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, name_of, raising_spot, target_of
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
@@ -31,9 +31,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     target = target_of(evidence)
     tensor = target.tensor if target is not None else None
     repeated = _repeated(tensor) if tensor is not None else []
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if repeated or not evidence.says("more than one element") else "likely",
         f"{name_of(target)} was written to in place, but several of its elements are the same memory"
         if evidence.says("more than one element")
@@ -52,7 +51,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help("make it out of place, or write to a `.clone()`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _repeated(tensor: torch.Tensor) -> list[int]:

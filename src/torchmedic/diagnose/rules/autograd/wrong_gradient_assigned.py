@@ -15,7 +15,7 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import dtype, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -33,9 +33,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     frame = evidence.user_frame
     tensor, gradient = _pair(frame) if frame is not None else (None, None)
     difference = _difference(tensor, gradient) if tensor is not None and gradient is not None else ""
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if difference else "likely",
         f"a gradient was assigned to a tensor that it does not fit: {difference}"
         if difference
@@ -49,7 +48,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("convert the gradient first: `gradient.to(tensor)`")
     else:
         draft.help("pair every parameter with its own gradient")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _pair(frame: Frame) -> tuple[torch.Tensor | None, torch.Tensor | None]:

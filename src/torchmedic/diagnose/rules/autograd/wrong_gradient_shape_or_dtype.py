@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from torchmedic.diagnose.cures.edits import Candidate, called, rewritten
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.custom_functions import (
     arguments_of,
@@ -57,9 +57,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     seen = [one for one in returns_in_replay(failure, [kind]) if one.kind is kind]
     node = return_node(kind, seen[-1].line if seen else None)
     shapes = f"[{found[3]}] where {name} is [{found[4]}]" if found[4] is not None else found[5].strip()
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if seen else "likely",
         f"the backward of `{kind.__name__}` returned a gradient of shape {shapes}"
         if found[4] is not None
@@ -78,7 +77,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help(f"return a gradient of the shape, dtype and device of {name}")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _sizes(text: str) -> list[int]:
@@ -122,9 +121,8 @@ def _candidates(file: str, node: ast.Return, index: int, got: list[int], wanted:
 def _of_torch(evidence: RaisedEvidence, failure: BackwardFailure, found: re.Match[str]) -> Diagnosis:
     """An operation of torch's own: a tensor got other data between the forward pass and backward."""
     name = re.sub(r"Backward\d*$", "", found[1])
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         f"the gradient of `{name}` does not have the shape of the tensor that it belongs to",
         "a tensor that the forward pass used was given data of another shape before backward",
@@ -137,7 +135,7 @@ def _of_torch(evidence: RaisedEvidence, failure: BackwardFailure, found: re.Matc
         draft.at(failure.caller.location("cause", "noticed here"))
     draft.because(evidence.message[:300])
     draft.help("change the shape of a weight only after backward, and make a new optimizer for it")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _swapped(failure: BackwardFailure) -> Spot | None:

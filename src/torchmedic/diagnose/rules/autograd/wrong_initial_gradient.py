@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from torchmedic.diagnose.cures.edits import Candidate, rewritten
 from torchmedic.diagnose.cures.graph_edits import call_at
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
@@ -38,9 +38,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if found is None or "RuntimeError" not in evidence.kinds:
         return None
     given, wanted = f"[{found[2]}]", f"[{found[4]}]"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"backward was started with a gradient of shape {given} for an output of shape {wanted}",
         "every element of the output is weighed by one of the gradient",
@@ -53,7 +52,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help("give the gradient the shape of the output, or reduce the output to one number and pass nothing")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _alike(frame: Frame) -> Iterator[Candidate]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from torchmedic.diagnose.cures.edits import Candidate, rewritten
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.custom_functions import (
     Returned,
@@ -53,9 +53,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     node = return_node(kind, last.line if last is not None else None)
     names = arguments_of(kind)
     listed = ", ".join(f"`{name}`" for name in names)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if last is not None else "likely",
         f"the backward of `{kind.__name__}` returned {got} gradients where its forward has {expected} inputs",
         f"one gradient is needed per argument of `{kind.__name__}.apply`" + (f": {listed}" if names else ""),
@@ -74,7 +73,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help(f"return {expected} values in the order of the arguments, `None` for those without a gradient")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _candidates(file: str, node: ast.Return, last: Returned, expected: int) -> Iterator[Candidate]:
@@ -105,16 +104,15 @@ def _candidates(file: str, node: ast.Return, last: Returned, expected: int) -> I
 
 def _unknown(evidence: RaisedEvidence, failure: BackwardFailure, name: str, expected: int, got: int) -> Diagnosis:
     kind = name.removesuffix("Backward")
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         f"the backward of `{kind}` returned {got} gradients where its forward has {expected} inputs",
         "one gradient is needed per argument of the forward",
     )
     draft.at(failure.caller.location("cause", "noticed here") if failure.caller is not None else None)
     draft.help(f"return {expected} values in the order of the arguments, `None` for those without a gradient")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

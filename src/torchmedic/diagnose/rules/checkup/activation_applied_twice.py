@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
@@ -49,9 +49,8 @@ def _is_doubled(call: LossCall, node: Node) -> bool:
 
 def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Diagnosis:
     name = _NAMES[node.kind]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{call.name}` is given the result of a {name}, and applies it a second time",
         f"the model returns probabilities where `{call.name}` takes scores",
@@ -70,7 +69,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     else:
         draft.because("the second sigmoid gives values from 0.50 to 0.73, so the loss cannot come near 0")
     draft.help(f"take the {name} out of the model, and apply it only where probabilities are shown")
-    return draft.done(step=graph.step, rank=evidence.rank, severity="warning")
+    return draft.done(step=graph.step, severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

@@ -13,7 +13,7 @@ initialisation; a smooth function (`softplus` for a clamp or ReLU at 0); a strai
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.records import Diagnosis
@@ -67,9 +67,8 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Diagnos
     size = 1
     for part in gate.shape or ():
         size *= part
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         "every gradient is exactly 0, so nothing can learn",
         f"the {name} {why}, and there is no other way from the loss to the weights",
@@ -88,7 +87,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Diagnos
         else "",
     )
     draft.help("bring the values into the range in which the operation answers to them, or use a smooth one")
-    return draft.done(step=graph.step, rank=evidence.rank)
+    return draft.done(step=graph.step)
 
 
 RULE = Rule(CODE, NAME, check)

@@ -10,7 +10,7 @@ Cure: end the block after the loss.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.records import Diagnosis
 
@@ -20,16 +20,15 @@ CODE, NAME = "TM640", "backward-inside-autocast"
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         if graph.autocast:
-            draft = Draft(
-                CODE,
-                NAME,
+            draft = RULE.draft(
+                evidence,
                 "proven",
                 "backward() is called while autocast is on",
                 f"autocast of `{graph.autocast}` was on when backward was called",
             )
             draft.at(evidence.backward_call(graph, "cause", "autocast is on here, which torch advises against"))
             draft.help("end the `with torch.autocast(...)` block before backward")
-            return draft.done(step=graph.step, rank=evidence.rank, severity="note")
+            return draft.done(step=graph.step, severity="note")
     return None
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Site
@@ -75,9 +75,8 @@ def _diagnosis(
 ) -> Diagnosis:
     size = max(*first, *second)
     table = math.prod(first) * size
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"prediction and target have the shapes {list(first)} and {list(second)}, which broadcast to all pairs",
         f"{what} compares every prediction with every target, not with its own",
@@ -87,7 +86,7 @@ def _diagnosis(
     column = "prediction" if len(first) > len(second) else "target"
     row = "target" if column == "prediction" else "prediction"
     draft.help(f"give both the same shape: `.squeeze(-1)` on the {column}, or `.unsqueeze(-1)` on the {row}")
-    return draft.done(step=graph.step, rank=evidence.rank)
+    return draft.done(step=graph.step)
 
 
 RULE = Rule(CODE, NAME, check)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.checkup.all_gradients_zero import shut_gates
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
@@ -57,9 +57,8 @@ def _dead(graph: LossGraph) -> dict[tuple[int | None, tuple[Site, ...]], Node]:
 
 def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Diagnosis:
     shape = list(node.shape or ())
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         "a ReLU layer is dead: it gives 0 for every unit and every sample",
         "all its inputs are negative, so no gradient passes and the layers before it do not learn",
@@ -68,7 +67,7 @@ def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Diagnosi
     steps = ", ".join(str(graph.step) for graph in seen)
     draft.because(f"so in each of the steps that were looked at: {steps}")
     draft.help("check the bias and the scale of the layer before it, or use `leaky_relu` or `gelu`")
-    return draft.done(step=seen[-1].step, rank=evidence.rank, severity="warning")
+    return draft.done(step=seen[-1].step, severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

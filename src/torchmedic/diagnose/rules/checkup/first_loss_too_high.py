@@ -11,7 +11,7 @@ Cure: scale the data to about -1 to 1, or subtract the mean and divide by the de
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.graph_facts import is_too_high
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
@@ -33,9 +33,8 @@ def check(evidence: CheckUp) -> Diagnosis | None:
 def _diagnosis(evidence: CheckUp, graph: LossGraph, first: Node) -> Diagnosis:
     loss = graph.nodes[graph.roots[0].node or 0]
     value, expected = graph.roots[0].value, graph.untrained
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the first loss is {value:.4g}, where equal chances for all classes give {expected:.4g}",
         "the model is very sure of itself before it has learned anything",
@@ -44,7 +43,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, first: Node) -> Diagnosis:
     draft.at(evidence.at("cause", _called(first, loss), label), evidence.of_node("surfaced", loss, "this loss"))
     draft.because(f"{label}, in step 0")
     draft.help("scale the data to about -1 to 1", safety="changes-training")
-    return draft.done(step=graph.step, rank=evidence.rank, severity="warning")
+    return draft.done(step=graph.step, severity="warning")
 
 
 def _called(first: Node, loss: Node) -> tuple[Site, ...]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.records import Diagnosis, Location
@@ -43,9 +43,8 @@ def _is_made_by_hand(graph: LossGraph, evidence: CheckUp) -> bool:
 def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Diagnosis:
     found, forced = _made_at(graph, evidence)
     how = "told to require a gradient" if forced else "made from numbers"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         "backward is called on a loss that nothing leads back from: no weight gets a gradient",
         f"the loss was {how}, so it is a new leaf and not the result of the model",
@@ -56,7 +55,7 @@ def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Diagnosis:
         draft.help("remove `requires_grad_()`: the error that torch raises then leads to what cut the graph")
     else:
         draft.help("call backward on the tensor that the loss function returned; use `item()` only for what is shown")
-    return draft.done(step=graph.step, rank=evidence.rank)
+    return draft.done(step=graph.step)
 
 
 def _made_at(graph: LossGraph, evidence: CheckUp) -> tuple[Location, bool]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location, syntax_tree
@@ -26,16 +26,15 @@ def check(evidence: CheckUp) -> Diagnosis | None:
         if found is None:
             continue
         node, name = found
-        draft = Draft(
-            CODE,
-            NAME,
+        draft = RULE.draft(
+            evidence,
             "proven",
             f"torch.cuda.amp.{name} is an old name, which torch will take away",
             "it still works, and warns",
         )
         draft.at(node_location("cause", graph.key[0], node, "the old name"))
         draft.help(f"use {_NEW[name]}")
-        return draft.done(step=graph.step, rank=evidence.rank, severity="note")
+        return draft.done(step=graph.step, severity="note")
     return None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.observe.checkup.graph_facts import promotions, share_in_double
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
@@ -44,9 +44,8 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, node: Node) -> Diagnosis:
     share = doubled / max(values, 1)
     name = _name_of_double(evidence, node.birth.sites[0])
     what = f"`{name}` is float64" if name else "something of float64 comes in"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{share:.0%} of the step is computed in float64, although the weights are not",
         f"{what}, and what it meets becomes float64 too",
@@ -56,7 +55,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, node: Node) -> Diagnosis:
     fix = f"`{name}.float()`" if name else "`.float()`"
     draft.help(f"{fix}, best where the data is made", safety="changes-training")
     is_felt = share >= _SHARE and doubled >= _VALUES
-    return draft.done(step=graph.step, rank=evidence.rank, severity="warning" if is_felt else "note")
+    return draft.done(step=graph.step, severity="warning" if is_felt else "note")
 
 
 def _name_of_double(evidence: CheckUp, site: Site) -> str:

@@ -12,7 +12,7 @@ Cure: end the model with the linear layer. Or bring the targets into the range o
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
@@ -43,9 +43,8 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     name, limit = _ENDS[node.kind]
     scores = call.name == "binary_cross_entropy_with_logits"
     what = "no probability below 0.5" if scores else limit
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{count} of {size} targets of `{call.name}` cannot be reached: the model ends in a {name}",
         f"the {name} gives {limit}" + (", so every probability is 0.5 or more" if scores else ""),
@@ -56,7 +55,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     )
     draft.because(f"counted in the batch of step {graph.step}")
     draft.help(f"take the {name} away from the end of the model" + ("" if scores else ", or scale the targets"))
-    return draft.done(step=graph.step, rank=evidence.rank, severity="warning")
+    return draft.done(step=graph.step, severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

@@ -37,16 +37,15 @@ def check(evidence: CheckUp) -> Diagnosis | None:
         return None  # not used yet, perhaps
     draft.at(evidence.at("cause", without[0].sites, "is called with gradients switched off"))
     draft.help("call it with gradients once it is to be trained, or leave it out of the optimizer")
-    return draft.done(step=unreached.steps, rank=evidence.rank, severity="warning")
+    return draft.done(step=unreached.steps, severity="warning")
 
 
 def _draft(evidence: CheckUp, lost: list[torch.Tensor]) -> Draft:
     names = [name for tensor in lost if (name := evidence.name_of(tensor))]
     shown = ", ".join(f"`{name}`" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     count = f"{len(lost)} parameters" if len(lost) > 1 else "a parameter"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{count} that {'are' if len(lost) > 1 else 'is'} trained only since a later step never got a gradient",
         "what uses them runs without gradients, so no loss can reach them",

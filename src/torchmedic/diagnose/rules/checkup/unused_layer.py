@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location, syntax_tree
@@ -136,13 +136,13 @@ def _diagnosis(evidence: CheckUp, tensor: torch.Tensor, place: Location, why: st
     steps = evidence.unreached.steps if evidence.unreached is not None else 0
     name = evidence.name_of(tensor)
     layer = f"`{name.rpartition('.')[0] or name}`"
-    draft = Draft(
-        CODE, NAME, "proven", f"the layer {layer} is in the optimizer, and the loss does not depend on it", why
+    draft = RULE.draft(
+        evidence, "proven", f"the layer {layer} is in the optimizer, and the loss does not depend on it", why
     )
     draft.at(place)
     draft.because(f"no gradient in {steps} steps: `{name}`")
     draft.help("use what it gives, or remove the layer")
-    return draft.done(step=steps, rank=evidence.rank, severity="warning")
+    return draft.done(step=steps, severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import multiprocessing
 
 from torchmedic.detect.failures.device_errors import device_fault_of
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.devices._places import cuda_started_at, raised_at, raised_remotely, started_at, worker_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -37,9 +37,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     loading = worker_of(evidence)
     where = "a DataLoader worker" if loading is not None else "a forked process"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if refused else "likely",
         f"CUDA was used in {where}, whose parent had used CUDA before",
         "what the parent has opened on the GPU is of no use to a process that was forked from it",
@@ -55,7 +54,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help('start the process anew: `multiprocessing.get_context("spawn").Process(...)`')
         draft.help("use CUDA for the first time in the child, not before it is forked")
     draft.at(cuda_started_at("CUDA was used for the first time here, before that"))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _is_child(evidence: RaisedEvidence) -> bool:

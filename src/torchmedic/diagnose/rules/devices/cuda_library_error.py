@@ -45,15 +45,15 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     library = _NAMES[fault.kind]
     tensors = _given(evidence)
     draft = (
-        _out_of_memory(fault, library)
-        or _foreign(fault, library)
-        or _unusual(fault, library, tensors)
-        or _untold(fault, library)
+        _out_of_memory(evidence, fault, library)
+        or _foreign(evidence, fault, library)
+        or _unusual(evidence, fault, library, tensors)
+        or _untold(evidence, fault, library)
     )
     draft.at(*raised_at(evidence, fault.name or "refused here"))
     draft.because(f"{fault.words[:200]}")
     draft.because(f"it was given {listed([_described(each) for each in tensors], 3)}" if tensors else "")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _given(evidence: RaisedEvidence) -> list[Argument]:
@@ -73,7 +73,7 @@ def _described(argument: Argument) -> str:
     return f"`{argument.text}` {shape(tensor)} of {dtype(tensor)}{strides}"
 
 
-def _out_of_memory(fault: DeviceFault, library: str) -> Draft | None:
+def _out_of_memory(evidence: RaisedEvidence, fault: DeviceFault, library: str) -> Draft | None:
     """No memory was left for the library's own handle or workspace."""
     if not re.search(r"ALLOC_FAILED|NOT_INITIALIZED|INTERNAL_ERROR", fault.name):
         return None
@@ -81,9 +81,8 @@ def _out_of_memory(fault: DeviceFault, library: str) -> Draft | None:
     if free is None or total is None or free > _LITTLE:
         return None
     mine = torch.cuda.memory_reserved()
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if "ALLOC_FAILED" in fault.name else "likely",
         f"{library} found no memory left: {_size(free)} of {_size(total)} are free on the GPU",
         f"{library} asks for memory of its own, beside what torch has set aside",
@@ -103,7 +102,7 @@ def _memory() -> tuple[int | None, int | None]:
     return None, None
 
 
-def _foreign(fault: DeviceFault, library: str) -> Draft | None:
+def _foreign(evidence: RaisedEvidence, fault: DeviceFault, library: str) -> Draft | None:
     """The library that this process has loaded is not the one that torch came with."""
     name = {"cublas": "libcublas", "cudnn": "libcudnn"}.get(fault.kind)
     if name is None or not re.search(
@@ -116,9 +115,8 @@ def _foreign(fault: DeviceFault, library: str) -> Draft | None:
     bundled = any(Path(home).glob(f"nvidia/*/lib/{name}*.so*")) or any(Path(home).glob(f"torch/lib/{name}*.so*"))
     if not strange or not bundled:
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         f"{library} was loaded from {strange[0]}, not from the files that torch came with",
         f"torch was built with the {library} that it brings along; another version may not take what torch asks of it",
@@ -135,15 +133,14 @@ def _loaded(name: str) -> list[str]:
     return re.findall(rf"(/\S*{name}(?:Lt)?\.so\S*)", maps)
 
 
-def _unusual(fault: DeviceFault, library: str, tensors: list[Argument]) -> Draft | None:
+def _unusual(evidence: RaisedEvidence, fault: DeviceFault, library: str, tensors: list[Argument]) -> Draft | None:
     """A tensor that is larger than the library counts, or that does not lie in memory as it wants."""
     if not re.search(r"NOT_SUPPORTED|INVALID_VALUE|BAD_PARAM|EXECUTION_FAILED", fault.name):
         return None
     large = [each for each in tensors if math.prod(each.value.shape) > _MOST]
     if large:
-        draft = Draft(
-            CODE,
-            NAME,
+        draft = RULE.draft(
+            evidence,
             "likely",
             f"{library} refused `{large[0].text}`, which has more than 2**31 elements",
             f"`{large[0].text}` {shape(large[0].value)} has {math.prod(large[0].value.shape)} elements",
@@ -153,9 +150,8 @@ def _unusual(fault: DeviceFault, library: str, tensors: list[Argument]) -> Draft
     loose = [each for each in tensors if not each.value.is_contiguous()]
     if not loose:
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         f"{library} refused `{loose[0].text}`, which does not lie in memory in one piece",
         f"`{loose[0].text}` {shape(loose[0].value)} has strides {list(loose[0].value.stride())}",
@@ -164,9 +160,9 @@ def _unusual(fault: DeviceFault, library: str, tensors: list[Argument]) -> Draft
     return draft
 
 
-def _untold(fault: DeviceFault, library: str) -> Draft:
+def _untold(evidence: RaisedEvidence, fault: DeviceFault, library: str) -> Draft:
     free, total = _memory()
-    draft = Draft(CODE, NAME, "possible", f"{library} failed with {fault.name or 'an error'}", fault.words[:200])
+    draft = RULE.draft(evidence, "possible", f"{library} failed with {fault.name or 'an error'}", fault.words[:200])
     if free is not None and total is not None:
         draft.because(f"the device still answers, and {_size(free)} of its {_size(total)} are free")
     return draft

@@ -21,7 +21,7 @@ import torch
 
 from torchmedic.detect.failures.device_errors import device_fault_of
 from torchmedic.diagnose.cures.edits import rewritten
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.devices._places import raised_at
 from torchmedic.diagnose.words.tensors import count, origin
 from torchmedic.evidence.devices.cuda_setup import CudaSetup, read_setup
@@ -55,9 +55,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     reason = _reason(setup)
     saved = evidence.says("deserialize")
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if reason else "likely",
         f"{'the checkpoint was saved on a GPU' if saved else 'CUDA was asked for'}, "
         f"but {reason or 'this process cannot use a GPU'}",
@@ -72,7 +71,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     for advice in _advice(evidence, setup) if treated is None else ():
         draft.help(advice)
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _said(message: str) -> str:

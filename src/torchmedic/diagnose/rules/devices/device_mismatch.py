@@ -18,7 +18,7 @@ import re
 import torch
 
 from torchmedic.diagnose.cures.devices import explained
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import built_here, listed, made_here
 from torchmedic.evidence.devices.optimizer_devices import Misplaced, load_of, misplaced_state
 from torchmedic.evidence.devices.placement import never_had_values, split_of
@@ -58,9 +58,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     stray = split.strays[0]
     others = [each for each in split.tensors if each.device != stray.device]
     name = f"`{type(split.layer).__name__}`" if split.layer is not None else f"`{split.op}`"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{name} was given tensors on different devices: {stray.shown} is on {stray.device}, "
         f"{others[0].shown} on {others[0].device}",
@@ -76,7 +75,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         fallback = f"move {stray.shown} to {others[0].device} before it is used"
         draft.help(reason.advice if reason is not None else fallback)
     draft.at(built_here(evidence, split.layer, f"the parameters of this layer are on {_layer_device(split.layer)}"))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _layer_device(layer: object) -> str:
@@ -87,9 +86,8 @@ def _layer_device(layer: object) -> str:
 def _optimizer_state(evidence: RaisedEvidence, found: Misplaced) -> Diagnosis:
     """What an optimizer keeps of earlier steps stays where the parameters were then."""
     kind = type(found.optimizer).__name__
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{kind}` keeps its state on {found.state.device}, for parameters that are on {found.parameter.device}",
         f"`{found.key}` {list(found.state.shape)} is on {found.state.device}, its parameter on "
@@ -104,7 +102,7 @@ def _optimizer_state(evidence: RaisedEvidence, found: Misplaced) -> Diagnosis:
     else:
         draft.because(f"the parameters have moved to {found.parameter.device} since the state was made")
         draft.help("move the model before the first step, or load the optimizer's state again after the move")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _generator(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -115,9 +113,8 @@ def _generator(evidence: RaisedEvidence) -> Diagnosis | None:
     if not isinstance(generator, torch.Generator) or not named or named[0] == generator.device.type:
         return None
     wanted, have = named[0], generator.device
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"random numbers for {wanted} were to be drawn by a generator of {have}",
         f"a generator draws only on its own device, which is {have}",
@@ -130,7 +127,7 @@ def _generator(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help(f'give the loader a generator of its own: `generator=torch.Generator(device="{wanted}")`')
     else:
         draft.help(f'make the generator for the device: `torch.Generator(device="{wanted}")`')
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _is_generator(value: object) -> bool:
@@ -142,16 +139,15 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     named = list(dict.fromkeys(re.findall(r"\b(?:cpu|meta|(?:cuda|xpu|mps|hpu)(?::\d+)?)\b", evidence.message)))
     if len(named) < 2:
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         f"an operation was given tensors on {named[0]} and on {named[1]}",
         "torch names these devices; the tensors themselves could not be read",
     )
     draft.at(*evidence.at_user_line("cause", f"{named[0]} meets {named[1]}"))
     draft.help("bring the model and everything that it is given to one device")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

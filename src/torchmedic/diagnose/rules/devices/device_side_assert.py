@@ -13,7 +13,7 @@ on the host until it is used, so that the next crash can be traced to the line.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import listed
 from torchmedic.evidence.lost_device.evidence import LostDevice
 from torchmedic.evidence.lost_device.kernel_match import candidates, spoken
@@ -45,9 +45,8 @@ def check(lost: LostDevice) -> Diagnosis | None:
     found = candidates(lost)
     meaning, rule = _MEANING.get(said.family, ("", "")) if said is not None else ("", "")
     what = f"on the GPU {meaning}" if meaning else "a kernel on the GPU found an impossible value"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        lost,
         "likely" if len(found) == 1 else "possible",
         f"{what}, and its check ended the CUDA context",
         _cause(found, rule),
@@ -62,7 +61,7 @@ def check(lost: LostDevice) -> Diagnosis | None:
     draft.help(
         "keep a copy of the data on the host (or build batches with a DataLoader), so that the value can be named"
     )
-    return draft.done(step=lost.incident.step, rank=lost.incident.rank)
+    return draft.done()
 
 
 def _cause(found: list[Seen], rule: str) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 
 from torchmedic.detect.failures.device_errors import DeviceFault, device_fault_of
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.devices._places import raised_at
 from torchmedic.evidence.devices.cuda_setup import CudaSetup, read_setup
 from torchmedic.evidence.exception import RaisedEvidence
@@ -30,7 +30,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     setup = read_setup()
     grade, message, advice = _told(fault, setup, evidence.message)
-    draft = Draft(CODE, NAME, grade, message, fault.words)
+    draft = RULE.draft(evidence, grade, message, fault.words)
     draft.at(
         *raised_at(evidence, "CUDA could not be started" if fault.code != 222 else "this kernel could not be loaded")
     )
@@ -38,7 +38,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if setup.library is not None:
         draft.because(f"the driver's library that this process has loaded is {setup.library}")
     draft.help(advice)
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _told(fault: DeviceFault, setup: CudaSetup, message: str) -> tuple[Grade, str, str]:

@@ -12,7 +12,7 @@ service, and go on from a checkpoint on another one.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.lost_device.evidence import LostDevice
 from torchmedic.records import Diagnosis
 
@@ -22,9 +22,8 @@ CODE, NAME = "TM322", "gpu-hardware-fault"
 def check(lost: LostDevice) -> Diagnosis | None:
     if lost.fault.kind not in ("ecc", "hardware"):
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        lost,
         "proven" if lost.health else "likely",
         "the GPU reported a fault of its hardware, and the CUDA context is lost",
         lost.fault.words,
@@ -33,7 +32,7 @@ def check(lost: LostDevice) -> Diagnosis | None:
         draft.at(lost.noticed.location("cause", "the host learned of it here; no line of the script is to blame"))
     draft.because(*lost.health)
     draft.help("check the card (`nvidia-smi -q -d ECC,PAGE_RETIREMENT`) and go on from a checkpoint on another one")
-    return draft.done(step=lost.incident.step, rank=lost.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -13,7 +13,7 @@ python train.py` names the thread and the address.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.lost_device.evidence import LostDevice
 from torchmedic.records import Diagnosis
 
@@ -31,9 +31,8 @@ def check(lost: LostDevice) -> Diagnosis | None:
     if lost.fault.kind not in _WHAT:
         return None
     trail = lost.trail
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        lost,
         "likely" if trail is not None and trail.blamed else "possible",
         f"{_WHAT[lost.fault.kind]}, and the CUDA context is lost",
         trail.words if trail is not None else "how far the device had come is not known",
@@ -49,7 +48,7 @@ def check(lost: LostDevice) -> Diagnosis | None:
         draft.help("a GPU that drives a display ends long kernels: do less per kernel, or use one without a display")
     else:
         draft.help("run `compute-sanitizer python train.py`: it names the kernel, the thread and the address")
-    return draft.done(step=lost.incident.step, rank=lost.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -56,13 +56,7 @@ def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, stray
     items = items_of(evidence.incident, index, strays.positions)
     item = f" (dataset item {items[0]})" if items else ""
     first = strays.at(passed[1].text if passed is not None and passed[1].text.isidentifier() else "index")
-    draft = Draft(
-        CODE,
-        NAME,
-        "proven",
-        message,
-        f"`{first}`{item} is {strays.values[0]}; valid is {valid}",
-    )
+    draft = RULE.draft(evidence, "proven", message, f"`{first}`{item} is {strays.values[0]}; valid is {valid}")
     draft.at(*evidence.at_user_line("cause", f"index {strays.values[0]} meets {lookup.size_words}"))
     draft.at(made_here(evidence, lookup.index, "comes from"))
     draft.at(table_built_at(evidence.frames, lookup.table, lookup.layer, f"{lookup.size_words}, set here"))
@@ -77,7 +71,7 @@ def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, stray
     if len(items) > 1:
         draft.because(f"the dataset items with such an index: {listed([str(each) for each in items], 8)}")
     _advise(draft, lookup, index, strays, RangeCures(evidence))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _advise(draft: Draft, lookup: Lookup, index: torch.Tensor, strays: Strays, cures: RangeCures) -> None:
@@ -120,10 +114,10 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
         cause, label = "torch says so; the index itself could not be read", "index out of range"
     else:
         return None
-    draft = Draft(CODE, NAME, "likely", message, cause)
+    draft = RULE.draft(evidence, "likely", message, cause)
     draft.at(*evidence.at_user_line("cause", label))
     draft.help("correct the index where it is made, or make the table larger")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -42,13 +42,13 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     sure = number is not None and number >= have > 0
     seen = "there is 1 GPU, cuda:0" if have == 1 else f"there are {have} GPUs, cuda:0 to cuda:{have - 1}"
     asked = f"cuda:{number} was asked for" if sure else "a GPU was asked for that does not exist"
-    draft = Draft(CODE, NAME, "proven" if sure else "likely", f"{asked}, but {seen}", f"{fault.words}; {seen}")
+    draft = RULE.draft(evidence, "proven" if sure else "likely", f"{asked}, but {seen}", f"{fault.words}; {seen}")
     draft.at(*raised_at(evidence, f"cuda:{number}" if sure else "no such GPU"))
     if argument is not None:
         made = origin(evidence, argument.value)
         draft.at(made.location("origin", f"`{made.name}` comes from here") if made is not None else None)
     _advise(draft, evidence, number, have)
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _advise(draft: Draft, evidence: RaisedEvidence, number: int | None, have: int) -> None:

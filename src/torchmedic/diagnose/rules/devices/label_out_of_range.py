@@ -92,7 +92,9 @@ def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, stray
     items = items_of(evidence.incident, labels, strays.positions)
     item = f" (dataset item {items[0]})" if items else ""
     first = strays.at(passed[1].text if passed is not None and passed[1].text.isidentifier() else "label")
-    draft = Draft(CODE, NAME, "proven", message, f"`{first}`{item} is {strays.values[0]}; {known} means labels {valid}")
+    draft = RULE.draft(
+        evidence, "proven", message, f"`{first}`{item} is {strays.values[0]}; {known} means labels {valid}"
+    )
     draft.at(*evidence.at_user_line("cause", f"label {strays.values[0]} meets {known}"))
     draft.at(made_here(evidence, given.labels, "comes from"))
     layer = None
@@ -104,7 +106,7 @@ def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, stray
     if len(items) > 1:
         draft.because(f"the dataset items with such a label: {listed([str(index) for index in items], 8)}")
     _advise(draft, labels, strays, classes, item.strip(" ()"), _Cures(RangeCures(evidence), given.labels, layer))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _counted(labels: torch.Tensor, strays: Strays) -> str:
@@ -169,16 +171,15 @@ def _from_message(evidence: RaisedEvidence, given: _Given) -> Diagnosis | None:
     if named is None:
         return None
     label = named[1]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         f"label {label} is out of range: there are {given.classes} classes",
         f"torch names the label {label}; the labels themselves cannot be read any more",
     )
     draft.at(*evidence.at_user_line("cause", f"label {label} meets {given.classes} classes"))
     draft.help("correct the label, or build the last layer for as many classes as the data has")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

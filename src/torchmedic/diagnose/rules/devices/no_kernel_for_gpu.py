@@ -15,7 +15,7 @@ import torch
 
 from torchmedic.detect.failures.architectures import covers
 from torchmedic.detect.failures.device_errors import device_fault_of
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.devices._places import raised_at
 from torchmedic.evidence.devices.cuda_setup import read_setup
 from torchmedic.evidence.exception import RaisedEvidence
@@ -36,9 +36,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     name = f"sm_{capability[0]}{capability[1]}"
     op = evidence.call.op if evidence.call is not None and evidence.call.op else "the operation"
     missing = bool(archs) and not covers(archs, capability)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if missing else "likely",
         f"this torch holds no code for the {gpu} ({name})"
         if missing
@@ -53,7 +52,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help(
             f'compile the extension that `{op}` comes from for this GPU: TORCH_CUDA_ARCH_LIST="{_list(capability)}"'
         )
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _list(capability: tuple[int, int]) -> str:

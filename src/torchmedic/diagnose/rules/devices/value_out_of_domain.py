@@ -52,7 +52,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         cause = (
             f"{strays.count} of {strays.total} values {verb} not {domain.must}: `{strays.at(domain.name)}` is {first}"
         )
-    draft = Draft(CODE, NAME, "likely" if not_numbers else "proven", message, cause)
+    draft = RULE.draft(evidence, "likely" if not_numbers else "proven", message, cause)
     draft.at(*evidence.at_user_line("cause", f"`{domain.name}` must be {domain.must}"))
     draft.at(made_here(evidence, domain.value, "comes from"))
     tensor = readable(domain.value)
@@ -64,12 +64,12 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
             f"{count(not_numbers, 'value')} of it {'is' if not_numbers == 1 else 'are'} NaN; it is older than this line"
         )
         draft.help("look for the first NaN before this line; this line only refused it")
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+        return draft.done()
     extent = span(tensor) if tensor is not None and strays.total > 1 else None
     if extent is not None:
         draft.because(f"the values run from {number(extent[0])} to {number(extent[1])}")
     _advise(draft, domain, RangeCures(evidence))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _advise(draft: Draft, domain: Domain, cures: RangeCures) -> None:

@@ -43,9 +43,8 @@ def check(stall: Stall) -> Diagnosis | None:
     if not who or not busy:
         return None
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         f"not hung: {who} tries kernels out, for {duration(stall.still)} so far",
         "the fastest one is chosen before the first use, and once more for every new shape",

@@ -67,9 +67,8 @@ def check(stall: Stall) -> Diagnosis | None:
         return None  # a compiler that nobody waits for is no reason
     what = f" by {_what(found)}" if found is not None else ""
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         f"not hung: code is being compiled{what}, for {duration(stall.still)} so far",
         "no step can end before the compiler has",

@@ -51,9 +51,8 @@ def _runnable(stall: Stall) -> int:
 def _throttled(stall: Stall, quota: float, share: float, runnable: int) -> Diagnosis:
     times = runnable / quota
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         f"slowed down: {runnable} threads want to run, and the CPU limit allows {quota:g}",
         f"the control group was stopped in {share:.0%} of its periods, as its CPU time was used up",
@@ -69,9 +68,8 @@ def _throttled(stall: Stall, quota: float, share: float, runnable: int) -> Diagn
 
 def _crowded(stall: Stall, cores: int, waiting: float, runnable: int) -> Diagnosis:
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         f"slowed down: {runnable} threads of the run share {cores} cores",
         "every thread gets a fraction of a core",

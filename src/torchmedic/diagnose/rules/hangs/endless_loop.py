@@ -64,9 +64,8 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) 
         same = ", ".join(f"`{name}` = {value}" for name, value in zip(loop.unchanged, loop.values, strict=False))
         why = f"what could end it never changes: {same}"
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely" if certain else "possible",
         f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} does not end"
         if certain

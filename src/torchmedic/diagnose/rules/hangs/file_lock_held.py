@@ -115,7 +115,7 @@ def _is_older(stall: Stall, waiter: Waiter, file: LockFile) -> bool:
 def _told(
     stall: Stall, waiter: Waiter, grade: Grade, message: str, cause: str, advice: str, severity: Severity
 ) -> Diagnosis:
-    draft = StallDraft(stall, CODE, NAME, grade, message, cause)
+    draft = StallDraft(RULE, stall, grade, message, cause)
     draft.at(at(waiter.frame, "cause", "waits for the lock here") or main_line(stall, "cause", "waits here"))
     draft.at(main_line(stall))
     draft.help(advice)

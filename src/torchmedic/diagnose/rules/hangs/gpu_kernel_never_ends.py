@@ -25,9 +25,8 @@ def check(stall: Stall) -> Diagnosis | None:
     if not waits_for_device(stall) or not spins(stall):
         return None
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         f"a kernel has been on the GPU for {duration(stall.still)} and seems to spin",
         "the GPU is busy all the time, but draws little power and touches no memory",

@@ -24,9 +24,8 @@ def check(stall: Stall) -> Diagnosis | None:
     if not waits_for_device(stall) or spins(stall):
         return None
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         f"not hung: the GPU is at work, for {duration(stall.still)} so far",
         "the main thread waits for the results of what the GPU was given",

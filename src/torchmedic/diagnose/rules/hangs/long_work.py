@@ -67,7 +67,7 @@ def check(stall: Stall) -> Diagnosis | None:
 
 def _told(stall: Stall, cause: str, seen: str, severity: Severity = "note") -> Diagnosis:
     draft = StallDraft(
-        stall, CODE, NAME, "likely", f"not hung: the run is at work, for {duration(stall.still)} so far", cause
+        RULE, stall, "likely", f"not hung: the run is at work, for {duration(stall.still)} so far", cause
     )
     main = stall.thread
     draft.at(main_line(stall, "cause", "the main thread is at work here"))
@@ -83,9 +83,8 @@ def _helped(stall: Stall) -> Diagnosis | None:
     for helper in helpers(stall):
         if helper.sleeps is None:
             draft = StallDraft(
+                RULE,
                 stall,
-                CODE,
-                NAME,
                 "likely" if helper.known else "possible",
                 f"not hung: the run waits for work to be done, for {duration(stall.still)} so far",
                 where(helper),

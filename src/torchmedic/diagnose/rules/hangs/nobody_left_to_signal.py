@@ -60,9 +60,7 @@ def _not_yet(stall: Stall, waiter: Waiter) -> Diagnosis | None:
     if left is None or wanted is None or (left < _TICK and stall.still > _STRANGER * stall.limit):
         return None
     message = f"not hung yet: the run waits for the {wanted.kind} `{wanted.name}`, and a timer runs"
-    draft = StallDraft(
-        stall, CODE, NAME, "possible", message, f"a thread acts in {duration(left)}, and may end the wait"
-    )
+    draft = StallDraft(RULE, stall, "possible", message, f"a thread acts in {duration(left)}, and may end the wait")
     draft.at(at(waiter.frame, "cause", f"waits for {wanted.kind} `{wanted.name}`"), main_line(stall))
     return draft.finish("note")
 
@@ -81,12 +79,7 @@ def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> D
     else:
         message = f"the run waits for the {kind} `{wanted.name}`, and nobody is left to {_ENDS[wanted.kind]}"
     draft = StallDraft(
-        stall,
-        CODE,
-        NAME,
-        silence.grade,
-        message,
-        f"the wait for `{wanted.name}` has no time limit, and no one to end it",
+        RULE, stall, silence.grade, message, f"the wait for `{wanted.name}` has no time limit, and no one to end it"
     )
     draft.at(at(waiter.frame, "cause", f"waits for {kind} `{wanted.name}`"), main_line(stall))
     draft.because(*silence.facts)

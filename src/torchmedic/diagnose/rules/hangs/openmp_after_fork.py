@@ -34,9 +34,8 @@ def check(stall: Stall) -> Diagnosis | None:
             continue
         named = [name for name in row.native if "gomp" in name or "kmp" in name]
         draft = StallDraft(
+            RULE,
             stall,
-            CODE,
-            NAME,
             "proven" if named else "likely",
             f"{who(process)} waits for OpenMP threads that were lost in a fork",
             f"it was forked from a process with {before} threads and waits for a team of {threads} that is not there",

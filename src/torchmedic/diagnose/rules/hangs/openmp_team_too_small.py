@@ -29,9 +29,8 @@ def check(stall: Stall) -> Diagnosis | None:
         if thread is None or threads <= int(limit):
             continue
         draft = StallDraft(
+            RULE,
             stall,
-            CODE,
-            NAME,
             "likely",
             f"torch divides its work for {threads} threads, but OpenMP may have only {limit}",
             f"OMP_THREAD_LIMIT={limit}: a barrier waits for threads that are never started, and spins",

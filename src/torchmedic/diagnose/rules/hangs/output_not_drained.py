@@ -78,9 +78,7 @@ def _told(
         message = f"the terminal does not take what {who} writes to {what}"
     else:
         message = f"nobody reads what {who} writes to {what}, and the pipe is full"
-    draft = StallDraft(
-        stall, CODE, NAME, grade, message, f"it stands in a write to {wait.target} that only a reader can end"
-    )
+    draft = StallDraft(RULE, stall, grade, message, f"it stands in a write to {wait.target} that only a reader can end")
     frame = waiter.frame
     label = "writes here, and waits" if own or frame is not None else "waits for it here, and does not read"
     draft.at(at(frame, "cause", label) or main_line(stall, "cause", label))

@@ -63,9 +63,8 @@ def _joined(stall: Stall, waiter: Waiter, writer: Waiter) -> Diagnosis:
     child = writer.process
     name = waiter.wanted.name if waiter.wanted is not None else "the child"
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "proven",
         f"`{name}` cannot end: what it put into a queue has not been taken out",
         f"the child ({child.pid}) still writes into a full pipe, which only the process that waits for it could read",
@@ -81,9 +80,8 @@ def _joined(stall: Stall, waiter: Waiter, writer: Waiter) -> Diagnosis:
 def _full(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> Diagnosis:
     holds = f" of {wanted.room} items" if wanted.room else ""
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         silence.grade,
         f"the queue `{wanted.name}` is full, and nobody is left to take anything out",
         f"`put` waits for room in a queue{holds} without a time limit",

@@ -50,9 +50,8 @@ def check(stall: Stall) -> Diagnosis | None:
         return None
     where = f" to {relative(file.path)}" if file is not None else ""
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         f"not hung: a checkpoint is being written{where}, for {duration(stall.still)} so far",
         "the main thread saves, and what it writes grows" if file is not None else "the main thread is at work on it",

@@ -44,12 +44,7 @@ def check(stall: Stall) -> Diagnosis | None:
 def _told(stall: Stall, process: ProcessView, view: InsideView, cause: str) -> Diagnosis:
     item = f" item {view.item}" if view.item else ""
     draft = StallDraft(
-        stall,
-        CODE,
-        NAME,
-        "likely",
-        f"not hung: the next batch takes long, {duration(stall.still)} so far",
-        cause,
+        RULE, stall, "likely", f"not hung: the next batch takes long, {duration(stall.still)} so far", cause
     )
     thread = view.main
     draft.at(at(thread.user_frame if thread is not None else None, "cause", f"reads{item or ' the data'} here"))

@@ -28,9 +28,8 @@ def check(stall: Stall) -> Diagnosis | None:
     if inner is None or rate is None or rate < _RATE:
         return None
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         "the run is slow because the GPU's memory is nearly full and is cleared again and again",
         f"the allocator gave all its cached memory back and asked anew {rate:.0f} times a second",

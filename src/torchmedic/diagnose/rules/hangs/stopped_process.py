@@ -29,9 +29,8 @@ def check(stall: Stall) -> Diagnosis | None:
     own = stopped.pid == stall.pid
     name = "the training process" if own else who(stopped)
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "proven",
         f"{name} is stopped{_by_whom(stopped)}",
         f"process {stopped.pid} is in state {stopped.state}, and gets no CPU until it is continued",

@@ -57,9 +57,8 @@ def _storage(stall: Stall, waiter: Waiter) -> Diagnosis:
     what = "the driver of the GPU" if nvidia else "storage"
     file = next((wait.target for wait in waiter.files if wait.target), "")
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         f"the run waits in the kernel for {what}, which does not answer",
         f"{command(process, process.pid)} is in state D{where}: it neither runs nor can be interrupted",
@@ -105,7 +104,7 @@ def _network(stall: Stall, waiter: Waiter, wait: FileWait) -> Diagnosis | None:
         message = f"not hung yet: {who} waits {_WORDS[wait.action]} {where}"
     else:
         message = f"{who} waits {_WORDS[wait.action]} {where} without a time limit, and nothing comes"
-    draft = StallDraft(stall, CODE, NAME, grade, message, f"it stands in `{waiter.row.syscall}` on {wait.target}")
+    draft = StallDraft(RULE, stall, grade, message, f"it stands in `{waiter.row.syscall}` on {wait.target}")
     draft.at(at(waiter.frame, "cause", "waits here") or main_line(stall, "cause", "waits here"), main_line(stall))
     state = f"the connection is {wait.connection}" if wait.connection else ""
     quiet = f"nothing has come for {duration(waiter.row.asleep)}" if waiter.row.asleep is not None else ""

@@ -34,9 +34,8 @@ def check(stall: Stall) -> Diagnosis | None:
     if stood < _STOOD or (swapped < _SWAPPED and faults < _FAULTS):
         return None
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         "the run is slow because the host has too little memory and swaps",
         f"for {stood:.0%} of the time nothing could run, as everything waited for memory",

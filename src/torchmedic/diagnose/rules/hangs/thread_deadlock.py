@@ -71,18 +71,16 @@ def _told(stall: Stall, cycle: list[PyThread]) -> Diagnosis:
     assert wanted is not None
     if len(cycle) == 1:
         draft = StallDraft(
+            RULE,
             stall,
-            CODE,
-            NAME,
             "proven",
             f"a thread waits for `{wanted.name}`, which it holds itself",
             f"this {wanted.kind} was taken before by the same thread, and is not given back while it waits",
         )
     else:
         draft = StallDraft(
+            RULE,
             stall,
-            CODE,
-            NAME,
             "proven",
             f"deadlock: {len(cycle)} threads wait for each other's locks",
             f"each of {len(cycle)} threads waits for what the next one holds",
@@ -104,7 +102,7 @@ def _told(stall: Stall, cycle: list[PyThread]) -> Diagnosis:
         draft.help("use `threading.RLock()`, which the same thread may take again, or do not take it twice")
     else:
         draft.help("take these locks in the same order everywhere, or give one back before waiting for the other")
-    return draft.done(step=stall.step, rank=stall.rank)
+    return draft.done()
 
 
 def _name(thread: PyThread) -> str:

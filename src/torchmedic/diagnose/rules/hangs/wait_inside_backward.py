@@ -31,9 +31,8 @@ def check(stall: Stall) -> Diagnosis | None:
         if hook is None or wanted is None or thread.moved:
             continue
         draft = StallDraft(
+            RULE,
             stall,
-            CODE,
-            NAME,
             "likely",
             f"`{hook.function}`, which runs inside of the backward pass, waits for {wanted.kind} `{wanted.name}`",
             "the backward pass waits for it to return, and nothing moves",

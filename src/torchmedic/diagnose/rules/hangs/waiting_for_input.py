@@ -74,7 +74,7 @@ def _told(stall: Stall, waiter: Waiter, wait: FileWait, verdict: _Verdict) -> Di
     else:
         message = f"{who} waits {for_what}"
     source = "a terminal" if wait.target.startswith(_TERMINALS) else f"descriptor {wait.descriptor}, {wait.target}"
-    draft = StallDraft(stall, CODE, NAME, verdict.grade, message, f"it reads from {source}, and nothing comes")
+    draft = StallDraft(RULE, stall, verdict.grade, message, f"it reads from {source}, and nothing comes")
     draft.at(at(frame, "cause", "waits here") or main_line(stall, "cause", "waits here"))
     draft.at(main_line(stall))
     writers = [pid for pid in wait.peers if pid != process.pid]

@@ -70,9 +70,8 @@ def _told(stall: Stall, waiter: Waiter, below: list[ProcessView], waiters: list[
     child = below[0]
     pool = waiter.wanted is not None and waiter.wanted.kind == "result of a pool"
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         "no process of the pool is at work on what the run waits for"
         if pool

@@ -49,9 +49,8 @@ def _told(stall: Stall, view: InsideView, call: Call) -> Diagnosis:
         or (job is None and together is False)
     )
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         f"{_who(view)} waits in {call.words} for other ranks",
         _cause(call, ranks, missing, world),
@@ -66,9 +65,8 @@ def _told(stall: Stall, view: InsideView, call: Call) -> Diagnosis:
 def _slow(stall: Stall, view: InsideView, call: Call, slow: list[Rank], ranks: list[Rank]) -> Diagnosis:
     first = slow[0]
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         f"not hung: {_who(view)} waits in {call.words} for {first.name}, which is at work",
         f"{first.name} {first.how}",

@@ -38,9 +38,8 @@ def check(stall: Stall) -> Diagnosis | None:
         waits = "" if not thread.waits_for else f", waiting for {thread.waits_for.kind} `{thread.waits_for.name}`"
         item = f" item {view.item}" if view.item else ""
         draft = StallDraft(
+            RULE,
             stall,
-            CODE,
-            NAME,
             "proven",
             f"a DataLoader worker is stuck in the dataset{' on' + item if item else ''}",
             f"worker {process.pid} stands at {short(frame)}{waits}",

@@ -10,7 +10,7 @@ Cure: `DataLoader(dataset, shuffle=True)`, or a sampler that mixes the classes.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location
@@ -22,9 +22,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     if evidence.kind != "sorted labels":
         return None
     incident, facts = evidence.incident, evidence.facts
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the training data comes class by class: {facts['classes']} classes, sorted, and not shuffled",
         f"the first {facts['first']} of {facts['length']} items are all of one class, and batches of "
@@ -38,7 +37,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         draft.at(evidence.at("cause", incident.cause, "what is trained on comes in the order of the dataset"))
     draft.because("the labels of the whole dataset were looked at: they never decrease")
     draft.help("shuffle=True", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

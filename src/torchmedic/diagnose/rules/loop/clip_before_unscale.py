@@ -12,7 +12,7 @@ Cure: call `scaler.unscale_(optimizer)` before clipping. `scaler.step` then does
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.loop_edits import line_added_before
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
@@ -25,9 +25,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         return None
     incident = evidence.incident
     bound = evidence.facts["bound"]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         "gradients are clipped before GradScaler has divided them by its scale",
         f"the bound {number(bound)} is applied to gradients that are still multiplied by the loss scale",
@@ -41,7 +40,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     scaler = evidence.receiver(incident.others["step"], "step") or "scaler"
     line = f"{scaler}.unscale_({name})"
     draft.help(f"call {line} before", patch=line_added_before(incident.cause, line), safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -11,7 +11,7 @@ Cure: `F.dropout(x, p, training=self.training)`, `dropout_p=p if self.training e
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
@@ -22,9 +22,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     if evidence.kind != "dropout in evaluation":
         return None
     incident, name, share = evidence.incident, evidence.facts["name"], evidence.facts["share"]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{name} drops {share:.0%} of the values in evaluation mode too",
         "it was not told of the mode, and `model.eval()` does not reach it",
@@ -32,7 +31,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft.at(evidence.at("cause", incident.cause, "was called by a model in evaluation mode, without gradients", name))
     told = "training=self.training" if "attention" not in name else "dropout_p=p if self.training else 0.0"
     draft.help(f"tell it of the mode: `{told}`", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

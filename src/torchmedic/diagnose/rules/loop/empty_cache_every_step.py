@@ -10,7 +10,7 @@ Cure: leave it out. Where fragmentation is the trouble, set `PYTORCH_CUDA_ALLOC_
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
@@ -22,9 +22,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         return None
     incident, facts = evidence.incident, evidence.facts
     share = f"{facts['share']:.0%}"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"empty_cache() in every step takes {share} of the time",
         f"each call takes {facts['each'] * 1e3:.2g} ms, and the memory that it gives back is asked for again",
@@ -35,7 +34,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         "costs more on top",
     )
     draft.help("leave it out: memory that is in use is not freed by it", safety="safe")
-    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

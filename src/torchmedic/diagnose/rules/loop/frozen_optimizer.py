@@ -10,7 +10,7 @@ Cure: freeze what shall stay as it is, and give the optimizer the rest.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -22,9 +22,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     if evidence.kind != "frozen":
         return None
     incident, facts = evidence.incident, evidence.facts
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the weights do not change: all {count(facts['held'], 'parameter')} of the optimizer are frozen",
         "requires_grad is off for every parameter that an optimizer holds, so that no update has a gradient",
@@ -39,7 +38,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         f"({count(facts['elements'], 'weight')})",
     )
     draft.help("give the optimizer the parameters that shall be trained", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -10,7 +10,7 @@ Cure: `zero_grad()` before `backward()` or after `step()`, never in between.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -23,9 +23,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         return None
     incident = evidence.incident
     updates = evidence.facts["updates"]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the weights do not change: the gradients were cleared before each of {count(updates, 'update')}",
         "between backward and step the gradients are cleared, so that step has nothing to apply",
@@ -37,7 +36,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.because("so in every update that was seen, without exception")
     draft.help("move it before backward, or behind step", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -10,7 +10,7 @@ Cure: clear the gradients once per update, right after `optimizer.step()`.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
@@ -23,9 +23,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     lost, kept = evidence.facts["lost"], evidence.facts["kept"]
     total = lost + kept
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{lost} of {total} micro-batches are thrown away: the gradients are cleared inside of the accumulation cycle",
         f"each update follows {total} calls of backward, and the gradients of {lost} of them were cleared before it",
@@ -42,7 +41,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft.because(f"so in {evidence.facts['cycles']} updates, without exception")
     name = evidence.optimizer_name(incident.others["step"]) or "optimizer"
     draft.help(f"move it behind {name}.step(), so that it is called once per update", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

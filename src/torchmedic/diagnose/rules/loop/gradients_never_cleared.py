@@ -12,7 +12,7 @@ accumulation over several micro-batches too: once per update, not once per micro
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.loop_edits import line_added_after
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
@@ -26,9 +26,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     name = evidence.optimizer_name(incident.cause) or "optimizer"
     before, after = evidence.facts["norms"]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"gradients are never cleared: every update uses those of all {evidence.facts['updates']} steps so far",
         "backward adds to the gradients, and nothing has cleared them between the updates",
@@ -47,7 +46,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         patch=line_added_after(incident.cause, f"{name}.zero_grad()"),
         safety="changes-training",
     )
-    return draft.done(step=incident.step, rank=evidence.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

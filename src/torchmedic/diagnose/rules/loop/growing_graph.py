@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.trace.older_graph import Holder, bindings_of
@@ -31,9 +31,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     name, sizes = facts["name"], facts["sizes"]
     (first, _, small), (last, old, large) = sizes[0], sizes[-1]
     what = f"`{name}`" if name else "something"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the graph of the loss grows in every step: {small} operations in step {first}, {large} in step {last}",
         f"{what} is carried from step to step with its graph",
@@ -47,7 +46,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         "`retain_graph=True` out",
         safety="changes-training",
     )
-    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 def _bound(name: str, is_attribute: bool, backward: Place, carried: Place | None) -> Location | None:

@@ -10,7 +10,7 @@ Cure: update after the last batch too: `if (i + 1) % N == 0 or i + 1 == len(load
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
@@ -24,9 +24,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     left = facts["left"]
     last = f"last {left}" if left > 1 else "last one"
     fate = "thrown away" if facts["lost"] else "left to the first update of the next epoch"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the {last} of {facts['length']} batches of an epoch make no update of their own"
         if left > 1
@@ -35,7 +34,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.at(evidence.at("cause", incident.cause, f"comes after every {facts['size']} batches", "step"))
     draft.help("update after the last batch of an epoch too", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank, severity="note")
+    return draft.done(severity="note")
 
 
 RULE = Rule(CODE, NAME, check)

@@ -12,7 +12,7 @@ Optimizers such as Adam, which divide by the size of the gradients, are not told
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
@@ -24,9 +24,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         return None
     incident = evidence.incident
     size = evidence.facts["size"]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         f"the gradients are {size} times as large as those of one batch: {size} mean losses are added up",
         f"each update follows {size} calls of backward, each with a loss that is a mean and is not divided by {size}",
@@ -41,7 +40,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     name = evidence.receiver(incident.cause, "backward") or "loss"
     draft.help(f"({name} / {size}).backward()", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

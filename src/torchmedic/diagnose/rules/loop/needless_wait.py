@@ -37,9 +37,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     name = facts["name"]
     said = _WORDS.get(name, f"{name}()")
     share = f"{facts['share']:.0%}"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the device stands still for {share} of every step, because this line waits for it",
         f"after {said} has waited for the device, nothing is prepared for it",
@@ -51,9 +50,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         f"then has nothing to do for {_ms(facts['idle'])}",
         "measured by the device itself in steps as they are, and in steps in which the host was ahead of it",
     )
-    return _advised(draft, name, facts["uploads"]).done(
-        step=incident.step, rank=evidence.rank, severity="note" if facts["uploads"] else "warning"
-    )
+    return _advised(draft, name, facts["uploads"]).done(severity="note" if facts["uploads"] else "warning")
 
 
 def _advised(draft: Draft, name: str, uploads: bool) -> Draft:

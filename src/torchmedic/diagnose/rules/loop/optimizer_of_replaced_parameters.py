@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count, listed
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
@@ -32,9 +32,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
 def _layer(evidence: LoopEvidence) -> Diagnosis:
     incident, facts = evidence.incident, evidence.facts
     names = listed([f"`{name}`" for name in facts["names"]])
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{names} are trained by nobody: the optimizer still holds what was there before",
         "the optimizer was built before these parameters took the place of others",
@@ -49,14 +48,13 @@ def _layer(evidence: LoopEvidence) -> Diagnosis:
         f"of shape {listed([str(shape) for shape in facts['old']])}",
     )
     draft.help("build the optimizer after the model is complete", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank)
+    return draft.done()
 
 
 def _model(evidence: LoopEvidence) -> Diagnosis:
     incident, facts = evidence.incident, evidence.facts
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         "the weights do not change: the optimizer holds the parameters of another model",
         "not one parameter that the loss reaches is in an optimizer that steps, and not one in it is reached",
@@ -71,7 +69,7 @@ def _model(evidence: LoopEvidence) -> Diagnosis:
         f"{count(facts['updates'], 'update')} had no gradient to apply",
     )
     draft.help("build the optimizer from the parameters of the model that is trained", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank)
+    return draft.done()
 
 
 def _assigned(evidence: LoopEvidence, names: list[str], label: str) -> Location | None:

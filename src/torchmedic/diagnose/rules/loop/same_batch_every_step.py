@@ -10,7 +10,7 @@ Cure: `for batch in loader:`, or one iterator that is made before the loop.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
@@ -21,9 +21,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     if evidence.kind != "same batch":
         return None
     incident, facts = evidence.incident, evidence.facts
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"every step trains on the same batch, the first of {facts['batches']}",
         "each step begins a new pass over the data, takes its first batch and drops the pass",
@@ -31,7 +30,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft.at(evidence.at("cause", incident.cause, "a new pass, and its first batch", "next"))
     draft.because(f"the last {facts['times']} batches were made of the same items of the dataset, in the same order")
     draft.help("go through the loader with `for batch in loader`, or make the iterator once, before the loop")
-    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

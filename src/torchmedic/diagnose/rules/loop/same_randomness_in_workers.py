@@ -12,7 +12,7 @@ Cure: draw from `torch` or `numpy.random` directly, or seed the generator in a `
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location
@@ -25,9 +25,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         return None
     incident, facts = evidence.incident, evidence.facts
     name, workers = facts["name"], facts["workers"]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"all {workers} workers draw the same random numbers from `self.{name}`",
         f"`self.{name}` is a {facts['kind']} of the dataset, of which every worker has a copy in the same state",
@@ -39,7 +38,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.because("no worker_init_fn is given, and __getitem__ does not seed it")
     draft.help("draw from torch or numpy.random, which are seeded in every worker, or seed it in a worker_init_fn")
-    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 def _made(evidence: LoopEvidence, label: str) -> Location | None:

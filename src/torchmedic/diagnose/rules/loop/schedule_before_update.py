@@ -10,7 +10,7 @@ Cure: `optimizer.step()` first, then `scheduler.step()`.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
@@ -22,9 +22,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     if evidence.kind != "schedule first":
         return None
     incident, facts = evidence.incident, evidence.facts
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         "the first learning rate of the schedule is never used: it moves on before the first update",
         f"the schedule begins with {number(facts['first'])}, but the first update used {number(facts['used'])}",
@@ -35,7 +34,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.because("so in every round of the loop: first the schedule, then the update")
     draft.help("call it after the update", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

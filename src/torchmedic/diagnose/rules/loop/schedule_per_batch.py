@@ -10,7 +10,7 @@ Cure: call it once per epoch, after the loop over the batches; or give it its pe
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
@@ -21,16 +21,15 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     if evidence.kind != "schedule per batch":
         return None
     incident, facts = evidence.incident, evidence.facts
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         f"{facts['schedule']} moves with every batch, although its numbers mean epochs",
         facts["why"],
     )
     draft.at(evidence.at("cause", incident.cause, "called after every update", "step"))
     draft.help("call it once per epoch, or give it its period in batches", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

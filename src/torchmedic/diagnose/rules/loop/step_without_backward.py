@@ -9,7 +9,7 @@ Cure: call `backward()` for every update, and clear the gradients in between.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
@@ -21,9 +21,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         return None
     incident = evidence.incident
     updates = evidence.facts["updates"]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the last {updates} updates all used the same gradients: no backward came in between",
         "the gradients are those of an earlier backward, and nothing has computed new ones since",
@@ -31,7 +30,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft.at(evidence.at("cause", incident.cause, "steps with gradients that were used already", "step"))
     draft.because("between these updates nothing has written to the gradients, and backward was not called at all")
     draft.help("call backward before every step, and clear the gradients after it", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

@@ -10,7 +10,7 @@ Cure: call `model.train()` at the start of each epoch, or at the end of the vali
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count, listed
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -22,9 +22,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     if evidence.kind != "eval mode":
         return None
     incident, facts = evidence.incident, evidence.facts
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         "the model is trained in evaluation mode since the first validation",
         "eval() was called for the validation, and train() was not called after it",
@@ -40,7 +39,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     name = evidence.receiver(incident.cause, "eval") or "model"
     draft.help(f"call {name}.train() when the validation is over", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank)
+    return draft.done()
 
 
 def _parts(names: list[str], what: str) -> str:

@@ -11,7 +11,7 @@ Cure: `nn.ModuleList` for a list, `nn.ModuleDict` for a dict, `nn.ParameterList`
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
@@ -28,9 +28,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident, facts = evidence.incident, evidence.facts
     name, kind = facts["name"], facts["kind"]
     path = ".".join(filter(None, (facts["path"], name)))
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{count(facts['elements'], 'weight')} in the {kind} `{path}` are trained by nobody: they are not parameters "
         "of the model",
@@ -49,7 +48,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     if not facts["holds_modules"]:
         wrapper = {"dict": "nn.ParameterDict"}.get(kind, "nn.ParameterList")
     draft.help(f"put them into {wrapper}(...)", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank)
+    return draft.done()
 
 
 def _assigned(evidence: LoopEvidence, label: str) -> Location | None:

@@ -10,7 +10,7 @@ Cure: `model.eval()` before the validation and `model.train()` after it.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count, listed
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -23,9 +23,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         return None
     incident, facts = evidence.incident, evidence.facts
     norms, dropouts = facts["norms"], facts["dropouts"]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if norms else "likely",
         "the model is validated in training mode"
         + (": batch normalisation learns from the validation data" if norms else ": dropout is active"),
@@ -42,7 +41,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     if dropouts:
         draft.because(f"{count(len(dropouts), 'layer')} of dropout: {listed([f'`{name}`' for name in dropouts], 3)}")
     draft.help("call eval() on the model before the validation, and train() after it")
-    return draft.done(step=incident.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

@@ -10,7 +10,7 @@ Cure: give the optimizer a rate above zero. A warm-up may begin at zero, but its
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -23,9 +23,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         return None
     incident, facts = evidence.incident, evidence.facts
     updates = count(facts["updates"], "update")
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the weights do not change: the learning rate was exactly 0 in all of {updates}",
         "every group of the optimizer has a learning rate of 0",
@@ -37,7 +36,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     if facts["scheduled"]:
         draft.because(f"its schedule has moved {facts['scheduled']} times and has not left 0")
     draft.help("give it a learning rate above 0", safety="changes-training")
-    return draft.done(step=incident.step, rank=evidence.rank, severity="error" if facts["alone"] else "warning")
+    return draft.done(severity="error" if facts["alone"] else "warning")
 
 
 RULE = Rule(CODE, NAME, check)

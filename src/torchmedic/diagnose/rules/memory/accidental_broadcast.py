@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from torchmedic.diagnose.cures.memory import rewritten
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import noticed, table
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -79,9 +79,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...], edit: Edit | None = None) -> Diagnosis:
     one, two = found.pair
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        autopsy.evidence,
         "proven",
         f"{list(one)} and {list(two)} broadcast to {list(found.shape)}, which takes {size(found.nbytes)}",
         f"both have {math.prod(one)} elements; together they were paired to {math.prod(found.shape)}",
@@ -93,7 +92,7 @@ def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...], edit: E
         rewritten(draft, autopsy, f"bring both to the shape {list(shorter)}", edit)
     else:
         draft.help("bring both to the same shape first, for example with `.squeeze(-1)` or `.unsqueeze(-1)`")
-    return draft.done(step=autopsy.evidence.incident.step, rank=autopsy.evidence.incident.rank)
+    return draft.done()
 
 
 def _cure(evidence: RaisedEvidence, found: _Table) -> Edit | None:

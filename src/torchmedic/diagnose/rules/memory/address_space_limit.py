@@ -23,6 +23,7 @@ from torchmedic.observe.memory.limits import Bound, Setter, refusing, setter_of
 from torchmedic.records import Diagnosis, Role
 
 if TYPE_CHECKING:
+    from torchmedic.evidence.exception import RaisedEvidence
     from torchmedic.evidence.memory.autopsy import Autopsy
 
 CODE, NAME = "TM414", "address-space-limit"
@@ -30,28 +31,25 @@ CODE, NAME = "TM414", "address-space-limit"
 _LITTLE = 0.5  # of what is mapped: where less is in memory, the limit counts mostly what is not used
 
 
-def check(evidence: object) -> Diagnosis | None:
+def check(evidence: RaisedEvidence | NoRoom) -> Diagnosis | None:
     if isinstance(evidence, NoRoom):
         return _from_outside(evidence)
     return _inside(evidence)
 
 
-def _inside(evidence: object) -> Diagnosis | None:
+def _inside(evidence: RaisedEvidence) -> Diagnosis | None:
     from torchmedic.diagnose import registry
     from torchmedic.diagnose.cures.memory import cured
     from torchmedic.diagnose.engine import ask
     from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
-    from torchmedic.evidence.exception import RaisedEvidence
     from torchmedic.source.lookup.limit_calls import limit_call
 
-    assert isinstance(evidence, RaisedEvidence)
     refusal = refusal_of_host(evidence)
     if refusal is None or (bound := refusal.bound) is None or ask(evidence, registry.EXHAUSTED) is not None:
         return None
     message = refusal.what or "there is no memory"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if bound.certain else "likely",
         f"{message}: the process may have {size(bound.limit)} of {bound.of}",
         _cause(bound, refusal.asked),
@@ -73,7 +71,7 @@ def _inside(evidence: object) -> Diagnosis | None:
         draft.help(graphs)
     elif refusal.autopsy is None or not cured(draft, refusal.autopsy):
         draft.help(_less(refusal.autopsy))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _less(autopsy: Autopsy | None) -> str:
@@ -89,9 +87,8 @@ def _from_outside(left: NoRoom) -> Diagnosis | None:
     if bound is None:
         return None
     want = f"there is no memory for {size(left.asked)}" if left.asked is not None else "there is no memory"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        left,
         "proven" if bound.certain else "likely",
         f"{want}: the process may have {size(bound.limit)} of {bound.of}",
         _cause(bound, left.asked),
@@ -111,7 +108,7 @@ def _from_outside(left: NoRoom) -> Diagnosis | None:
     _advise(draft, bound, False)
     if not left.lifted:
         draft.help("raise the hard limit (`ulimit -Hv`) above the soft one: then more can be told")
-    return draft.done(step=left.step, rank=left.rank)
+    return draft.done()
 
 
 def _cause(bound: Bound, asked: int | None) -> str:

@@ -11,7 +11,7 @@ Cure: a batch that is a little smaller; `PYTORCH_CUDA_ALLOC_CONF=expandable_segm
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import most_held, noticed, shown
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -30,9 +30,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     retries, updates = autopsy.measured.retries, autopsy.agent.clock.updates
     if retries < _OFTEN or updates < 2 or retries < updates // 4:
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the allocator emptied its cache {retries} times in {updates} steps before it gave up",
         f"memory was short all along: {size(autopsy.asked or 0)} were refused in the end",
@@ -41,7 +40,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     shown(draft, autopsy)
     draft.help("make the batch a little smaller")
     draft.help("where sizes vary, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", safety="safe")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

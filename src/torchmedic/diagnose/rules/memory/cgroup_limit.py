@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.diagnose.words.death import size, step_of
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.words.death import size
 from torchmedic.diagnose.words.kills import NEAR_LIMIT, LastMemory
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
@@ -47,9 +47,8 @@ def _refused(evidence: RaisedEvidence) -> Diagnosis | None:
     fits_group = (memory.resident or 0) + asked <= memory.cgroup_limit
     if fits_group or asked > memory.available or ask(evidence, registry.EXHAUSTED) is not None:
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         f"{refusal.what}: its cgroup may hold {size(memory.cgroup_limit)}",
         f"{size(asked)} asked for, {size(memory.resident or 0)} held; the host has {size(memory.available)} free",
@@ -57,7 +56,7 @@ def _refused(evidence: RaisedEvidence) -> Diagnosis | None:
     refusal.place(draft)
     refusal.hold(draft)
     draft.help("give the container or job more memory: `docker run --memory`, `sbatch --mem`; or work in smaller parts")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _killed(death: Death) -> Diagnosis | None:
@@ -77,7 +76,7 @@ def _killed(death: Death) -> Diagnosis | None:
     else:
         return None
     why = f"its cgroup had used up its {size(death.memory_limit)} of memory"
-    draft = memory.draft(CODE, NAME, why, proof, lines)
+    draft = memory.draft(RULE, why, proof, lines)
     peak = f", and the most that it held {size(death.memory_peak)}" if death.memory_peak else ""
     draft.because(f"{group}{peak}; the largest process of the run held {size(memory.used)}")
     if death.memory_high is not None:
@@ -85,7 +84,7 @@ def _killed(death: Death) -> Diagnosis | None:
     memory.tell(draft)
     holder = memory.holder(draft)
     memory.advise(draft, "`docker run --memory`, `resources.limits.memory`, `sbatch --mem`")
-    return memory.blaming(holder, draft.done(step=step_of(death), rank=death.rank))
+    return memory.blaming(holder, draft.done())
 
 
 RULE = Rule(CODE, NAME, check)

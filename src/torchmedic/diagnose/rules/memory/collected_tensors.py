@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import re
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import kind_of, noticed, shown
 from torchmedic.diagnose.rules.memory._warned import was_warned
 from torchmedic.diagnose.words.death import size
@@ -54,9 +54,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         filler = next((each for each in looped if _is_filled(holder, each, autopsy)), None)
         if filler is None:
             continue
-        draft = Draft(
-            CODE,
-            NAME,
+        draft = RULE.draft(
+            evidence,
             "proven",
             f"`{holder.path}` has collected {size(nbytes)} in {count(number, kind_of(autopsy, holder))}",
             _reason(holder, autopsy.asked or 0),
@@ -65,7 +64,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         shown(draft, autopsy)
         where = "move it to the host first (`.cpu()`)" if autopsy.exhaustion.on_device else "reduce it first"
         draft.help(f"{where}, keep only what is needed later, or bound the container")
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+        return draft.done()
     return _grown(evidence, autopsy)
 
 
@@ -97,9 +96,8 @@ def _grown(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
         if found.nbytes < (autopsy.asked or 0) // _COPIES:
             continue
         name, kind = found.holder.path, kind_of(autopsy, found.holder)
-        draft = Draft(
-            CODE,
-            NAME,
+        draft = RULE.draft(
+            evidence,
             "proven",
             f"`{name}` has grown to {size(found.nbytes)} in one {kind}",
             _reason(found.holder, autopsy.asked or 0),
@@ -107,7 +105,7 @@ def _grown(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
         draft.at(found.at.location("cause", f"more is joined to `{name}` here"), *noticed(autopsy))
         shown(draft, autopsy)
         draft.help("keep only the last part of it (`[-size:]`), or write into a tensor of a fixed size in turn")
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+        return draft.done()
     return None
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import differentiated, shown
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -48,9 +48,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if table is None:
         return None
     rows, shape = table.shape[0], list(table.shape)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the gradient of an embedding of {shape} takes {size(table.nbytes)}",
         f"it is dense: it has all {rows} rows, whatever was looked up",
@@ -61,7 +60,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     shown(draft, autopsy)
     how = "build it with `sparse=True`" if layer is not None else "look it up with `F.embedding(..., sparse=True)`"
     draft.help(f"{how} and use an optimizer that takes sparse gradients (SGD, SparseAdam)")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _layer(autopsy: Autopsy, node: Any) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.cures.memory import cured
 from torchmedic.diagnose.engine import ask
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import biggest, differentiated, most_held, noticed, shown
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -40,17 +40,17 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if exhaustion.beside:
         free = f": {size(exhaustion.free)} are free" if exhaustion.free is not None else ""
         message = f"{exhaustion.beside} found no memory on {device}{free}"
-    draft = Draft(CODE, NAME, "proven", message, _cause(autopsy))
+    draft = RULE.draft(evidence, "proven", message, _cause(autopsy))
     if autopsy is None:
         draft.at(*evidence.at_user_line("cause", "refused here"))
         draft.because(*(f"{size(use)} are held by process {pid}" for pid, use in exhaustion.other_processes[:3]))
         draft.help("use a smaller batch, lower precision or checkpointing")
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+        return draft.done()
     draft.at(most_held(autopsy, "cause"), differentiated(autopsy), *noticed(autopsy))
     shown(draft, autopsy)
     if not cured(draft, autopsy):
         draft.help(_advice(autopsy))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _missing(autopsy: Autopsy | None) -> str:

@@ -12,7 +12,7 @@ Cure: evaluate under `with torch.no_grad():` or `torch.inference_mode()`.
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.memory import cured
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.words.death import size
 from torchmedic.diagnose.words.tensors import count
@@ -29,9 +29,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     found = evaluation_of(autopsy) if autopsy is not None else None
     if autopsy is None or found is None:
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"an evaluation keeps {size(found.saved)} for a backward that never comes",
         f"{'the model is in evaluation mode, ' if found.is_declared else ''}gradients are on, and no backward follows",
@@ -43,7 +42,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     shown(draft, autopsy)
     if not cured(draft, autopsy, evaluation=True):
         draft.help("run it under `with torch.no_grad():`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.engine import ask
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.registry import Family
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -32,7 +33,7 @@ from torchmedic.source.live_frames import Frame
 CODE, NAME = "TM408", "first-optimizer-state"
 
 _TIMES = 4
-_COLLECTED = "memory.collected_tensors"
+_COLLECTED: Family[RaisedEvidence] = Family("memory.collected_tensors")
 # Copies of each parameter that an optimizer keeps, by its class.
 _COPIES = {
     "Adam": 2,
@@ -60,12 +61,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if optimizer is None or not needed or (there >= needed and not first) or (_is_own(optimizer) and not first):
         return None  # it has stepped before: what is missing is memory for the step itself
     top = next(iter(autopsy.holders()), None)
-    if top is not None and top[1] > _TIMES * needed and ask(evidence, (_COLLECTED,)) is not None:
+    if top is not None and top[1] > _TIMES * needed and ask(evidence, _COLLECTED) is not None:
         return None  # results of many trainings, say: it is only the last straw
     kind = type(optimizer).__name__
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the state of {kind} needs {size(needed)}"
         + (f", of which {size(there)} fitted" if there < needed else f", and its step {size(autopsy.asked or 0)} more"),
@@ -78,7 +78,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.at(step.location("cause", "the state is made here"), *noticed(autopsy))
     shown(draft, autopsy)
     draft.help(_advice(autopsy, kind))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _reason(optimizer: Any) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import shown
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -35,9 +35,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None  # a little lies in pieces in every full memory
     if "expandable_segments:true" in _setting().lower():
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if measured.exact else "likely",
         f"there is no piece of {size(autopsy.asked)}, though {size(measured.cache)} are reserved and free",
         f"the free memory lies in pieces between tensors that are in use; {size(measured.inactive_split)} of it "
@@ -46,7 +45,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(*evidence.at_user_line("cause", f"{size(autopsy.asked)} asked for here"))
     shown(draft, autopsy)
     draft.help("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment", safety="safe")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _setting() -> str:

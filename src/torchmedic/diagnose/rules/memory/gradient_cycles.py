@@ -13,7 +13,7 @@ None when it has been used.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._growth import end, measured
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.records import Diagnosis
@@ -26,9 +26,8 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     growth = evidence.growth
     if growth.what != "cycles":
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{growth.held.size} tensors and their gradients keep each other alive, with more in every step",
         "their `.grad` has a graph that leads back to themselves, which the garbage collector does not see",
@@ -43,7 +42,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     )
     draft.help("compute these gradients with `torch.autograd.grad(..., create_graph=True)`, which writes to no `.grad`")
     draft.help("or set `.grad` of these tensors to None at the end of the step")
-    return draft.done(step=evidence.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._growth import detached, edited, end, graph, measured
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.records import Diagnosis
@@ -29,9 +29,8 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     if (evidence.is_emptied and not evidence.is_notable) or evidence.may_be_given_up:
         return None
     name = growth.held.name
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{name}` carries the autograd graphs of all steps so far, {growth.periods} or more",
         f"`{name}` is made from its own last value, and its graph reaches back beyond step {growth.first.step}",
@@ -42,7 +41,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     added = _added(put.node)
     patch = edited(put, added, detached(added, scalar=isinstance(put.node, ast.AugAssign))) if added else ""
     draft.help("add its number" if patch else f"cut the graph before it is handed on: `{name}.detach()`", patch=patch)
-    return draft.done(step=evidence.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 def _added(node: ast.AST) -> ast.expr | None:

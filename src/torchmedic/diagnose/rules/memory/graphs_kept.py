@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._growth import detached, edited, end, graph, limit, measured, period, span, where
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.evidence.leaks.source.sites import Site
@@ -38,9 +38,8 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     name = growth.held.name
     pieces = growth.held.kind == "reached"
     things = "tensors" if pieces else "items"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{name}` keeps the autograd graph of every {period(evidence)}: {growth.held.size} {things} by now",
         f"`{name}` leads to ever more tensors with a `grad_fn`{_way(growth.held.via)}, and the oldest is still there"
@@ -68,7 +67,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         draft.help(what if patch else "keep `.item()` or `.detach()` of the tensors in it", patch=patch)
     else:
         draft.help(f"put `.item()` or `.detach()` of the tensors into `{name}`, or empty it now and then")
-    return draft.done(step=evidence.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 def _are(weight: Weight | None) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.rules.memory.outlier_batch import called_at
 from torchmedic.evidence.exception import RaisedEvidence
@@ -38,9 +38,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not _is_for_batch(autopsy):
         return None
     first, last = calls[0].shape, calls[-1].shape
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the batch has grown from {list(first)} to {list(last)} in {len(calls) - 1} steps",
         "each call of the model was given at least as much as the one before it",
@@ -54,7 +53,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(*noticed(autopsy))
     shown(draft, autopsy)
     draft.help("cut what is carried on from step to step to a fixed size")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _is_for_batch(autopsy: Autopsy) -> bool:
@@ -71,9 +70,8 @@ def _by_source(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
     if found is None or (autopsy.asked or 0) < _SHARE * autopsy.book.everything:
         return None
     shape = list(found.shape)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         f"`{found.name}` grows at every turn of the loop, and is {shape} by now",
         "the source joins more to it each time and takes nothing away",
@@ -82,7 +80,7 @@ def _by_source(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
     draft.at(found.at.location("cause", "more is joined to it here"), called, *noticed(autopsy))
     shown(draft, autopsy)
     draft.help(f"cut `{found.name}` to a fixed size before the model is called with it")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

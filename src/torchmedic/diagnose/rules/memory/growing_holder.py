@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._growth import end, limit, measured, period, span, where
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.leaks.evidence import LeakEvidence
@@ -42,9 +42,8 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         return None  # it grows layer by layer, or thaws
     name = growth.held.name
     items = f" in {growth.held.size} items" if growth.held.kind == "items" else ""
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         f"`{name}` holds {size(evidence.bytes_held)}{items} and grows with every {period(evidence)}",
         f"about {size(evidence.bytes_per_period)} came with each {period(evidence)} {span(evidence)}, and "
@@ -58,7 +57,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         draft.help(f"set the limit that `{name}` is made for")
     else:
         draft.help(f"let `{name}` have fewer items, or smaller ones (`uint8` for images), or keep them on disk")
-    return draft.done(step=evidence.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 def _is_model(evidence: LeakEvidence) -> bool:

@@ -13,7 +13,7 @@ returns, and call `handle.remove()` when it has served its purpose.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._growth import end, measured, period, span
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.records import Diagnosis
@@ -26,9 +26,8 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     if growth.what != "hooks":
         return None
     name = growth.held.name
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{name}` has {growth.held.size} hooks by now, and every {period(evidence)} adds more",
         f"`{name}.{growth.held.last}` grew with every {period(evidence)} {span(evidence)}, and none was removed",
@@ -37,7 +36,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     draft.because("all of them are called each time, so that steps get slower too", measured(evidence), end(evidence))
     draft.help("register it once, before the loop")
     draft.help("or keep the handle that is returned, and call `.remove()` on it at the end of the step")
-    return draft.done(step=evidence.step, rank=evidence.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 RULE = Rule(CODE, NAME, check)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.cures.memory import cured
 from torchmedic.diagnose.engine import ask
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -34,7 +34,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     message = refusal.what or "the host's memory is exhausted"
     room = asked is not None and memory.available is not None and asked < memory.available
     explained = not room or refusal.overflow is not None or memory.committed is not None
-    draft = Draft(CODE, NAME, "proven" if explained else "possible", message, _cause(asked, memory))
+    draft = RULE.draft(evidence, "proven" if explained else "possible", message, _cause(asked, memory))
     refusal.place(draft)
     if not explained:
         draft.because(mappings() or "no limit was found that explains the refusal: something else did, outside of it")
@@ -52,7 +52,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help(graphs)
     elif refusal.autopsy is None or not cured(draft, refusal.autopsy):
         draft.help("work in smaller parts, or keep less from earlier steps")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _cause(asked: int | None, memory: HostMemory) -> str:

@@ -14,7 +14,7 @@ Cure: stop the run while that is possible, then keep less: numbers instead of te
 from __future__ import annotations
 
 from torchmedic.detect.trends.host_memory import WINDOW
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.death import line_location, size
 from torchmedic.records import Diagnosis
 from torchmedic.records.memory import HeldMemory, HostAlarm, comparable
@@ -41,9 +41,8 @@ def check(alarm: HostAlarm) -> Diagnosis | None:
     shared = (last.shm_used or 0) - (first.shm_used or 0)
     blamed = alarm.growing is not None and rise > 0 and max(alarm.together, alarm.growing[1]) >= _OWN * rise
     in_shm = not blamed and rise > 0 and shared >= _OWN * rise
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        alarm,
         "likely" if blamed or in_shm else "possible",
         message,
         f"{kind} is nearly used up{_since(alarm, shared if in_shm else 0, blamed=blamed)}",
@@ -71,7 +70,7 @@ def check(alarm: HostAlarm) -> Diagnosis | None:
     if alarm.pinned > last.limit // 10:
         draft.because(f"{size(alarm.pinned)} are pinned for the GPU and cannot be swapped out")
     draft.help(_advice(alarm, top, blamed=blamed, in_shm=in_shm))
-    return draft.done(step=alarm.step, rank=alarm.rank, severity="warning")
+    return draft.done(severity="warning")
 
 
 def _top(alarm: HostAlarm, *, blamed: bool, in_shm: bool) -> HeldMemory | None:

@@ -13,7 +13,7 @@ instead of its number of items.
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.memory import cured
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.words.death import size
 from torchmedic.diagnose.words.tensors import listed
@@ -59,9 +59,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     longest = longest_row(incident.batch, incident.batch_indices, length)
     largest = largest_item(incident.batch, incident.batch_indices)
     has, had = ("has a tensor of", "had") if calls[-1].nested else ("is", "was")
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if found.factor >= _SURE else "likely",
         f"this batch {has} {list(found.shape)}, {found.factor:.1f} times as large as any before it",
         f"the largest of the {found.before} batches before it {had} {list(found.usual)}, and it fitted",
@@ -81,7 +80,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     else:
         draft.help("cut or leave out what is too long, or make batches of items of about the same size")
     cured(draft, autopsy)
-    return draft.done(step=incident.step, rank=incident.rank)
+    return draft.done()
 
 
 def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
@@ -90,9 +89,8 @@ def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | No
     if giant is None:
         return None
     who = f"dataset item {giant.item}" if giant.item is not None else f"sample {giant.position} of the batch"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if autopsy.asked == giant.padded else "likely",
         f"{who} is {list(giant.shape)}, the other {giant.samples - 1} samples of its batch about {list(giant.usual)}",
         f"with all {giant.samples} made as large as that one, the batch takes {size(giant.padded)}",
@@ -100,7 +98,7 @@ def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | No
     draft.at(*evidence.at_user_line("cause", "all samples are made as large as the largest"))
     shown(draft, autopsy)
     draft.help("cut or leave out what is too long, or make batches of items of about the same size")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
@@ -111,9 +109,8 @@ def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | No
     if of_batch < _SHARE * (book.everything + asked) or not is_whole_data_set(incident.batch_indices):
         return None
     number = len(incident.batch_indices)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"this batch is the whole data set: {number} items at once",
         f"it and what the step makes of it take {size(of_batch)} of {size(book.everything + asked)}",
@@ -122,7 +119,7 @@ def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | No
     shown(draft, autopsy)
     if not cured(draft, autopsy):
         draft.help("give the DataLoader a smaller `batch_size`")
-    return draft.done(step=incident.step, rank=incident.rank)
+    return draft.done()
 
 
 def _longest(longest: Longest) -> str:

@@ -45,13 +45,13 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None  # then it may as well be the device that has none left
     asked, memory = _asked(evidence), host_memory()
     what = f"{size(asked)} of the host's memory" if asked else "memory of the host"
-    draft = Draft(CODE, NAME, "proven", f"{what} could not be pinned for the GPU", fault.words[:200])
+    draft = RULE.draft(evidence, "proven", f"{what} could not be pinned for the GPU", fault.words[:200])
     _place(draft, evidence, loading_of(evidence))
     _numbers(draft, asked, memory)
     if room is not None:
         draft.because(f"it is not the GPU: {size(room[0])} of its {size(room[1])} are free")
     draft.help("pin less: `pin_memory=False`, a smaller batch or `prefetch_factor`, or only what is copied next")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _is_os(code: int | None, words: str) -> bool:

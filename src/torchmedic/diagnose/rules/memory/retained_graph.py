@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import noticed, table
 from torchmedic.diagnose.rules.memory._warned import grown_meanwhile, was_warned
 from torchmedic.diagnose.words.death import size
@@ -64,9 +64,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     enough = is_much and held.nbytes >= asked
     by_gradients = holder.path == ".grad" and _create_graph(autopsy) is not None
     name = "the gradients" if holder.path == ".grad" else f"`{holder.path}`"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if enough and (filler is not None or by_gradients) else "likely",
         f"{name} {'keep' if holder.path == '.grad' else 'keeps'} {size(held.nbytes)} "
         f"alive in {'its graphs' if held.of_this_step or wanted else 'the graphs of earlier steps'}",
@@ -86,11 +85,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.because(f"`{other.holder.path}` also holds graphs: {count(other.nodes, 'node')}, {size(other.nbytes)}")
     if wanted:
         draft.help(in_parts(held))
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+        return draft.done()
     advice = _advice(held, filler, autopsy)
     draft.help(advice)
     autopsy.cures[CODE] = Change(cut=Cut(tuple(_tensors(held, autopsy)), advice))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _is_evaluation(autopsy: Autopsy) -> bool:

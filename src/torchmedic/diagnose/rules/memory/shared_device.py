@@ -10,7 +10,7 @@ Cure: end the other process (`nvidia-smi` lists them), or choose another device 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import shown
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -36,9 +36,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     others = measured.others if measured.others is not None else max(0, measured.outside - _CONTEXT)
     if others < _SHARE * measured.capacity or others + measured.free < autopsy.asked:
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if measured.others is not None else "likely",
         f"other processes hold {size(others)} of the device's {size(measured.capacity)}",
         f"{size(autopsy.asked)} were asked for, {size(measured.free)} were free: without them it would have fitted",
@@ -47,7 +46,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.because(*(f"process {pid} holds {size(use)}" for pid, use in autopsy.exhaustion.other_processes[:4]))
     shown(draft, autopsy)
     draft.help("end the other processes (`nvidia-smi` lists them), or use another device (CUDA_VISIBLE_DEVICES)")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from torchmedic.detect.failures.exhaustion import SHARED
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.diagnose.words.death import draft_of, size, step_of, who
+from torchmedic.diagnose.words.death import draft_of, size, who
 from torchmedic.observe.memory.shared_memory import SharedMemory, shared_memory
 from torchmedic.records import Diagnosis, Location
 from torchmedic.records.death import Death
@@ -51,9 +51,8 @@ def _raised(evidence: RaisedEvidence) -> Diagnosis | None:
     room = shared_memory()
     of = f" ({size(room.size)})" if room is not None else ""
     want = f": there is no room for {size(asked)}" if asked else ""
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"shared memory is full{want} in /dev/shm{of}",
         "the kernel refused it: no space is left there",
@@ -67,7 +66,7 @@ def _raised(evidence: RaisedEvidence) -> Diagnosis | None:
     if kept is not None:
         draft.help("keep a copy instead of what the loader yielded (`x.clone()`), or only what is needed of it")
     _advise(draft, room, of_loader=loading is not None or _in_worker())
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _is_refused(evidence: RaisedEvidence) -> bool:
@@ -184,9 +183,8 @@ def _of_death(death: Death) -> Diagnosis | None:
         return None
     of = f" ({size(death.shm_size)})" if death.shm_size else ""
     draft = draft_of(
+        RULE,
         death,
-        CODE,
-        NAME,
         "proven" if full else "likely",
         f"{who(death)} died of a bus error: shared memory is {'full' if full else 'small'}, in /dev/shm{of}",
         "/dev/shm had no room for the page that was written (SIGBUS)"
@@ -198,7 +196,7 @@ def _of_death(death: Death) -> Diagnosis | None:
     if room is not None and room.left:
         _room(draft, room)
     _advise(draft, room, of_loader=death.part == "worker")
-    return draft.done(step=step_of(death), rank=death.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

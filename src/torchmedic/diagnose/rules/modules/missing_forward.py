@@ -32,9 +32,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     kind = type(module).__name__
     container = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{layer_name(evidence, module)} was called, and has no `forward`",
         f"a `{kind}` holds modules and runs none of them"
@@ -44,9 +43,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(*evidence.at_user_line("cause", f"this calls `{kind}.forward`, which does not exist"))
     if container:
         draft.help("loop over its members, or use `nn.Sequential` if each is fed by the one before it")
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+        return draft.done()
     _look_alike(module, draft)
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _look_alike(module: nn.Module, draft: Draft) -> None:

@@ -37,21 +37,21 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return _missing_member(evidence)
     module, name = found
     kind = type(module).__name__
-    draft = Draft(CODE, NAME, "proven", f"`{kind}` has no attribute `{name}`", _inventory(module))
+    draft = RULE.draft(evidence, "proven", f"`{kind}` has no attribute `{name}`", _inventory(module))
     draft.at(*evidence.at_user_line("cause", f"`{kind}` has no `{name}`"))
     if (
         _property(module, name, draft)
         or _wrapper(module, name, draft)
         or _assigned_elsewhere(evidence, module, name, draft)
     ):
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+        return draft.done()
     close = difflib.get_close_matches(name, _names(module), n=3, cutoff=0.6)
     if close:
         draft.because(f"close names that it has: {', '.join(f'`{other}`' for other in close)}")
         draft.help(f"use `{close[0]}`, if that is meant")
     else:
         draft.help(f"assign `self.{name}` in `__init__`, after `super().__init__()`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _asked(evidence: RaisedEvidence) -> tuple[nn.Module, str] | None:
@@ -77,12 +77,12 @@ def _missing_member(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     name = layer_name(evidence, module)
     members = f"it holds {listed(held, 8)}" if held else "it is empty"
-    draft = Draft(CODE, NAME, "proven", f"{name} has no member {asked!r}", members)
+    draft = RULE.draft(evidence, "proven", f"{name} has no member {asked!r}", members)
     draft.at(*evidence.at_user_line("cause", f"no member {asked!r}"))
     draft.at(built_here(evidence, module, members))
     close = difflib.get_close_matches(str(asked), list(module._modules), n=1) if isinstance(asked, str) else []
     draft.help(f"use {close[0]!r}, if that is meant" if close else "ask for one that it has, or add this one")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _names(module: nn.Module) -> list[str]:

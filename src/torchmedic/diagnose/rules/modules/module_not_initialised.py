@@ -35,9 +35,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if module is None or "_modules" in module.__dict__:
         return None
     kind = type(module).__name__
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{kind}` was used before `nn.Module.__init__` had run for it",
         "the module has no tables for layers and parameters yet",
@@ -45,7 +44,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(*evidence.at_user_line("cause", "`super().__init__()` has not run for this module"))
     _where(module, draft)
     draft.help("call `super().__init__()` as the first line of `__init__`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _where(module: nn.Module, draft: Draft) -> None:

@@ -44,7 +44,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         or _twice(evidence, optimizer)
         or _sparse(evidence, optimizer)
     )
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank) if draft is not None else None
+    return draft.done() if draft is not None else None
 
 
 def _optimizer(variables: dict[str, Any]) -> torch.optim.Optimizer | None:
@@ -53,7 +53,7 @@ def _optimizer(variables: dict[str, Any]) -> torch.optim.Optimizer | None:
 
 
 def _draft(evidence: RaisedEvidence, message: str, cause: str, label: str) -> Draft:
-    draft = Draft(CODE, NAME, "proven", message, cause)
+    draft = RULE.draft(evidence, "proven", message, cause)
     draft.at(*evidence.at_user_line("cause", label))
     return draft
 

@@ -50,16 +50,15 @@ def _module(evidence: RaisedEvidence, frame: Frame, module: nn.Module) -> Diagno
     saved = frame.variables.get("state_dict")
     kind = type(module).__name__
     if not isinstance(saved, Mapping):
-        draft = Draft(
-            CODE,
-            NAME,
+        draft = RULE.draft(
+            evidence,
             "proven",
             f"`{kind}.load_state_dict` was given a {type(saved).__name__}, not a dict of tensors",
             "it takes what `state_dict()` returns",
         )
         draft.at(*evidence.at_user_line("cause", f"a {type(saved).__name__}, not a state"))
         draft.help("pass `other.state_dict()`, or what was saved of it")
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+        return draft.done()
     own = module.state_dict()
     missing, extra = [key for key in own if key not in saved], [key for key in saved if key not in own]
     if frame.variables.get("strict") is False:
@@ -74,7 +73,9 @@ def _module(evidence: RaisedEvidence, frame: Frame, module: nn.Module) -> Diagno
         parts.append(f"{len(extra)} names are unknown to it")
     if sized:
         parts.append(f"{len(sized)} of {len(own)} tensors have another shape")
-    draft = Draft(CODE, NAME, "proven", f"the saved state does not fit `{kind}`: {', '.join(parts)}", ", ".join(parts))
+    draft = RULE.draft(
+        evidence, "proven", f"the saved state does not fit `{kind}`: {', '.join(parts)}", ", ".join(parts)
+    )
     draft.at(*evidence.at_user_line("cause", parts[0]))
     draft.at(built_here(evidence, module, "the model is built here"))
     if missing:
@@ -84,7 +85,7 @@ def _module(evidence: RaisedEvidence, frame: Frame, module: nn.Module) -> Diagno
     for key in sized[:4]:
         draft.because(f"`{key}` is {_shape(saved[key])} in the saved state and {_shape(own[key])} in the model")
     _explain(draft, own, saved, missing, extra)
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _shape(value: Any) -> str:
@@ -132,16 +133,15 @@ def _optimizer(evidence: RaisedEvidence, optimizer: torch.optim.Optimizer, saved
     if have == given:
         return None
     kind = type(optimizer).__name__
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the saved state of an optimizer does not fit this `{kind}`: {given} parameters per group, not {have}",
         f"the optimizer has {len(have)} groups of {have} parameters, the saved state {len(given)} of {given}",
     )
     draft.at(*evidence.at_user_line("cause", f"{given} parameters, not {have}"))
     draft.help("build the optimizer over the same parameters, in the same groups, as when it was saved")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -16,7 +16,7 @@ import re
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import layer_name, layer_of, listed, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -51,9 +51,8 @@ def _lazy(evidence: RaisedEvidence) -> Diagnosis | None:
     values = [known.get("self"), *(known.get("args") or ()), *(known.get("kwargs") or {}).values()]
     used = any(is_lazy(value) for value in values)
     owners = _owners(evidence)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if used else "likely",
         "a parameter of a lazy layer was used before its first input gave it a shape",
         "its layer has not seen an input yet",
@@ -63,7 +62,7 @@ def _lazy(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.help(
         "run one batch through the model first, under `torch.no_grad()`; then count, initialise or copy parameters"
     )
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _meta(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -80,9 +79,8 @@ def _meta(evidence: RaisedEvidence) -> Diagnosis | None:
     layer = layer_of(evidence)
     subject = layer_name(evidence, layer) if layer is not None else f"`{type(held[0][0]).__name__}`"
     _, name, parameter = held[0]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{subject} was used while its parameters are on the `meta` device, without values",
         f"`{name}` has the shape {shape(parameter)} and no memory",
@@ -91,7 +89,7 @@ def _meta(evidence: RaisedEvidence) -> Diagnosis | None:
     count = len({id(item) for _, _, item in held})
     draft.because(f"{count} parameters are on `meta`")
     draft.help("give it memory with `model.to_empty(device=...)`, then load or initialise the weights")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _modules_in(evidence: RaisedEvidence) -> list[nn.Module]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import fed_by, layer_name
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -72,9 +72,8 @@ def _without_self(module: nn.Module) -> str:
 def _diagnosis(evidence: RaisedEvidence, module: nn.Module, why: str, args: Any, kwargs: Any) -> Diagnosis:
     given = [*(type(value).__name__ for value in args), *(f"{name}=" for name in kwargs)]
     taken = f"`forward{_signature(module)}`"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{layer_name(evidence, module)} was called with arguments that its `forward` does not take: {why}",
         f"it was given ({', '.join(given)}), and takes {taken}",
@@ -93,7 +92,7 @@ def _diagnosis(evidence: RaisedEvidence, module: nn.Module, why: str, args: Any,
         draft.help(f"give `forward` its first parameter, `self`: it now is `{first}`")
     else:
         draft.help("call it with what the signature says, or change the signature")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _signature(module: nn.Module) -> str:

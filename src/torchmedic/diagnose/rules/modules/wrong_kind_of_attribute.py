@@ -54,11 +54,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help(_advice(value))
     else:
         return None
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _draft(evidence: RaisedEvidence, message: str, cause: str, label: str) -> Draft:
-    draft = Draft(CODE, NAME, "proven", message, cause)
+    draft = RULE.draft(evidence, "proven", message, cause)
     draft.at(*evidence.at_user_line("cause", label))
     return draft
 
@@ -96,7 +96,7 @@ def _taken(evidence: RaisedEvidence, module: nn.Module, name: str) -> Diagnosis 
     for file, statement in attribute_assignments(type(module), name):
         draft.at(node_location("origin", file, statement, f"`{name}` is assigned here"))
     draft.help("register it under another name, or leave out the other assignment")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

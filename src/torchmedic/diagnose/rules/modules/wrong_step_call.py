@@ -48,7 +48,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
                 f"it has made {planned} of {planned} steps",
             )
             draft.help("plan `total_steps` as epochs x batches per epoch, and step once per batch")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank) if draft is not None else None
+    return draft.done() if draft is not None else None
 
 
 def _stepped(evidence: RaisedEvidence) -> object:
@@ -63,7 +63,7 @@ def _stepped(evidence: RaisedEvidence) -> object:
 
 
 def _draft(evidence: RaisedEvidence, message: str, cause: str) -> Draft:
-    draft = Draft(CODE, NAME, "proven", message, cause)
+    draft = RULE.draft(evidence, "proven", message, cause)
     draft.at(*evidence.at_user_line("cause", cause))
     return draft
 

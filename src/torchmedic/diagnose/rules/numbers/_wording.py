@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Grade, Location
 from torchmedic.replay.trace.microscope import Leaf, Op, Spot, Value
@@ -16,9 +16,8 @@ from torchmedic.source.text import relative
 
 
 def begin(
+    rule: Rule[NumbersEvidence],
     evidence: NumbersEvidence,
-    code: str,
-    name: str,
     event: str,
     why: str,
     *,
@@ -30,9 +29,8 @@ def begin(
     """Begin a diagnosis at the line where the bad value was born.
 
     Args:
+        rule: The rule that makes the diagnosis.
         evidence: With an origin.
-        code: Of the rule.
-        name: Of the rule.
         event: What happened, to be followed by "made the loss NaN".
         why: The cause as one plain sentence.
         label: What stands beside the line, shorter than `why` where that is long.
@@ -42,7 +40,7 @@ def begin(
     """
     if grade == "proven" and (evidence.faithful is False or evidence.stand_ins is not None):
         grade = "likely"
-    draft = Draft(code, name, grade, f"{event} made {victim(evidence)}", why)
+    draft = rule.draft(evidence, grade, f"{event} made {victim(evidence)}", why)
     where = rows(bad, evidence) if bad is not None else ""
     first = f"first non-finite value, step {evidence.incident.step}" + (f", {where}" if where else "")
     text = f"{label or why}: {first}"
@@ -95,7 +93,7 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
     draft.because(noticed(evidence))
     if evidence.complaint and evidence.noticed is not None:
         draft.at(evidence.noticed.location("surfaced", "noticed here"))
-    return draft.done(step=incident.step, rank=incident.rank)
+    return draft.done()
 
 
 def noticed(evidence: NumbersEvidence) -> str:

@@ -88,9 +88,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     worst = argument[wrong].flatten()[argument[wrong].abs().argmax()].item()
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         f"`{op.kind}` outside its domain",
         share(
             wrong,

@@ -11,7 +11,7 @@ Cure: find the first bad value in a step without the scaler; bfloat16 needs no s
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.numbers._wording import noticed
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
@@ -26,9 +26,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     scaling = _is_scaling(evidence)
     if incident.what != "scale" or (evidence.births and not scaling):
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if scaling else "likely",
         f"GradScaler has skipped the last {watch.skipped} steps",
         f"the gradients were not finite in any of them, with a scale that is now {number(watch.lowest_scale or 0.0)}",
@@ -43,7 +42,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         "let `scaler.update()` choose the scale" if scaling else "run this step without GradScaler, or in bfloat16"
     )
     draft.because(noticed(evidence))
-    return draft.done(step=incident.step, rank=incident.rank)
+    return draft.done()
 
 
 def _is_scaling(evidence: NumbersEvidence) -> bool:

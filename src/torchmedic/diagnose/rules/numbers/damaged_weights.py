@@ -17,7 +17,7 @@ import math
 import msgspec
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.numbers._wording import described, noticed, victim
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Location
@@ -49,9 +49,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     bad = int((~torch.isfinite(leaf.tensor.detach())).sum().item())
     place, sure = _written_at(evidence, leaf, name)
     late = evidence.is_unexplained and evidence.agent.finite.bad_call is not None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "possible" if late else "proven" if sure and evidence.faithful is not False else "likely",
         f"{called}, damaged before step {incident.step}, made {victim(evidence)}",
         f"{bad} of {leaf.tensor.numel()} values of {called} were not finite when the step began",
@@ -78,7 +77,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         )
     draft.help("look at what writes to it before this step: initialisation, a checkpoint, code that changes `.data`")
     draft.because(noticed(evidence))
-    return draft.done(step=incident.step, rank=incident.rank)
+    return draft.done()
 
 
 def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Location | None, bool]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.numbers._divergence import growth
 from torchmedic.diagnose.rules.numbers._wording import noticed
 from torchmedic.evidence.numbers import NumbersEvidence
@@ -32,9 +32,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     optimizer = incident.stepping or (incident.optimizers[0] if len(incident.optimizers) == 1 else None)
     factor = abs(found.end) / max(abs(found.start), 1e-12)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         f"training diverged: the loss grew {factor:.3g} times in {found.steps} steps, then overflowed",
         f"the loss grew from {number(found.start)} to {number(found.end)} before it stopped being finite",
@@ -62,7 +61,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         draft.help(f"lower the learning rate (it is {rate}), or warm it up", safety="changes-training")
     draft.help("clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)", safety="changes-training")
     draft.because(noticed(evidence))
-    return draft.done(step=incident.step, rank=incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -63,9 +63,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     bad = not_finite(captured.outputs[0])
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         f"division by zero in the {'backward' if op.is_backward else 'forward'} pass",
         share(zeros, "the divisor is exactly 0", "divisors are exactly 0"),
         label=_formula(op, captured, zeros),
@@ -123,9 +122,8 @@ def _in_backward(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagn
         return None
     tiny = divisor.abs() == smallest
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         "division by almost zero",
         f"the divisor goes down to {smallest:.3g}; the result is finite, but its gradient divides by it again",
         label=f"divides by {smallest:.3g}, and twice in the backward pass",

@@ -57,9 +57,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     dtype = str(lost.dtype).removeprefix("torch.")
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         f"a constant that is lost in {dtype}",
         f"{lost.constant!r} is {lost.rounded:g} in {dtype}, so it does not keep the operand of `{forward.kind}` from 0",
         label=f"{lost.constant!r} is {lost.rounded:g} in {dtype}",

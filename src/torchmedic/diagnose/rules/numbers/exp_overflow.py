@@ -52,9 +52,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     limit = torch.finfo(captured.outputs[0].dtype).max
     dtype = str(captured.outputs[0].dtype).removeprefix("torch.")
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         f"overflow of `{op.kind}`",
         share(
             bad,

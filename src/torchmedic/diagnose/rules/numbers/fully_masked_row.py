@@ -90,9 +90,8 @@ def _diagnosis(evidence: NumbersEvidence, op: Op, values: Captured, masked: torc
     name = op.kind.replace("safe_", "")
     where = rows(masked, evidence)
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         f"`{name}` of a row in which everything is masked",
         f"{hit} of {masked.numel()} rows that `{name}` runs over hold {width} times -inf and nothing else",
         label=f"all {width} entries are -inf",

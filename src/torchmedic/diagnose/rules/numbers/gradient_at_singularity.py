@@ -66,9 +66,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     worst = argument[wrong].flatten()[0].item() if wrong.shape == argument.shape else None
     at = f" at {worst:.4g}" if worst is not None else ""
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         f"the gradient of `{forward.kind}`{at}",
         f"`{forward.kind}` is finite here, but its slope is not: "
         + share(wrong, "the argument is on a singular point", "arguments are on a singular point"),
@@ -114,9 +113,8 @@ def _of_decomposition(evidence: NumbersEvidence, forward: Op) -> Diagnosis | Non
     closest = gaps.min().item()
     what = "singular values" if "svd" in forward.kind else "eigenvalues"
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         f"the gradient of `{forward.kind}` at repeated {what}",
         f"two {what} differ by {closest:.3g}, and the gradient divides by their difference",
         label=f"two {what} are {'equal' if closest == 0 else 'nearly equal'}",

@@ -59,9 +59,8 @@ def _of_ctc(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
             detail = f"{wanted} labels" + (f" with {repeats} repeated, so {need} steps are needed" if repeats else "")
             facts.append(f"row {row}: {detail}, {length} steps of input")
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         "a CTC target that does not fit into its input",
         f"{int(bad.sum().item())} of {losses.numel()} targets need more steps than the input has, "
         "so their probability is 0",
@@ -142,7 +141,7 @@ def _of_mask(evidence: NumbersEvidence) -> Diagnosis | None:
         if by_label
         else f"`{counted.kind}` runs over entries that were set to -inf on purpose"
     )
-    draft = begin(evidence, CODE, NAME, event, why, spot=counted.spot)
+    draft = begin(RULE, evidence, event, why, spot=counted.spot)
     spot = evidence.spot
     if spot is not None:
         draft.at(spot.location("origin", "set to -inf here"))

@@ -42,9 +42,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if formula is None:
         return None
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         formula,
         f"`{op.kind}` was given infinities that are there on purpose, and {formula} is NaN",
         label=f"{formula} is NaN",

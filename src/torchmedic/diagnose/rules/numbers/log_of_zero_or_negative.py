@@ -60,9 +60,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     what = "a negative number" if limit == 0 and negative else "zero" if limit == 0 else "minus one or less"
     lowest = argument[wrong].min().item()
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         f"the logarithm of {what}",
         share(wrong, f"the argument of `{op.kind}` is {what}", f"arguments of `{op.kind}` are {what}"),
         label=f"{op.kind}({lowest:.4g})",
@@ -87,9 +86,8 @@ def _why_negative(evidence: NumbersEvidence, wrong: torch.Tensor) -> object:
 def _of_determinant(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
     matrix = captured.argument(0)
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         "the logarithm of a determinant that is zero",
         f"the matrix of shape {list(matrix.shape)} is singular, so its determinant is 0",
         label="log(det) of a singular matrix",

@@ -55,9 +55,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     blamed = evidence.forward_op.kind if op.derived and evidence.forward_op is not None else op.kind
     what = f"{side}`{blamed}`" if op.derived else name
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         f"overflow of {what} in {dtype}",
         f"{what} reaches {number(peak)}, and the largest {dtype} is {number(limit)}; in float32 it is finite",
         label=f"{number(peak)} is too large for {dtype}",

@@ -38,9 +38,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return _nanmean(evidence, op, captured)
     operand = captured.tensors[empty[0]]
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         f"`{op.kind}` of nothing",
         f"`{op.kind}` was given a tensor of shape {list(operand.shape)}, which has no elements",
         label=f"the {op.kind} of no elements is NaN",
@@ -71,7 +70,7 @@ def _ignored(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
         why, label = "the class weights of all labels in this batch are 0", "all labels have weight 0"
     else:
         return None
-    draft = begin(evidence, CODE, NAME, "a loss averaged over nothing", why, label=label)
+    draft = begin(RULE, evidence, "a loss averaged over nothing", why, label=label)
     draft.because(f"the scores are {list(scores.shape)}, the labels {list(labels.shape)}")
     draft.treat(first_that_passes(evidence, _label_cures(evidence, int(ignored))))
     return finish(draft, evidence)
@@ -82,9 +81,8 @@ def _nanmean(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagnosis
     if op.kind != "div" or found is None or operand_of(found[0], "nanmean") is None:
         return None
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         "`nanmean` of nothing but NaN",
         "every value that `nanmean` averages over is NaN, so nothing is left",
         label="the mean of no elements is NaN",

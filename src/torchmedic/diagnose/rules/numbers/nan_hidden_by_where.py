@@ -58,9 +58,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     argument = _argument(evidence, forward)
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         f"the discarded part of `{forward.kind}`",
         f"`{mask.kind}` discards these entries in the forward pass; their gradient is 0 * infinity, which is NaN",
         label=f"the gradient of {forward.kind} is NaN where its result is thrown away",

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.numbers._wording import noticed, rows, victim
 from torchmedic.evidence.dataset_item import Fetched, datasets_in_use, fetch_again
 from torchmedic.evidence.numbers import NumbersEvidence
@@ -43,9 +43,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     what = _counted(leaf.tensor.detach(), bad)
     called = _called(evidence, leaf, kind, name)
     where = ", ".join(part for part in (rows(bad, evidence), _column(bad)) if part)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely" if evidence.faithful is False else "proven",
         f"{what} in {called} made {victim(evidence)}",
         f"{called}, {str(leaf.tensor.dtype).removeprefix('torch.')} {list(leaf.tensor.shape)}, held {what} "
@@ -64,7 +63,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     draft.treat(_without(evidence, leaf, bad, kind))
     draft.help("drop or repair such items, or the step of the preparation that makes them")
     draft.because(noticed(evidence))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _counted(tensor: torch.Tensor, bad: torch.Tensor) -> str:

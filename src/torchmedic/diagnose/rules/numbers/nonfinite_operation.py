@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.numbers._divergence import is_diverging
 from torchmedic.diagnose.rules.numbers._slopes import in_double
 from torchmedic.diagnose.rules.numbers._wording import begin, cause_location, described, finish, not_finite, victim
@@ -37,9 +37,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     name = op.kind if forward is None or forward is op else f"{forward.kind}"
     if captured is None:
         draft = begin(
+            RULE,
             evidence,
-            CODE,
-            NAME,
             f"`{name}`",
             "its result is the first that is not finite; a second replay did not go the same way, so the operands are "
             "not known",
@@ -56,7 +55,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         event, why, label = _finite_in(op, captured, name)
     if op.derived and forward is not op:
         event = f"the gradient of {event}"
-    draft = begin(evidence, CODE, NAME, event, why, label=label, bad=not_finite(captured.outputs[0]))
+    draft = begin(RULE, evidence, event, why, label=label, bad=not_finite(captured.outputs[0]))
     draft.because(*(f"operand {number}: {described(tensor)}" for number, tensor in enumerate(captured.tensors[:4], 1)))
     if op.derived:
         draft.because(f"made by `{op.name}` in `{op.node}`")
@@ -90,7 +89,7 @@ def _without_origin(evidence: NumbersEvidence) -> Diagnosis:
         kind, name = evidence.name_of(leaf)
         called = f"`{name}`, a {kind}," if name else f"a {kind}"
         why = f"{called} was not finite before the step began: {described(leaf.tensor)}"
-        draft = Draft(CODE, NAME, "likely", f"a value from before the step made {victim(evidence)}", why)
+        draft = RULE.draft(evidence, "likely", f"a value from before the step made {victim(evidence)}", why)
         reader = (
             evidence.scope.ops[leaf.reader].spot if evidence.scope and leaf.reader < len(evidence.scope.ops) else None
         )
@@ -99,7 +98,7 @@ def _without_origin(evidence: NumbersEvidence) -> Diagnosis:
         )
         return finish(draft, evidence)
     why = f"the step could not be traced: {evidence.why_not}" if evidence.why_not else "the origin was not found"
-    draft = Draft(CODE, NAME, "possible", f"an operation that is not known made {victim(evidence)}", why)
+    draft = RULE.draft(evidence, "possible", f"an operation that is not known made {victim(evidence)}", why)
     draft.at(cause_location(evidence, f"noticed here, step {evidence.incident.step}"))
     names = _named(evidence)
     draft.because(f"gradients that are not finite: {names}" if names else "")

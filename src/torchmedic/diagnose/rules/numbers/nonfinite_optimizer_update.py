@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.numbers._divergence import is_diverging
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Role
@@ -46,9 +46,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if damaged is None or group is None:
         return None
     reason = _reason(optimizer, group, damaged)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if reason is not None else "likely",
         (reason.event if reason else "the update of the optimizer") + " made the weights " + _kind(damaged),
         reason.why if reason else "the loss and the gradients were finite, the weights after the update are not",
@@ -68,7 +67,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         else "",
     )
     draft.help(reason.help if reason else "look at the learning rate, the weight decay and the eps of the optimizer")
-    return draft.done(step=incident.step, rank=incident.rank)
+    return draft.done()
 
 
 def _kind(tensor: torch.Tensor) -> str:
@@ -119,9 +118,8 @@ def _of_rate(evidence: NumbersEvidence, optimizer: Any) -> Diagnosis:
         if isinstance(group["lr"], float) and not math.isfinite(group["lr"])
     )
     text = "NaN" if math.isnan(rate) else "infinite"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the learning rate is {text} in step {incident.step}",
         f"`{type(optimizer).__name__}` is about to multiply every gradient by {number(rate)}",
@@ -133,7 +131,7 @@ def _of_rate(evidence: NumbersEvidence, optimizer: Any) -> Diagnosis:
     losses = [loss for loss in incident.losses if math.isfinite(loss)]
     draft.because(f"the loss was finite until now: {number(losses[-1])}" if losses else "")
     draft.help("correct the schedule: a division by zero, a logarithm or a power of the step number")
-    return draft.done(step=incident.step, rank=incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -63,9 +63,8 @@ def _of_constant(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagn
     bad = not_finite(captured.outputs[0])
     name = op.kind.removeprefix("native_").removesuffix("_legit")
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         f"`{name}` of values that are all equal",
         f"the standard deviation of equal values is 0, and eps is {eps[-1]:g}, so `{name}` divides by 0",
         label=f"{name} of equal values, with eps={eps[-1]:g}",
@@ -92,9 +91,8 @@ def _covariance(evidence: NumbersEvidence) -> Diagnosis | None:
 def _diagnosis(evidence: NumbersEvidence, kind: str, count: int, what: str) -> Diagnosis:
     values = "one value" if count == 1 else f"{count} values"
     draft = begin(
+        RULE,
         evidence,
-        CODE,
-        NAME,
         f"`{kind}` of {values}",
         f"`{kind}` divides by the number of values minus one, which is {count - 1} here",
         label=f"{kind} of {values}",

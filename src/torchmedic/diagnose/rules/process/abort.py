@@ -14,7 +14,7 @@ line calls into.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import draft_of, line_grade, native_package, shutting_down, step_of, who
+from torchmedic.diagnose.words.death import draft_of, line_grade, native_package, shutting_down, who
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
@@ -26,9 +26,8 @@ def check(death: Death) -> Diagnosis | None:
         return None
     when = " while the interpreter was shutting down" if shutting_down(death) else ""
     draft = draft_of(
+        RULE,
         death,
-        CODE,
-        NAME,
         line_grade(death),
         f"{who(death)} was aborted by its own native code{when}",
         "compiled code called `abort()` (SIGABRT); what it printed just before is its reason",
@@ -38,7 +37,7 @@ def check(death: Death) -> Diagnosis | None:
         draft.help(f"read what was printed last; if it says nothing, update or reinstall `{package}`")
     else:
         draft.help("read what was printed last: it names the check that failed")
-    return draft.done(step=step_of(death), rank=death.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -11,7 +11,7 @@ Cure: look at the sizes that the marked line hands to native code, and keep empt
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import draft_of, line_grade, step_of, who
+from torchmedic.diagnose.words.death import draft_of, line_grade, who
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
@@ -22,15 +22,14 @@ def check(death: Death) -> Diagnosis | None:
     if death.signal != "SIGFPE":
         return None
     draft = draft_of(
+        RULE,
         death,
-        CODE,
-        NAME,
         line_grade(death),
         f"{who(death)} died of an integer division without a result",
         "compiled code divided an integer by zero, or the smallest integer by -1 (SIGFPE)",
     )
     draft.help("look for an empty batch, a size or a stride of zero in what this line hands to native code")
-    return draft.done(step=step_of(death), rank=death.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -13,7 +13,7 @@ Cure: never rewrite a mapped file in place: write a new one and rename it. Give 
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import draft_of, line_grade, size, step_of, who
+from torchmedic.diagnose.words.death import draft_of, line_grade, size, who
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
@@ -26,9 +26,8 @@ def check(death: Death) -> Diagnosis | None:
     if death.signal != "SIGBUS":
         return None
     draft = draft_of(
+        RULE,
         death,
-        CODE,
-        NAME,
         line_grade(death),
         f"{who(death)} died of a bus error",
         "the page of a mapped file or of shared memory could not be had (SIGBUS)",
@@ -39,7 +38,7 @@ def check(death: Death) -> Diagnosis | None:
     draft.help("look for a mapped file that was cut short or replaced while in use; write a new one and rename it")
     if death.shm_size is not None and death.shm_size < _SMALL:
         draft.help("give the container more shared memory: `docker run --shm-size=8g`, or `--ipc=host`")
-    return draft.done(step=step_of(death), rank=death.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -11,7 +11,7 @@ Cure: call `dataset[index]` with the index named here: it fails the same way, wi
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import listed
 from torchmedic.evidence.data_loading import Loading, loading_of
 from torchmedic.evidence.exception import RaisedEvidence
@@ -33,9 +33,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if failure.stage == "other" and failure.worker is None:
         what = "pinning a batch"
     first_line = failure.message.strip().splitlines()[0][:200] if failure.message.strip() else "no message"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{what} raised {failure.exception}" + (f" for {item}" if item else ""),
         f"{failure.exception}: {first_line}",
@@ -51,7 +50,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.because(_explained(evidence))
     if isinstance(failure.index, int | str):
         draft.help(f"call `dataset[{failure.index}]` by itself: it fails the same way")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _nothing(evidence: RaisedEvidence, loading: Loading) -> Diagnosis | None:
@@ -62,9 +61,8 @@ def _nothing(evidence: RaisedEvidence, loading: Loading) -> Diagnosis | None:
     position = failure.sample_shapes.index("NoneType")
     at = failure.batch_indices[position] if position < len(failure.batch_indices) else None
     item = f"item {at}" if at is not None else f"sample {position} of the batch"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the dataset returned None for {item}",
         f"{failure.sample_shapes.count('NoneType')} of {len(failure.sample_shapes)} samples are None",
@@ -72,7 +70,7 @@ def _nothing(evidence: RaisedEvidence, loading: Loading) -> Diagnosis | None:
     draft.at(loading.at_samples("cause", f"None for {item}", nothing=True) or loading.at_loader("cause", item))
     draft.at(loading.at_loop("surfaced", "the batch was asked for here")).because(loading.process)
     draft.help("return a sample for every index, or leave such items out of the dataset before training")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _places(loading: Loading, item: str) -> list[Location | None]:

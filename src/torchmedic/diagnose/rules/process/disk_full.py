@@ -19,7 +19,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.data_loading import loading_of
 from torchmedic.evidence.exception import RaisedEvidence
@@ -55,7 +55,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     shown = relative(os.path.abspath(path)) if path else ""
     what = f"`{shown}`" if shown else "a file"
-    draft = Draft(CODE, NAME, "proven", f"{what} could not be written: {why}", _cause(why, need, room))
+    draft = RULE.draft(evidence, "proven", f"{what} could not be written: {why}", _cause(why, need, room))
     worker = evidence.incident.worker
     if worker is not None and (loading := loading_of(evidence)) is not None:
         draft.at(
@@ -73,7 +73,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.help("make room on that file system, or write to another one")
     if need:
         draft.help("save under a temporary name and rename it when it is whole, so that the last good one survives")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -12,7 +12,7 @@ Cure: install a build for this processor, or build the extension on the machine 
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import draft_of, line_grade, native_package, step_of, who
+from torchmedic.diagnose.words.death import draft_of, line_grade, native_package, who
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
@@ -23,9 +23,8 @@ def check(death: Death) -> Diagnosis | None:
     if death.signal != "SIGILL":
         return None
     draft = draft_of(
+        RULE,
         death,
-        CODE,
-        NAME,
         line_grade(death),
         f"{who(death)} died of an instruction that this processor does not know",
         "compiled code reached an illegal instruction (SIGILL)",
@@ -33,7 +32,7 @@ def check(death: Death) -> Diagnosis | None:
     package = native_package(death)
     what = f"`{package}`" if package else "the library that is called here"
     draft.help(f"install or build {what} for the processor of this machine (`lscpu` lists what it can do)")
-    return draft.done(step=step_of(death), rank=death.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -14,7 +14,7 @@ kernel's log (`dmesg`, as root).
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import draft_of, last_line, size, step_of, who
+from torchmedic.diagnose.words.death import draft_of, last_line, size, who
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
@@ -25,9 +25,8 @@ def check(death: Death) -> Diagnosis | None:
     if death.signal != "SIGKILL":
         return None
     draft = draft_of(
+        RULE,
         death,
-        CODE,
-        NAME,
         "likely" if last_line(death) is not None else "possible",
         f"{who(death)} was killed from outside (SIGKILL); who did it is not known",
         "the wait status says SIGKILL; the kernel does not keep who sent it, and the process could not react",
@@ -40,7 +39,7 @@ def check(death: Death) -> Diagnosis | None:
     if limit is not None and death.peak_rss:
         draft.because(f"the largest process of the run held {size(death.peak_rss)} of {size(limit)}")
     draft.help("ask the scheduler or the container runtime why it ended the job; then `dmesg`")
-    return draft.done(step=step_of(death), rank=death.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -15,7 +15,7 @@ instead of loading it, or use a machine with more memory.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import size, step_of
+from torchmedic.diagnose.words.death import size
 from torchmedic.diagnose.words.kills import NEAR_LIMIT, LastMemory
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
@@ -39,7 +39,7 @@ def check(death: Death) -> Diagnosis | None:
         proof = words, f"/proc/vmstat: oom_kill rose by {death.host_oom_kills} in the last seconds"
     else:
         return None
-    draft = memory.draft(CODE, NAME, "memory ran out", proof, lines)
+    draft = memory.draft(RULE, "memory ran out", proof, lines)
     if death.host_memory is not None:
         draft.because(
             f"the memory of this host is {size(death.host_memory)}; the largest process of the run held "
@@ -48,7 +48,7 @@ def check(death: Death) -> Diagnosis | None:
     memory.tell(draft)
     holder = memory.holder(draft)
     memory.advise(draft, "another machine, or fewer programs on this one")
-    return memory.blaming(holder, draft.done(step=step_of(death), rank=death.rank))
+    return memory.blaming(holder, draft.done())
 
 
 RULE = Rule(CODE, NAME, check)

@@ -16,7 +16,7 @@ import sys
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.data_loading import loading_of
 from torchmedic.evidence.exception import RaisedEvidence
@@ -53,9 +53,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     names = list(dict.fromkeys(frame.function for frame in own or cycle.turn))
     circle = f"`{names[0]}` calls itself" if len(names) == 1 else f"`{names[0]}` calls itself through `{names[1]}`"
     endless = back is not None and _is_endless([frame for frame in frames[cycle.start :] if frame.is_user][: len(own)])
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if back is not None else "likely",
         f"{circle} " + ("without end" if endless else f"deeper than Python's limit of {sys.getrecursionlimit()}"),
         f"a round of {count(len(cycle.turn), 'call')} repeats {'at least ' if worker else ''}{cycle.turns} times",
@@ -74,7 +73,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.because(f"in the circle: {relative(frame.file)}:{frame.line} in `{frame.function}`")
     draft.because(*_same_object(frames, cycle, back))
     draft.help("call something else at this line, or give the recursion an end that it reaches")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _is_endless(turn: list[Frame]) -> bool:
@@ -151,9 +150,8 @@ def _module_circle(
 ) -> Diagnosis:
     owner, name, module = held
     who, whom = type(owner).__name__, type(module).__name__
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{who}.{name}` is the `{whom}` that holds it: the modules form a circle",
         f"`{cycle.turn[0].function}` walks over all submodules and comes back to the same `{whom}` again and again",
@@ -166,7 +164,7 @@ def _module_circle(
     else:
         draft.at(*evidence.at_user_line("cause", "this walks in a circle"))
     draft.help(f"keep `{name}` out of the submodules: `object.__setattr__(self, {name!r}, ...)` or a weak reference")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -20,7 +20,6 @@ from torchmedic.diagnose.words.death import (
     native_package,
     overflowed,
     shutting_down,
-    step_of,
     who,
 )
 from torchmedic.records import Diagnosis
@@ -34,9 +33,8 @@ def check(death: Death) -> Diagnosis | None:
         return None
     when = " while the interpreter was shutting down" if shutting_down(death) else ""
     draft = draft_of(
+        RULE,
         death,
-        CODE,
-        NAME,
         line_grade(death),
         f"{who(death)} died of a segmentation fault{when}",
         "compiled code read or wrote an address that is not its own (SIGSEGV)",
@@ -51,7 +49,7 @@ def check(death: Death) -> Diagnosis | None:
         draft.help(f"update or reinstall `{package}` so that it was built for this Python and this torch")
     else:
         draft.help("find the C function with `gdb -ex run -ex bt --args python ...`, and check what it is given here")
-    return draft.done(step=step_of(death), rank=death.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.data_loading import loading_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, WorkerFailure
@@ -34,9 +34,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     first, second = pair
     shapes = failure.sample_shapes[first], failure.sample_shapes[second]
     names = [_name(failure, position) for position in pair]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"samples of different shapes cannot be made into a batch: {shapes[0]} and {shapes[1]}",
         f"{names[0]} is {shapes[0]}, {names[1]} is {shapes[1]}",
@@ -57,7 +56,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.because(f"the {len(failure.sample_shapes)} samples of the batch: {counted}")
     draft.because(loading.process)
     draft.help("bring every sample to one shape before it is returned, or pad the batch in a `collate_fn`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _refused(failure: WorkerFailure) -> bool:

@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Any
 
 from torchmedic.detect.failures.death import lost_senders
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import listed
 from torchmedic.evidence.data_loading import Request, function_node, iterator_in, samples_code
 from torchmedic.evidence.exception import RaisedEvidence
@@ -51,9 +51,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     endings = [_ending(worker.exitcode) for worker in workers if worker.exitcode is not None]
     how = endings[0] if endings else "ended"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "likely",
         f"a DataLoader worker {how} and left no exception",
         f"process {listed([str(pid) for pid in pids])} was gone when its batch was waited for",
@@ -73,7 +72,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
             f"worker {iterator._workers.index(worker)} of {len(iterator._workers)}, exit code {worker.exitcode}"
         )
     draft.help("read these items with `num_workers=0`: the main process then ends at the line that does it")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _ending(exitcode: int) -> str:

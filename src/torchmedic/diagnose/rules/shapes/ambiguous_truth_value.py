@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -36,15 +36,14 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     tensor = _tested(evidence.frames[-1]) if evidence.frames else None
     many = "no elements" if evidence.says("no values") else "several elements"
     if tensor is None:
-        draft = Draft(
-            CODE, NAME, "likely", f"a tensor with {many} was used as a truth value", "torch refused to choose"
+        draft = RULE.draft(
+            evidence, "likely", f"a tensor with {many} was used as a truth value", "torch refused to choose"
         )
         draft.at(*evidence.at_user_line("cause", f"a tensor with {many}"))
     else:
         elements = count(tensor.numel(), "element")
-        draft = Draft(
-            CODE,
-            NAME,
+        draft = RULE.draft(
+            evidence,
             "proven",
             f"a tensor with {elements} was used as a truth value",
             f"its shape is {shape(tensor)}; only a tensor with one element is true or false",
@@ -61,7 +60,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help(
             "say which elements count: `.any()` or `.all()`, or reduce to one number first (`.mean()`, `.sum()`)"
         )
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _is_search(frame: Frame | None) -> bool:
@@ -103,16 +102,15 @@ def _tested(frame: Frame) -> torch.Tensor | None:
 
 def _unbuilt_loss(evidence: RaisedEvidence, loss: nn.Module) -> Diagnosis:
     kind = type(loss).__name__
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{kind}` was given tensors where it takes options: it was built, not called",
         f"`{kind}(...)` makes a loss; the prediction and the target are given to what it makes",
     )
     draft.at(*evidence.at_user_line("cause", "this builds a loss and does not compute one"))
     draft.help(f"build it first, then call it: `{kind}()(input, target)`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -10,7 +10,7 @@ Cure: flatten and cut both in the same way; keep the batch dimension when reshap
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, given_to_loss
 from torchmedic.diagnose.words.tensors import count, incomplete_batch, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
@@ -30,9 +30,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     rows, labels = int(given.input.shape[0]), int(given.target.shape[0])
     if rows == labels:
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{given.loss}` was given {rows} rows of scores and {labels} labels",
         f"its input is {shape(given.input)} and its target {shape(given.target)}: the first sizes differ",
@@ -52,7 +51,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
             f"this batch has {count(short[0], 'sample')}, not {short[1]}: the loader's last batch is not full"
         )
     draft.help("reshape and cut input and target in the same way, so that each row keeps its label")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

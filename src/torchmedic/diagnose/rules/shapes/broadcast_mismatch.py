@@ -11,7 +11,7 @@ Cure: `squeeze`, `unsqueeze`, `transpose` or cut one of the tensors so that the 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.shapes._elementwise import ELEMENTWISE, Misfit, misfit_of, misfit_of_loss, misfit_of_mask
 from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
 from torchmedic.diagnose.words.tensors import argument_text, made_here, shape
@@ -36,9 +36,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _proven(evidence: RaisedEvidence, found: Misfit) -> Diagnosis:
     a, b = found.left.value, found.right.value
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{found.what} of {shape(a)} and {shape(b)}: {found.why}",
         f"the shapes are {argument_text(found.left)} and {argument_text(found.right)}; {found.why}",
@@ -56,7 +55,7 @@ def _proven(evidence: RaisedEvidence, found: Misfit) -> Diagnosis:
         draft.help("compare one value per row: take `argmax(1)` of the tensor that has a row of scores")
     else:
         draft.help("make the sizes agree: squeeze, unsqueeze, transpose or cut one of the two")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 _MESSAGES = (
@@ -78,14 +77,14 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
     if why is None:
         return None
-    draft = Draft(CODE, NAME, "likely", f"shapes that do not broadcast: {why}", f"torch names these sizes: {why}")
+    draft = RULE.draft(evidence, "likely", f"shapes that do not broadcast: {why}", f"torch names these sizes: {why}")
     draft.at(*evidence.at_user_line("cause", why))
     call = evidence.calls[-1] if evidence.calls else None
     for known in call.tensors if call is not None else []:
         draft.because(f"{argument_text(known)} is one of the operands")
         draft.at(made_here(evidence, known.value, f"becomes {shape(known.value)}"))
     draft.help("make the sizes agree: squeeze, unsqueeze, transpose or cut one of the two")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -50,9 +50,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return _from_message(evidence)
     op = call.op if call is not None else evidence.calls[0].op if evidence.calls else "layer"
     name = layer_name(evidence, layer) if layer is not None else f"`{op.lstrip('_')}`"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{name} was given {found.given} where it takes {found.wanted}",
         f"its input is {shape(found.input)}",
@@ -62,7 +61,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(built_here(evidence, layer, f"the layer is built for {found.wanted} here"))
     draft.because(fed_by(evidence, layer))
     _advise(draft, found)
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _advise(draft: Draft, found: _Finding) -> None:
@@ -202,10 +201,10 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
     if why is None:
         return None
-    draft = Draft(CODE, NAME, "likely", f"a layer was given {why}", f"torch names these sizes: {why}")
+    draft = RULE.draft(evidence, "likely", f"a layer was given {why}", f"torch names these sizes: {why}")
     draft.at(*evidence.at_user_line("cause", why))
     draft.help("bring the input to the number of channels that the layer was built for, or rebuild the layer")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
 from torchmedic.diagnose.words.tensors import argument_text, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
@@ -95,9 +95,8 @@ def _mismatch(
     else:
         one, other = _sizes(call.op, a)[dimension], _sizes(call.op, b)[dimension]
         why = f"dimension {dimension} is {one} in tensor 0 and {other} in tensor {position}"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{call.op}` of tensors that differ: {why}",
         f"tensor 0 is {argument_text(head)}, tensor {position} is {argument_text(odd)}",
@@ -109,7 +108,7 @@ def _mismatch(
         draft.help(f"crop or pad one of them, or, if that is what is meant, join along dimension {dimension}")
     else:
         draft.help("crop, pad or reshape the tensor that differs before they are joined")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _fits_along(a: torch.Tensor, b: torch.Tensor, dimension: int) -> bool:
@@ -117,11 +116,11 @@ def _fits_along(a: torch.Tensor, b: torch.Tensor, dimension: int) -> bool:
 
 
 def _empty(evidence: RaisedEvidence, call: Call, listed: Argument) -> Diagnosis:
-    draft = Draft(CODE, NAME, "proven", f"`{call.op}` of an empty list", f"`{listed.text}` holds no tensor")
+    draft = RULE.draft(evidence, "proven", f"`{call.op}` of an empty list", f"`{listed.text}` holds no tensor")
     draft.at(*evidence.at_user_line("cause", f"`{listed.text}` is empty"))
     draft.at(made_here(evidence, listed.value, "is made"))
     draft.help("see why nothing was added to it: a loop that never ran, a filter that let nothing through")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 _MESSAGES = (
@@ -138,10 +137,10 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     why = in_our_words(evidence, _MESSAGES)
     if why is None:
         return None
-    draft = Draft(CODE, NAME, "likely", f"tensors that cannot be joined: {why}", f"torch names the sizes: {why}")
+    draft = RULE.draft(evidence, "likely", f"tensors that cannot be joined: {why}", f"torch names the sizes: {why}")
     draft.at(*evidence.at_user_line("cause", why))
     draft.help("crop, pad or reshape the tensor that differs before they are joined")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

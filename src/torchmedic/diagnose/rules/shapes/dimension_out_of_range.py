@@ -34,7 +34,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _draft(evidence: RaisedEvidence, tensor: torch.Tensor, message: str, why: str) -> Draft:
-    draft = Draft(CODE, NAME, "proven", message, f"the tensor is {shape(tensor)}: {count(tensor.dim(), 'dimension')}")
+    draft = RULE.draft(
+        evidence, "proven", message, f"the tensor is {shape(tensor)}: {count(tensor.dim(), 'dimension')}"
+    )
     draft.at(*evidence.at_user_line("cause", why))
     draft.at(made_here(evidence, tensor, f"becomes {shape(tensor)}"))
     return draft
@@ -42,7 +44,7 @@ def _draft(evidence: RaisedEvidence, tensor: torch.Tensor, message: str, why: st
 
 def _finish(evidence: RaisedEvidence, draft: Draft) -> Diagnosis:
     draft.help("see where the tensor got this shape: a batch or channel dimension may be missing or squeezed away")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _named(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -56,8 +58,8 @@ def _named(evidence: RaisedEvidence) -> Diagnosis | None:
         call_or_none = evidence.call
         op = f"`{call_or_none.op}`" if call_or_none is not None else "an operation"
         what = f"dimension {wrong[1]}" if wrong else "another number of dimensions"
-        draft = Draft(
-            CODE, NAME, "likely", f"{op} was asked for {what}, which the tensor does not have", evidence.message[:200]
+        draft = RULE.draft(
+            evidence, "likely", f"{op} was asked for {what}, which the tensor does not have", evidence.message[:200]
         )
         draft.at(*evidence.at_user_line("cause", "no such dimension"))
         return _finish(evidence, draft)
@@ -93,7 +95,7 @@ def _indexed(evidence: RaisedEvidence) -> Diagnosis | None:
     ):
         sizes = list(owner.value)
         message = f"size {index} of a shape with {count(len(sizes), 'size')} was asked for"
-        draft = Draft(CODE, NAME, "proven", message, f"the shape is {sizes}")
+        draft = RULE.draft(evidence, "proven", message, f"the shape is {sizes}")
         draft.at(*evidence.at_user_line("cause", f"{sizes} has no number {index}"))
         if owner.node is not None and isinstance(owner.node, ast.Attribute | ast.Call):
             node = owner.node.func if isinstance(owner.node, ast.Call) else owner.node
@@ -129,9 +131,8 @@ def _unpacked(evidence: RaisedEvidence) -> Diagnosis | None:
     names = len(frame.node.elts)
     if not isinstance(value, torch.Size) or len(value) == names:
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"a shape with {count(len(value), 'size')} was taken apart into {names} names",
         f"the shape is {list(value)}",

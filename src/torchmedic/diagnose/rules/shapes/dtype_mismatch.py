@@ -44,9 +44,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return _from_message(evidence)
     layer = layer_of(evidence, found.call)
     name = layer_name(evidence, layer) if layer is not None else found.what
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"a result of {found.wanted} cannot be written into a tensor of {dtype(found.tensor)}"
         if found.in_place
@@ -56,7 +55,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(*evidence.at_user_line("cause", f"{dtype(found.tensor)}, not {found.wanted}"))
     _came_from(evidence, found, draft)
     draft.help(_advice(found))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _from_torch(evidence: RaisedEvidence) -> bool:
@@ -92,10 +91,10 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     first = evidence.message.strip().splitlines()[0][:160] if evidence.message.strip() else ""
     if not re.search(r"same dtype|scalar type|not implemented for '|can't be cast|should be the same|type", first):
         return None
-    draft = Draft(CODE, NAME, "likely", "an operation was given a tensor of a type that it does not take", first)
+    draft = RULE.draft(evidence, "likely", "an operation was given a tensor of a type that it does not take", first)
     draft.at(*evidence.at_user_line("cause", "a tensor of the wrong dtype"))
     draft.help("compare the dtypes of the operands, and convert the odd one where it is made")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

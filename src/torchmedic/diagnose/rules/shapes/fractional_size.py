@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Argument, Call
@@ -80,9 +80,8 @@ def _diagnosis(evidence: RaisedEvidence, call: Call, odd: Argument) -> Diagnosis
     name = user.op if user.frame.is_user and given is not None else call.op
     kind = "text" if isinstance(odd.value, str) else "a float"
     shown = repr(odd.value)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{name}` was given {shown}, {kind}, as a size" if name != "index" else f"a slice ends at {shown}, {kind}",
         "a size is a whole number",
@@ -93,7 +92,7 @@ def _diagnosis(evidence: RaisedEvidence, call: Call, odd: Argument) -> Diagnosis
         draft.at(made.location("origin", f"`{made.name}` becomes {shown} here") if made is not None else None)
     whole = isinstance(odd.value, float) and odd.value.is_integer()
     draft.help("divide with `//`, which gives an int" if whole else "convert it with `int(...)` where it comes from")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

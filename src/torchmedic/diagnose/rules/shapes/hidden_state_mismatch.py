@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count, incomplete_batch, layer_name, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -83,9 +83,8 @@ def _was_unbatched(evidence: RaisedEvidence, given: torch.Tensor) -> bool:
 def _diagnosis(
     evidence: RaisedEvidence, layer: nn.Module, state: torch.Tensor, wanted: str, have: str, given: torch.Tensor
 ) -> Diagnosis:
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{layer_name(evidence, layer)} was given a hidden state of {have} where it takes {wanted}",
         f"its input is {shape(given)}",
@@ -104,7 +103,7 @@ def _diagnosis(
         draft.help(
             "make the state from the input: `[layers x directions, batch, hidden]`, also with `batch_first=True`"
         )
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

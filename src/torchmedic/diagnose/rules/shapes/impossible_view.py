@@ -16,7 +16,7 @@ import math
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
 from torchmedic.diagnose.words.tensors import argument_text, count, incomplete_batch, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
@@ -124,12 +124,12 @@ def _unflatten(evidence: RaisedEvidence) -> Diagnosis | None:
 def _done(
     evidence: RaisedEvidence, source: Argument, message: str, why: str, help_text: str, fact: str = ""
 ) -> Diagnosis:
-    draft = Draft(CODE, NAME, "proven", message, f"the tensor is {argument_text(source)}; {why}")
+    draft = RULE.draft(evidence, "proven", message, f"the tensor is {argument_text(source)}; {why}")
     draft.at(*evidence.at_user_line("cause", why))
     draft.at(made_here(evidence, source.value, f"becomes {shape(source.value)}"))
     draft.because(fact)
     draft.help(help_text or "leave one size open at most, and name the others")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 _MESSAGES = (
@@ -144,10 +144,10 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
     if why is None:
         return None
-    draft = Draft(CODE, NAME, "likely", f"a view that is not possible: {why}", f"torch says: {why}")
+    draft = RULE.draft(evidence, "likely", f"a view that is not possible: {why}", f"torch says: {why}")
     draft.at(*evidence.at_user_line("cause", why))
     draft.help("compute the sizes from the tensor (`x.size(0)`, `-1`); after a transpose use `reshape`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

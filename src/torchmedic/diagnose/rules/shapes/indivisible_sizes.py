@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 
@@ -51,9 +51,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _diagnosis(evidence: RaisedEvidence, name: str, whole: str, part: str, size: int, count: int) -> Diagnosis:
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{name}: {whole} is not a multiple of {part}",
         f"{size} = {size // count} x {count} + {size % count}",
@@ -62,7 +61,7 @@ def _diagnosis(evidence: RaisedEvidence, name: str, whole: str, part: str, size:
     draft.help(
         f"use {size - size % count or count} or {size + count - size % count} in place of {size}, or another divisor"
     )
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import built_here, fed_by, layer_name, layer_of, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -43,9 +43,8 @@ def _diagnosis(
 ) -> Diagnosis:
     layer = layer_of(evidence, call)
     name = layer_name(evidence, layer) if layer is not None else f"`{call.op.lstrip('_')}`"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"the {what} of {name} reaches over {reach}, and its input is only {size} wide",
         f"its input is {shape(given)}; the size {size}, padding included, is smaller than {reach}",
@@ -55,7 +54,7 @@ def _diagnosis(
     draft.at(built_here(evidence, layer, f"the {what} is set here"))
     draft.because(fed_by(evidence, layer))
     draft.help("use fewer strides or poolings before it, a smaller kernel, more padding, or larger inputs")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _reach(call: Call) -> tuple[torch.Tensor, str, int, int] | None:

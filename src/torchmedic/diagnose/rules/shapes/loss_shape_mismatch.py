@@ -11,7 +11,7 @@ Cure: `squeeze(1)` the labels; `transpose(1, 2)` or flatten the scores; bring bo
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, Given, given_to_loss
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
@@ -32,9 +32,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     scores, labels = list(given.input.shape), list(given.target.shape)
     if labels in (given.expected_target, scores) or (labels and len(scores) > 1 and labels[0] != scores[0]):
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{given.loss}` was given a target of {shape(given.target)}; scores of {scores} take {given.expected_target}",
         f"dimension {min(len(scores) - 1, 1)} of the scores, with {classes}, is read as the classes",
@@ -57,15 +56,14 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("pass class indices without the dimension of classes, or one probability for each class")
     else:
         draft.help("bring target and scores to one size")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _weights(evidence: RaisedEvidence, given: Given, classes: int) -> Diagnosis:
     assert given.weight is not None
     have = given.weight.numel()
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{given.loss}` was given {have} class weights for {classes} classes",
         f"the scores are {shape(given.input)}, the weights {shape(given.weight)}",
@@ -73,7 +71,7 @@ def _weights(evidence: RaisedEvidence, given: Given, classes: int) -> Diagnosis:
     draft.at(*evidence.at_user_line("cause", f"{have} weights meet {classes} classes"))
     draft.at(made_here(evidence, given.input, f"becomes {shape(given.input)}"))
     draft.help(f"give one weight for each of the {classes} classes")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -17,7 +17,7 @@ import math
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.shapes._shapes import PRODUCTS, Clash, product_clash
 from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
 from torchmedic.diagnose.words.tensors import argument_text, built_here, fed_by, layer_name, layer_of, made_here, shape
@@ -70,9 +70,8 @@ def _width(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _layer(evidence: RaisedEvidence, layer: nn.Module, given: torch.Tensor, wanted: int) -> Diagnosis:
     have = int(given.shape[-1])
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{layer_name(evidence, layer)} was given {have} features where it takes {wanted}",
         f"its input is {shape(given)}, so the last size is {have}; the layer was built for {wanted}",
@@ -90,15 +89,14 @@ def _layer(evidence: RaisedEvidence, layer: nn.Module, given: torch.Tensor, want
         draft.help("keep the batch dimension: `flatten(1)`, not `flatten()`")
     else:
         draft.help(f"build the layer for {have} features, or bring its input to {wanted}")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _operation(evidence: RaisedEvidence, call: Call, clash: Clash) -> Diagnosis:
     left, right = clash.left.value, clash.right.value
     op = call.op.rstrip("_")
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{op}` of {shape(left)} and {shape(right)}: {clash.why}" if clash.wanted else clash.why,
         f"the operands are {argument_text(clash.left)} and {argument_text(clash.right)}; {clash.why}",
@@ -110,7 +108,7 @@ def _operation(evidence: RaisedEvidence, call: Call, clash: Clash) -> Diagnosis:
         draft.help("transpose the right operand: its last size is the one that is needed")
     else:
         draft.help("transpose or reshape one operand so that the sizes agree")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 _MESSAGES = (
@@ -128,10 +126,10 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
     if why is None:
         return None
-    draft = Draft(CODE, NAME, "likely", f"in a matrix product {why}", f"torch names these sizes: {why}")
+    draft = RULE.draft(evidence, "likely", f"in a matrix product {why}", f"torch names these sizes: {why}")
     draft.at(*evidence.at_user_line("cause", why))
     draft.help("make the inner sizes agree: transpose or reshape an operand, or build the layer for its input")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -66,19 +66,14 @@ def _argument(evidence: RaisedEvidence) -> Diagnosis | None:
         None,
     )
     if odd is None:
-        draft = Draft(
-            CODE,
-            NAME,
-            "likely",
-            f"`{call.op}` was given {wanted or 'something else'} where it takes a tensor",
-            named[0],
+        draft = RULE.draft(
+            evidence, "likely", f"`{call.op}` was given {wanted or 'something else'} where it takes a tensor", named[0]
         )
         draft.at(*evidence.at_user_line("cause", f"{wanted or 'this'} is not a tensor"))
         return _advised(evidence, draft, UNKNOWN, None)
     made = origin(evidence, odd.value)
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{call.op}` was given {_kind(odd.value)} where it takes a tensor",
         f"`{odd.text or named[1]}` is {_described(odd.value)}",
@@ -93,9 +88,8 @@ def _first_argument(evidence: RaisedEvidence, call: Call) -> Diagnosis | None:
     first = call.arguments[0] if call.arguments else None
     if first is None or not isinstance(first.value, tuple | list | dict | type(None)) or not _wants_tensor(evidence):
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{call.op}` was given {_kind(first.value)} where it takes a tensor",
         f"`{first.text}` is {_described(first.value)}",
@@ -123,9 +117,8 @@ def _attribute(evidence: RaisedEvidence) -> Diagnosis | None:
     # A plain Python slip is not ours to explain: the value must come out of torch.
     if made is None or not (_from_module(evidence, made) or _from_tensor(made) or name == "backward"):
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{_kind(value)} was used as a tensor: it has no `{name}`",
         f"`{ast.unparse(frame.node.value)}` is {_described(value)}",
@@ -145,9 +138,8 @@ def _subscript(evidence: RaisedEvidence) -> Diagnosis | None:
     made = origin_of(evidence.frames, call.frame, call.arguments[0].node)
     if made is None or not _from_module(evidence, made):
         return None
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{_kind(value)} was indexed like a tensor",
         f"`{call.arguments[0].text}` is {_described(value)}",
@@ -166,9 +158,8 @@ def _operand(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     odd: Argument = call.arguments[1 if found[2] in ("Tensor", "Parameter") else 0]
     kind = found[3] if odd is call.arguments[1] else found[2]
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if odd.value is not UNKNOWN else "likely",
         f"`{found[1]}` of a tensor and a {kind}",
         f"`{odd.text}` is {_described(odd.value) if odd.value is not UNKNOWN else 'a ' + kind}",
@@ -224,7 +215,7 @@ def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | 
         draft.help("keep the tensor: `.item()` and sums that start as a number leave the graph")
     else:
         draft.help("convert it with `torch.as_tensor(...)`, or pass the tensor that was meant")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

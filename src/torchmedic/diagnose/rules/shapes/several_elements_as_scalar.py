@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -38,20 +38,16 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if frame is not None and isinstance(shown := frame.variables.get("self"), torch.Tensor) and shown.numel() != 1:
         tensors.insert(0, shown)
     if not tensors:
-        draft = Draft(
-            CODE, NAME, "likely", "a tensor with several elements was used as one number", evidence.message[:200]
+        draft = RULE.draft(
+            evidence, "likely", "a tensor with several elements was used as one number", evidence.message[:200]
         )
         draft.at(*evidence.at_user_line("cause", "more than one element"))
         draft.help("reduce it to one number first: `.mean()` or `.sum()`")
-        return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+        return draft.done()
     tensor = tensors[0]
     elements = count(tensor.numel(), "element")
-    draft = Draft(
-        CODE,
-        NAME,
-        "proven",
-        f"a tensor with {elements} was used as one number",
-        f"its shape is {shape(tensor)}",
+    draft = RULE.draft(
+        evidence, "proven", f"a tensor with {elements} was used as one number", f"its shape is {shape(tensor)}"
     )
     draft.at(*evidence.at_user_line("cause", f"{shape(tensor)}: {elements}"))
     draft.at(made_here(evidence, tensor, f"becomes {shape(tensor)}"))
@@ -59,7 +55,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("join the tensors with `torch.stack(...)`, or with `torch.cat(...)`")
     else:
         draft.help("reduce it first (`.mean()`, `.sum()`), pick one element, or use `.tolist()`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import (
     built_here,
     fed_by,
@@ -42,9 +42,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     layer = layer_of(evidence)
     name = layer_name(evidence, layer) if layer is not None else f"`{frame.function}`"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"{name} has 1 value per channel to normalise in training",
         f"its input is {shape(given)}: one sample and one point in space leave nothing to take a variance of",
@@ -62,7 +61,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("train with more than one sample per batch; for evaluation call `model.eval()` first")
     else:
         draft.help("normalise before the image has shrunk to one point, or leave this layer out")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -14,7 +14,7 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -30,9 +30,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     tensor = call.arguments[0].tensor if call is not None and call.arguments else None
     tracked = call is not None and _is_tracked(call)
     described = f" of shape {shape(tensor)}" if tensor is not None else ""
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven" if tracked else "likely",
         f"a tensor{described} that requires a gradient was turned into a NumPy array",
         "it is part of a graph, which NumPy cannot follow",
@@ -44,7 +43,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("take the number with `.item()`")
     else:
         draft.help("leave the graph first: `.detach().cpu().numpy()`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _is_tracked(call: Call) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -49,11 +49,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         advice = "pass `enforce_sorted=False`"
     else:
         return None
-    draft = Draft(CODE, NAME, "proven", f"`pack_padded_sequence`: {why}", f"the padded batch is {shape(padded)}")
+    draft = RULE.draft(evidence, "proven", f"`pack_padded_sequence`: {why}", f"the padded batch is {shape(padded)}")
     draft.at(*evidence.at_user_line("cause", why))
     draft.at(made_here(evidence, lengths, "is made"))
     draft.help(advice)
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -15,7 +15,7 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, Given, given_to_loss
 from torchmedic.diagnose.words.tensors import dtype, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
@@ -55,9 +55,8 @@ def _wanted(given: Given) -> str | None:
 
 def _diagnosis(evidence: RaisedEvidence, given: Given, wanted: str, places: tuple[Location, ...]) -> Diagnosis:
     indices = wanted == "int64"
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"`{given.loss}` was given a target of {dtype(given.target)} where it takes {wanted}",
         f"the target is {shape(given.target)} of {dtype(given.target)}; "
@@ -70,7 +69,7 @@ def _diagnosis(evidence: RaisedEvidence, given: Given, wanted: str, places: tupl
         draft.help("pass the class indices themselves, or convert these probabilities: `target.float()`")
     else:
         draft.help(f"convert the target: `target.{'long' if indices else 'to(input.dtype)'}{'()' if indices else ''}`")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _noticed_in_backward(evidence: RaisedEvidence) -> Diagnosis | None:

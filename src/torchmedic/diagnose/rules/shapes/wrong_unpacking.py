@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -68,9 +68,8 @@ def _is_batch(evidence: RaisedEvidence, value: Any) -> bool:
 
 
 def _batch(evidence: RaisedEvidence, parts: int, names: int, text: str) -> Diagnosis:
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"a batch of {count(parts, 'part')} was taken apart into {count(names, 'name')}",
         f"the parts are {', '.join(shape(tensor) for tensor in evidence.incident.batch) or parts}",
@@ -81,20 +80,19 @@ def _batch(evidence: RaisedEvidence, parts: int, names: int, text: str) -> Diagn
     made = origin_of(evidence.frames, frame, node) if frame is not None and isinstance(node, ast.Name) else None
     draft.at(made.location("origin", f"`{text}` comes from here") if made is not None else None)
     draft.help("name as many parts as the dataset returns" + ("; a single one is `(x,)`" if parts == 1 else ""))
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 def _tensor(evidence: RaisedEvidence, value: torch.Tensor, names: int) -> Diagnosis:
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "proven",
         f"a tensor of {shape(value)} was taken apart into {count(names, 'name')}",
         f"a tensor is taken apart along dimension 0, which has {value.shape[0]}",
     )
     draft.at(*evidence.at_user_line("cause", f"one tensor of {shape(value)}, not {names} values"))
     draft.help("give it one name; a layer that returns one tensor has no second value")
-    return draft.done(step=evidence.incident.step, rank=evidence.incident.rank)
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)

@@ -83,9 +83,8 @@ def _of_the_parent(stall: Stall, process: ProcessView) -> Diagnosis | None:
 
 def _draft(stall: Stall, process: ProcessView, grade: Grade, what: str) -> StallDraft:
     return StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         grade,
         f"{who(process)} waits for {what}, which was locked when it was forked",
         "the thread that would give it back was not copied by the fork",

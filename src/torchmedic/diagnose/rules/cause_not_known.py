@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Evidence, Rule
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
@@ -32,17 +32,16 @@ def _numbers(evidence: NumbersEvidence) -> Diagnosis:
     """NaN was seen, and no rule on numbers spoke; they end in one that always does, so this is for their faults."""
     incident = evidence.incident
     message = f"the {incident.what} is not finite in step {incident.step}"
-    draft = Draft(CODE, NAME, "possible", message, "where it was born is not known")
+    draft = RULE.draft(evidence, "possible", message, "where it was born is not known")
     draft.because(f"the step could not be replayed: {evidence.why_not}" if evidence.why_not else "")
-    return draft.done(step=incident.step, rank=incident.rank)
+    return draft.done()
 
 
 def _exception(evidence: RaisedEvidence) -> Diagnosis:
     first_line = evidence.message.strip().splitlines()[0] if evidence.message.strip() else "no message"
     incident = evidence.incident
-    draft = Draft(
-        CODE,
-        NAME,
+    draft = RULE.draft(
+        evidence,
         "possible",
         f"the script stopped with {evidence.kind}, and no rule explains it",
         f"{evidence.kind}: {first_line[:200]}",
@@ -57,22 +56,16 @@ def _exception(evidence: RaisedEvidence) -> Diagnosis:
         )
         draft.because(f"`{call.op}` was given {described}")
     draft.because("ruled out: every registered rule was asked, and none found its evidence")
-    return draft.done(step=incident.step, rank=incident.rank)
+    return draft.done()
 
 
 def _death(death: Death) -> Diagnosis:
     how = f"signal {death.signal}" if death.signal else f"exit status {death.exit_status}"
-    draft = Draft(
-        CODE,
-        NAME,
-        "possible",
-        f"the process ended without a word ({how})",
-        "no evidence says what ended it",
-    )
+    draft = RULE.draft(death, "possible", f"the process ended without a word ({how})", "no evidence says what ended it")
     moment = death.box.last if death.box is not None else None
     if moment is not None:
         draft.because(f"last seen in step {moment.step}, phase {moment.phase}, at {moment.file}:{moment.line}")
-    return draft.done(step=moment.step if moment is not None else None, rank=death.rank)
+    return draft.done(step=moment.step if moment is not None else None)
 
 
-RULE = Rule(CODE, NAME, lambda evidence: None)
+RULE: Rule[Evidence] = Rule(CODE, NAME, lambda evidence: None)

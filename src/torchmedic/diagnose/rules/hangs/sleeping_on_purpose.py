@@ -86,7 +86,7 @@ def _waits(stall: Stall, main: PyThread, left: float) -> Diagnosis:
 
 def _draft(stall: Stall, grade: str, cause: str) -> StallDraft:
     message = f"not hung: the script sleeps, for {duration(stall.still)} so far"
-    return StallDraft(stall, CODE, NAME, "likely" if grade == "likely" else "possible", message, cause)
+    return StallDraft(RULE, stall, "likely" if grade == "likely" else "possible", message, cause)
 
 
 def _calls_sleep(main: PyThread) -> bool:

@@ -103,9 +103,8 @@ def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Diagnosis:
     frame = holder.user_frame or holder.frames[0]
     others = "the main thread and all others wait" if not holder.main else "no other thread can run"
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         f"a native call {how} and holds Python's GIL",
         f"this call does not give up the GIL, so {others}",
@@ -125,7 +124,7 @@ def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Diagnosis:
     draft.help("bound or split this call, or run it in a process of its own")
     ends = at_work or (row is not None and row.wakes_in is not None)  # by itself, perhaps
     for_good = not ends or stall.still > max(_LONG, _TIMES * stall.limit)
-    return draft.done(step=stall.step, rank=stall.rank, severity="error" if for_good else "warning")
+    return draft.done(severity="error" if for_good else "warning")
 
 
 RULE = Rule(CODE, NAME, check)

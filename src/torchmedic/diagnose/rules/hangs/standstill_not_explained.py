@@ -31,9 +31,8 @@ def check(stall: Stall) -> Diagnosis | None:
     if moves or works or not (stands(stall.inner) or stall.pid in stall.mute) or ends_by_itself(view):
         return None
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "possible",
         "the run stands still, and no rule explains it",
         "no thread of Python has moved in several looks",

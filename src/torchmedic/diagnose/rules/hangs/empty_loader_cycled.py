@@ -32,9 +32,8 @@ def check(stall: Stall) -> Diagnosis | None:
     if inner is None or thread is None or inner.batches or inner.requests < _OFTEN:
         return None
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "proven",
         "the loader yields no batch, and is started again and again",
         f"it was asked for a batch {inner.requests} times in a second and had none",

@@ -37,9 +37,8 @@ def check(stall: Stall) -> Diagnosis | None:
     if not (inside or (gpu and not begun) or (loaded and not begun and inner.device_busy is not True)):
         return None
     draft = StallDraft(
+        RULE,
         stall,
-        CODE,
-        NAME,
         "likely",
         f"not hung: the driver compiles kernels for {gpu or 'this GPU'}, for {duration(stall.still)} so far",
         f"this torch has code for {', '.join(inner.architectures) or 'other GPUs'} only" if gpu else "PTX is compiled",
