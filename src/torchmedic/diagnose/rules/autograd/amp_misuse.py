@@ -1,11 +1,12 @@
-"""The steps of mixed precision were called in the wrong order, or with the wrong weights.
+"""The calls of a `GradScaler` are in the wrong order, or the weights have the wrong dtype.
 
-What: `GradScaler` multiplies the loss so that small gradients survive float16, divides the gradients again before the
-update, and skips updates with overflows. Per update of the weights it wants, in this order: `scale(loss).backward()`,
-at most one `unscale_(optimizer)`, `step(optimizer)`, `update()`. The weights must be float32.
+What: `GradScaler` multiplies the loss so that small gradients do not underflow in float16, divides the gradients again
+before the update, and skips updates with overflows. Per update of the weights it requires, in this order:
+`scale(loss).backward()`, at most one `unscale_(optimizer)`, `step(optimizer)`, `update()`. The weights must be float32.
 
-Why: `unscale_` is called twice, `update()` is missing, the optimizer has no gradients at all (`zero_grad()` after
-backward, other parameters, a loss that does not reach them), or the model itself was cast to float16.
+Why: `unscale_` is called twice, `update()` is missing, the parameters of the optimizer have no gradients at all
+(`zero_grad()` after backward, other parameters, a loss that does not depend on them), or the model itself was cast to
+float16.
 
 Cure: keep the order; leave the weights in float32 and let autocast choose float16 for the operations.
 """

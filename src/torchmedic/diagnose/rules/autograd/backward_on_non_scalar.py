@@ -1,12 +1,12 @@
 """`backward()` was called on a tensor with several elements.
 
-What: a gradient is taken of one number. `backward()` and `autograd.grad()` therefore need a loss with exactly one
-element, unless they are told how to weigh the elements (`gradient=`, `grad_outputs=`).
+What: autograd computes the gradient of one number. `backward()` and `autograd.grad()` therefore need a loss with
+exactly one element, unless they are given a weight for each element (`gradient=`, `grad_outputs=`).
 
 Why: the loss was built with `reduction='none'`, only one dimension was averaged, or the output of the model itself
 was passed.
 
-Cure: reduce the loss to one number (`loss.mean()` or `loss.sum()`), or say how its elements are weighed.
+Cure: reduce the loss to one number (`loss.mean()` or `loss.sum()`), or pass a weight for each element.
 """
 
 from __future__ import annotations

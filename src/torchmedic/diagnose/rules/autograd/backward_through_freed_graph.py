@@ -1,14 +1,14 @@
-"""Backward went a second time through a graph whose buffers the first time had freed.
+"""`backward()` reached a part of the graph that an earlier `backward()` had already freed.
 
-What: `backward()` frees what the forward pass saved. A later backward that reaches the same part of the graph finds
-nothing there.
+What: `backward()` frees the tensors that the forward pass saved. A later backward that reaches the same part of the
+graph finds them gone.
 
-Why: a tensor of an earlier step is used again with its history (a hidden state, a running loss, something computed
-once before the loop), or two losses of one step share a part of the graph and each gets its own `backward()`.
+Why: a tensor of an earlier step is used again with its graph (a hidden state, a running loss, a value computed once
+before the loop), or two losses of one step share a part of the graph and each gets its own `backward()`.
 
-Cure: detach what is carried from step to step, compute inside the loop what depends on the weights, and add up losses
-that share a graph before one `backward()`. `retain_graph=True` is seldom the answer: it keeps the old steps alive
-too.
+Cure: detach every tensor that is carried from step to step, compute everything that depends on the weights inside the
+loop, and add up losses that share a graph before one `backward()`. `retain_graph=True` is seldom the right cure: it
+keeps the graphs of old steps alive too.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""A hook on a gradient returned something that cannot take the gradient's place.
+"""A hook on a gradient returned a value that cannot replace the gradient.
 
-What: a hook may return a gradient to be used instead of the one that it was given. It must be a tensor of the same
-shape; a hook on a module returns one per input.
+What: a hook may return a gradient that replaces the one it received. The returned gradient must be a tensor of the same
+shape; a hook on a module returns one gradient per input.
 
-Why: the hook returns what it computed for a log (a norm, a sum), a number, or too few or too many gradients. A lambda
-always returns something. A hook can only be put on a tensor that requires a gradient.
+Why: the hook returns a value that it computed for a log (a norm, a sum), a number, or too few or too many gradients. A
+lambda always returns something. A hook can be registered only on a tensor that requires a gradient.
 
-Cure: return `None` from a hook that only looks, and a gradient of the same shape from one that changes it.
+Cure: return `None` from a hook that only observes, and a gradient of the same shape from a hook that changes the
+gradient.
 """
 
 from __future__ import annotations

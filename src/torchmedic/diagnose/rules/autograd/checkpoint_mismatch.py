@@ -1,12 +1,12 @@
-"""A checkpointed function did something else when it was computed again.
+"""A checkpointed function behaved differently when backward computed it again.
 
-What: activation checkpointing throws away what the forward pass saved and computes it again in backward. Both runs
-must save the same tensors, in number, shape and dtype.
+What: activation checkpointing discards what the forward pass saved and computes it again in backward. Both runs must
+save the same tensors, in number, shape and dtype.
 
-Why: the function depends on something that has changed in between: a counter, a cache that grows, a random number of
-Python's or NumPy's (only torch's are set back), a flag, or the data-dependent choice of a branch.
+Why: the function depends on something that changes between the two runs: a counter, a cache that grows, a random number
+from Python or NumPy (only the random state of torch is restored), a flag, or a data-dependent branch.
 
-Cure: make the function depend on its inputs alone: decide outside and pass the decision in.
+Cure: make the function depend only on its inputs: decide outside the function and pass the decision in.
 """
 
 from __future__ import annotations

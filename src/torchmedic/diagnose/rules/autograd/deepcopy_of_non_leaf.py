@@ -1,10 +1,10 @@
-"""`copy.deepcopy` came to a tensor that still carries its history.
+"""`copy.deepcopy` reached a tensor that is part of an autograd graph.
 
-What: a tensor that was computed from others hangs on a graph, and a graph cannot be copied. So only leaves can be
-copied deeply.
+What: a tensor that was computed from others refers to its graph, and a graph cannot be copied. Only leaves can be
+deep-copied.
 
-Why: a model keeps an activation or a loss as an attribute, or a list or dictionary holds one, and the whole is
-copied: for the best checkpoint, an averaged model, a worker.
+Why: a model keeps an activation or a loss as an attribute, or a list or dictionary contains one, and the whole object
+is copied: for the best checkpoint, an averaged model, a worker.
 
 Cure: keep `x.detach()` in the attribute, or copy `model.state_dict()` instead.
 """

@@ -1,11 +1,12 @@
 """A tensor that was made in inference mode is used in training.
 
-What: `torch.inference_mode()` makes tensors that autograd cannot work with, ever: they keep no record of writes. They
-can be read, but not saved for backward, not written to outside, and not made to require a gradient.
+What: `torch.inference_mode()` makes tensors that autograd can never work with, because they keep no record of writes.
+They can be read, but they cannot be saved for backward, written to outside inference mode, or made to require a
+gradient.
 
 Why: features, targets, a cache or a whole model were made under `inference_mode()` and are used in the training step.
 
-Cure: use `torch.no_grad()` there, or take a `.clone()` outside of inference mode.
+Cure: use `torch.no_grad()` instead, or take a `.clone()` outside inference mode.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A view that autograd cannot follow was written to in place.
+"""A view that autograd cannot track was written to in place.
 
 What: a view shares the memory of another tensor. To differentiate a write through a view, autograd must know how the
-view was made. For the outputs of `unbind`, `split` and `chunk`, for a view made under `torch.no_grad()` and for a
-view that a custom Function returns it does not, so it refuses.
+view was made. It does not know this for the outputs of `unbind`, `split` and `chunk`, for a view made under
+`torch.no_grad()` and for a view that a custom Function returns, so it raises an error.
 
 Why: `for row in x: row.mul_(...)`, `a, b = x.chunk(2); a += 1`, a slice taken inside `no_grad()` and changed outside,
-or a custom Function that returns its input. The whole tensor changed in place after it was split is the same mistake.
+or a custom Function that returns its input. Changing the whole tensor in place after it was split is the same mistake.
 
 Cure: make the operation out of place, index the tensor itself (`x[i]`), or return a clone from the Function.
 """

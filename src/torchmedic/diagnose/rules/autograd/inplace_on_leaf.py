@@ -1,12 +1,13 @@
-"""A tensor that gradients are collected in was written to in place.
+"""A leaf tensor that requires a gradient was written to in place.
 
-What: a leaf is a tensor that no operation made: a weight, or an input for which a gradient was asked. Its gradient is
-taken with respect to the value that it has, so autograd lets nobody overwrite that value while it is recording.
+What: a leaf is a tensor that was not produced by an operation: a weight, or an input that requires a gradient. Its
+gradient is computed with respect to its current value, so autograd does not allow that value to be overwritten while it
+records.
 
 Why: an update or an initialisation written by hand without `torch.no_grad()`, or an input that is changed in place
 after `requires_grad_()`.
 
-Cure: change weights under `torch.no_grad()`; compute with a new tensor where the change is a part of the model.
+Cure: change weights under `torch.no_grad()`; make a new tensor where the change is a part of the model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A tensor that backward needs was changed in place after it had been saved.
+"""A tensor that backward needs was changed in place after an operation had saved it.
 
-What: many operations save an input or their result to compute the gradient later. If that memory is written to before
-backward reads it, the gradient would be wrong, so torch refuses.
+What: many operations save an input or their result to compute the gradient later. If that memory is overwritten before
+backward reads it, the gradient would be wrong, so torch raises an error.
 
 Why: `x += ...`, `x[...] = ...`, methods that end in `_`, `inplace=True`, a write through a view of the same memory,
 or `optimizer.step()` between a forward pass and its backward.

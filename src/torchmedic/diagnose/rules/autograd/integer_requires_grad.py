@@ -1,12 +1,12 @@
-"""A gradient was asked for a tensor of integers or booleans.
+"""`requires_grad` was set on a tensor of integers or booleans.
 
-What: a derivative needs values that can change by a little, so only floating-point and complex tensors can require a
-gradient. This holds for `requires_grad_()`, for `requires_grad=True` and for `nn.Parameter`.
+What: a derivative needs values that can change by a small amount, so only floating-point and complex tensors can
+require a gradient. This holds for `requires_grad_()`, for `requires_grad=True` and for `nn.Parameter`.
 
 Why: `torch.tensor([1, 2, 3])` and `torch.arange(10)` are integers because their arguments are.
 
-Cure: write the numbers with a point, pass `dtype=torch.float32`, or call `.float()` first. An index or a mask that
-shall not be trained is a buffer (`register_buffer`), not a parameter.
+Cure: write the numbers with a decimal point, pass `dtype=torch.float32`, or call `.float()` first. An index or a mask
+that should not be trained is a buffer (`register_buffer`), not a parameter.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Backward was called on a loss that no parameter leads to.
+"""`backward()` was called on a loss that does not depend on any trainable parameter.
 
-What: a gradient flows only through operations that autograd has recorded. The loss has no such record, because it was
-cut somewhere between the parameters and here.
+What: a gradient flows only through operations that autograd has recorded. The loss has no such record, because the
+graph was cut somewhere between the parameters and the loss.
 
-Why: `detach()`, `.data`, `.item()`, NumPy or `torch.tensor(...)` on the way; an operation with no derivative (argmax,
-a comparison, a cast to integers); a forward pass under `torch.no_grad()` or `inference_mode()`; a loss that is not
-computed from the output of the model at all; or every parameter is frozen.
+Why: `detach()`, `.data`, `.item()`, NumPy or `torch.tensor(...)` between the parameters and the loss; an operation with
+no derivative (argmax, a comparison, a cast to integers); a forward pass under `torch.no_grad()` or `inference_mode()`;
+a loss that is not computed from the output of the model at all; or every parameter is frozen.
 
 Cure: keep the loss in torch, in floating point and with gradients on, from the parameters to `backward()`.
 """

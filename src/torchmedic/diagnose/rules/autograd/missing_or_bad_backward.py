@@ -1,14 +1,13 @@
-"""A custom Function has no backward, or one that torch cannot call or whose result it cannot use.
+"""A custom Function has no `backward`, or its `backward` cannot be called or returns an unusable result.
 
-What: a Function that is differentiated needs a static method `backward(ctx, *gradients)`: it is given one gradient
-per output of `forward`, and returns tensors or `None`. What is kept for it with `ctx.save_for_backward` must be
-tensors.
+What: a Function that is differentiated needs a static method `backward(ctx, *gradients)`. The method receives one
+gradient per output of `forward`, and returns tensors or `None`. `ctx.save_for_backward` accepts only tensors.
 
-Why: `backward` is missing or misspelt, is not a `@staticmethod`, takes another number of arguments than `forward` has
-outputs, or returns numbers; or a number was passed to `save_for_backward`.
+Why: `backward` is missing or misspelt, is not a `@staticmethod`, takes a number of arguments that differs from the
+number of outputs of `forward`, or returns numbers; or a number was passed to `save_for_backward`.
 
-Cure: write `backward` as a static method with `ctx` and one argument per output; keep what is no tensor as attributes
-of `ctx`.
+Cure: write `backward` as a static method with `ctx` and one argument per output; store values that are not tensors as
+attributes of `ctx`.
 """
 
 from __future__ import annotations

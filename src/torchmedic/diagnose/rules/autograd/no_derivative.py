@@ -1,13 +1,13 @@
-"""Backward came to an operation for which torch has no derivative.
+"""Backward reached an operation for which torch has no derivative.
 
-What: torch knows the derivative of nearly every operation, but not of all, and of some only for a part of their
-inputs. The forward pass runs; backward stops there.
+What: torch has a derivative for nearly every operation, but not for all of them, and for some operations only with
+respect to some inputs. The forward pass runs; backward fails there.
 
 Why: a special function (`igamma` in its first argument, for example), an operation with integer or complex inputs, or
 a second derivative of an operation that has only a first one.
 
-Cure: compute the same with operations that have a derivative, write a custom Function, or detach the input if it
-shall not be trained.
+Cure: compute the same value with operations that have a derivative, write a custom Function, or detach the input if it
+should not be trained.
 """
 
 from __future__ import annotations

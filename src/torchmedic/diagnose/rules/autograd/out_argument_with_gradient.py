@@ -1,7 +1,7 @@
-"""A result was to be written into an `out=` tensor while gradients are recorded.
+"""A call with `out=` received a tensor that requires a gradient.
 
-What: `out=` writes a result into memory that is there already. Autograd cannot differentiate that, so a call with
-`out=` takes no tensor that requires a gradient.
+What: `out=` writes a result into memory that already exists. Autograd cannot differentiate that, so a call with `out=`
+accepts no tensor that requires a gradient.
 
 Why: a buffer is reused to save memory, inside the model or in the loss.
 

@@ -1,12 +1,12 @@
 """`requires_grad` was changed on a tensor that was computed from others.
 
-What: whether a computed tensor has a gradient follows from what it was computed from. Only leaves, tensors that no
-operation made, can be switched.
+What: whether a computed tensor requires a gradient follows from the tensors it was computed from. `requires_grad` can
+be changed only on leaves, which are tensors that were not produced by an operation.
 
-Why: an activation was to be kept from passing gradients on, by setting `requires_grad` to False as one does with
-weights.
+Why: the script tries to stop gradients at an activation by setting `requires_grad` to False, as one does with weights.
 
-Cure: `x = x.detach()` for the activation; freeze the weights themselves, or compute it under `torch.no_grad()`.
+Cure: use `x = x.detach()` for the activation; freeze the weights themselves, or compute the activation under
+`torch.no_grad()`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The gradient of something was asked for that the result does not depend on.
+"""`autograd.grad` was asked for the gradient of a tensor that the output does not depend on.
 
-What: `torch.autograd.grad(outputs, inputs)` goes back from the outputs to the inputs. It found no way to one of them.
+What: `torch.autograd.grad(outputs, inputs)` follows the graph from the outputs back to the inputs. It found no path to
+one of them.
 
-Why: the input was detached or copied on the way, only came to require a gradient after it had been used, or the
-output was computed from another tensor. A list of parameters may hold some that this output does not use.
+Why: the input was detached or copied before it was used, `requires_grad_()` was called after it had been used, or the
+output was computed from another tensor. A list of parameters may contain some that this output does not use.
 
-Cure: compute the output from the very tensor whose gradient is asked for, after `requires_grad_()`. If an input may
-be unused, say so with `allow_unused=True`, and be ready for `None`.
+Cure: compute the output from the same tensor whose gradient is requested, after `requires_grad_()`. If an input may be
+unused, pass `allow_unused=True`, and handle `None`.
 """
 
 from __future__ import annotations

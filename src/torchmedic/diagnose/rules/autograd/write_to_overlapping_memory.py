@@ -1,13 +1,13 @@
-"""A tensor was written to in place although several of its elements share one place in memory.
+"""A tensor was written to in place although several of its elements share one memory address.
 
-What: `expand` and `broadcast_to` repeat a tensor without copying it: all repetitions are the same memory. A write
-through such a tensor would write one place several times, with different values. A write whose source overlaps its
-target (`x[1:] += x[:-1]`) has the same trouble.
+What: `expand` and `broadcast_to` repeat a tensor without copying it: all repetitions share the same memory. A write
+through such a tensor would store several different values at one address. A write whose source overlaps its target
+(`x[1:] += x[:-1]`) has the same problem.
 
 Why: `expand(...)`, `broadcast_to(...)`, `as_strided(...)` or overlapping slices, then `+=`, `x[...] = ...` or a
 method that ends in `_`.
 
-Cure: make it out of place, or write to a `.clone()`, which has memory of its own.
+Cure: make the operation out of place, or write to a `.clone()`, which has its own memory.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A gradient was assigned that does not fit its tensor.
+"""A gradient was assigned to a tensor with another shape, dtype or device.
 
-What: `tensor.grad = gradient` wants a gradient of the shape, the dtype and the device of the tensor.
+What: `tensor.grad = gradient` requires a gradient with the shape, dtype and device of the tensor.
 
 Why: gradients that were collected, averaged or computed by hand were paired with the wrong parameters, or kept in
 another precision or on another device.
 
-Cure: pair every parameter with its own gradient, and convert the gradient with `gradient.to(tensor)` before it is
-assigned.
+Cure: pair every parameter with its own gradient, and convert the gradient with `gradient.to(tensor)` before the
+assignment.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A gradient came back in another shape than the tensor that it belongs to.
+"""A gradient has a different shape from the tensor that it belongs to.
 
-What: the gradient of a tensor has the shape of that tensor. torch sums over dimensions that were broadcast by itself,
-but nothing else.
+What: the gradient of a tensor has the shape of that tensor. torch itself sums over dimensions that were broadcast, but
+corrects nothing else.
 
-Why: the backward of a custom Function lost a transpose, a reshape or a sum; or a weight was given other data, of
-another shape, between the forward pass and backward.
+Why: the `backward` of a custom Function lacks a transpose, a reshape or a sum; or the data of a weight was replaced
+with data of another shape between the forward pass and backward.
 
-Cure: return a gradient of the shape of the input, and change the shape of a weight only between steps.
+Cure: return a gradient with the shape of the input, and change the shape of a weight only between steps.
 """
 
 from __future__ import annotations

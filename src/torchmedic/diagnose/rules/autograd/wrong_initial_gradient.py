@@ -1,11 +1,11 @@
-"""Backward was started with a gradient of another shape than the tensor that it starts from.
+"""The initial gradient has a different shape from the tensor on which `backward` was called.
 
-What: `out.backward(gradient)` and `autograd.grad(out, ..., grad_outputs=gradient)` weigh every element of `out`. So
-the gradient must have its shape.
+What: `out.backward(gradient)` and `autograd.grad(out, ..., grad_outputs=gradient)` weight every element of `out`, so
+the gradient must have the shape of `out`.
 
 Why: `torch.ones(batch)` for an output of shape `[batch, 1]`, or weights of another layout.
 
-Cure: `torch.ones_like(out)`, or reduce the output to one number and pass nothing.
+Cure: pass `torch.ones_like(out)`, or reduce the output to one number and pass no gradient.
 """
 
 from __future__ import annotations

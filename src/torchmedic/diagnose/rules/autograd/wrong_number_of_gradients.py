@@ -1,11 +1,11 @@
-"""The backward of a custom Function did not return one gradient for every input of its forward.
+"""The `backward` of a custom Function did not return one gradient for every input of its `forward`.
 
-What: `backward` must return as many values as `forward` takes arguments besides `ctx`, in the same order. An argument
-that has no gradient, a number or a flag, gets `None`.
+What: `backward` must return as many values as `forward` has arguments besides `ctx`, in the same order. An argument
+that has no gradient, such as a number or a flag, gets `None`.
 
-Why: an argument was added to `forward` and not to the `return` of `backward`, or `backward` has no `return` at all.
+Why: an argument was added to `forward` but not to the `return` of `backward`, or `backward` has no `return` at all.
 
-Cure: return one value per argument, `None` for those that are not differentiated.
+Cure: return one value per argument, and `None` for arguments that are not differentiated.
 """
 
 from __future__ import annotations
