@@ -1,9 +1,9 @@
 """A module without a `forward` method was called.
 
-What: calling a module runs its `forward`. This class has none, nor has any of its bases.
+What: calling a module runs its `forward`. Neither this class nor any of its base classes has one.
 
-Why: the name is misspelled, the method is indented into `__init__` and so became a local function, or the module is a
-plain container (`ModuleList`, `ModuleDict`) that holds layers and does not run them.
+Why: the name is misspelled, the method is indented into `__init__` and is therefore a local function, or the module is
+a plain container (`ModuleList`, `ModuleDict`) that stores layers but does not run them.
 
 Cure: name the method `forward` and indent it like `__init__`; loop over a `ModuleList`, or use `nn.Sequential`.
 """

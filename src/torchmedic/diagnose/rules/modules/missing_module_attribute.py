@@ -1,12 +1,12 @@
-"""A module was asked for an attribute that it does not have.
+"""An attribute was read that the module does not have.
 
 What: `self.name` finds what `__init__` assigned to `self`: layers, parameters, buffers, plain values, and methods of
-the class. This name is not among them.
+the class. The module has no attribute of this name.
 
 Why: a typing error, a layer kept in a local variable instead of on `self`, an attribute that is assigned in a method
-that did not run yet, or a wrapper (`DataParallel`, `DistributedDataParallel`) around the model that has it.
+that has not run yet, or a wrapper (`DataParallel`, `DistributedDataParallel`) around the model that has the attribute.
 
-Cure: use the existing name, assign the attribute in `__init__` before it is used, or reach through the wrapper with
+Cure: use the existing name, assign the attribute in `__init__` before it is used, or access the wrapped model with
 `.module`.
 """
 

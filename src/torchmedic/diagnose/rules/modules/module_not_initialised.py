@@ -1,7 +1,7 @@
 """A module was used before `nn.Module.__init__` had run.
 
-What: `nn.Module.__init__` makes the tables in which layers, parameters and hooks are kept. Without them no layer can be
-assigned and the module cannot be called.
+What: `nn.Module.__init__` makes the tables in which layers, parameters and hooks are stored. Without them no layer can
+be assigned and the module cannot be called.
 
 Why: a class defines `__init__` without `super().__init__()`, calls it too late, names it without calling it, or calls
 the wrong base class.

@@ -1,13 +1,14 @@
-"""An optimizer was given what it cannot optimise.
+"""An optimizer was given no parameters, or tensors that it cannot optimise.
 
-What: an optimizer takes leaf tensors: parameters that were made, not computed. It needs at least one, each only once,
-and most optimizers need dense gradients.
+What: an optimizer takes leaf tensors: parameters that are not the result of a computation. It needs at least one, each
+only once, and most optimizers need dense gradients.
 
-Why: layers kept in a plain Python list (only `nn.ModuleList` registers them), `model.parameters()` that was already
-used up by a loop, all layers frozen, `torch.randn(..., requires_grad=True) * 0.1` or `.to(device)`, which compute a new
-tensor, a forgotten `()`, or an embedding with `sparse=True`.
+Why: layers stored in a plain Python list (only `nn.ModuleList` registers them), a `model.parameters()` generator that a
+loop has already exhausted, all layers frozen, `torch.randn(..., requires_grad=True) * 0.1` or `.to(device)`, which
+compute a new tensor, a forgotten `()`, or an embedding with `sparse=True`.
 
-Cure: see the note of the diagnosis; for computed tensors, scale or move first and call `requires_grad_()` last.
+Cure: see the note of the diagnosis; for computed tensors, scale or move the tensor first and call `requires_grad_()`
+last.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A saved state does not fit the model or the optimizer that it was loaded into.
+"""A saved state does not fit the model or the optimizer that loads it.
 
-What: `load_state_dict` wants exactly the names and shapes that the model has itself.
+What: `load_state_dict` needs exactly the names and shapes of the model.
 
-Why: the model was saved inside a wrapper, so that every name begins with `module.` or `_orig_mod.`; the file holds
-a whole checkpoint, of which the state is one entry; or the model was built with other sizes than the saved one.
+Why: the model was saved inside a wrapper, so every name begins with `module.` or `_orig_mod.`; the file contains a
+whole checkpoint, in which the state is one entry; or the sizes of the model differ from those of the saved model.
 
-Cure: strip the prefix, load the entry that holds the state, or build the model as it was when it was saved.
+Cure: strip the prefix, load the entry that contains the state, or build the model with the sizes of the saved model.
 """
 
 from __future__ import annotations

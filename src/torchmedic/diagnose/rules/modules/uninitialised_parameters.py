@@ -1,12 +1,13 @@
-"""Parameters that hold no values yet were used.
+"""Parameters without values were used.
 
-What: a lazy layer (`LazyLinear`, `LazyConv2d`) learns its input size from its first input, and until then its
-parameters have no shape. Parameters on the `meta` device have a shape but no memory.
+What: a lazy layer (`LazyLinear`, `LazyConv2d`) takes its input size from its first input, and until then its parameters
+have no shape. Parameters on the `meta` device have a shape but no memory.
 
 Why: parameters are counted, initialised or copied before the first forward pass; or a model built under
 `torch.device("meta")` was never given memory and weights.
 
-Cure: run one batch through a lazy model first; `model.to_empty(device=...)` and load weights for a model on `meta`.
+Cure: run one batch through a lazy model first; for a model on `meta`, call `model.to_empty(device=...)` and load
+weights.
 """
 
 from __future__ import annotations

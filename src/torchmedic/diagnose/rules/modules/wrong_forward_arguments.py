@@ -1,12 +1,12 @@
-"""A module was called with arguments that its `forward` does not take.
+"""A module was called with arguments that its `forward` does not accept.
 
-What: the arguments of `module(...)` go to `module.forward(...)`. One is missing, or there is one too many, or one has
-a name that `forward` does not know.
+What: the arguments of `module(...)` are passed to `module.forward(...)`. An argument is missing, there is one too many,
+or an argument has a name that `forward` does not have.
 
 Why: a loss called without its target, `nn.Sequential`, which passes one value from module to module, a `forward`
 without `self`, or a signature that was changed in one place only.
 
-Cure: call the module with what its signature says, or change the signature.
+Cure: call the module with the arguments of its signature, or change the signature.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Something was put into a module that does not belong in its place.
+"""A value of the wrong type was assigned to a parameter, layer or container of a module.
 
-What: what is registered as a parameter stays a parameter, and what is registered as a layer stays a layer: torch
-refuses a plain tensor or a number there. Containers take modules only, and a name can be registered once.
+What: a registered parameter can be replaced only by a parameter, and a registered layer only by a layer: torch rejects
+a plain tensor or a number. Containers accept only modules, and a name can be registered only once.
 
 Why: a weight replaced by the result of a computation (`.t()`, `* 0.1`), a function (`F.relu`) or a class (`nn.ReLU`,
 without `()`) in `nn.Sequential`, a list inside it, or `register_buffer` for a name that is already in use.
 
-Cure: wrap the tensor in `nn.Parameter`, or copy into the old one under `no_grad`; put modules, called, into containers.
+Cure: wrap the tensor in `nn.Parameter`, or copy into the existing parameter under `no_grad`; put module instances, not
+classes or functions, into containers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""`step()` of an optimizer or a learning-rate scheduler was called in a way that it does not take.
+"""`step()` of an optimizer or a learning-rate scheduler was called with wrong arguments or too often.
 
-What: `LBFGS` evaluates the loss several times and needs a closure; `ReduceLROnPlateau` needs the number that it
-watches; `OneCycleLR` was told how many steps there will be, and has done them all.
+What: `LBFGS` evaluates the loss several times and needs a closure; `ReduceLROnPlateau` needs the metric that it
+watches; `OneCycleLR` is built for a total number of steps, and all of them are done.
 
-Why: the optimizer or scheduler was exchanged and the loop was not; or a schedule that was planned in steps is stepped
-for more batches, or more epochs, than were planned.
+Why: the optimizer or scheduler was replaced but the loop was not changed; or the loop steps a schedule more often than
+the schedule was planned for.
 
 Cure: pass the closure or the metric; plan as many steps as the loop makes.
 """

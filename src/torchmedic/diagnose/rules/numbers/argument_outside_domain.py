@@ -1,11 +1,11 @@
-"""A function was given an argument for which it is not defined.
+"""A function was called with an argument for which it is not defined.
 
-What: the square root of a negative number, `acos` of 1.0001, a negative number to the power of 0.5 are NaN; torch says
-nothing.
+What: the square root of a negative number, `acos` of 1.0001, a negative number to the power of 0.5 are NaN; torch
+raises no error.
 
-Why: rounding pushed a cosine beyond 1 or a variance below 0, or a quantity that should be positive is not.
+Why: a rounding error moved a cosine above 1 or a variance below 0, or a quantity that should be positive is not.
 
-Cure: clamp the argument to the function's domain, a little inside its ends where the gradient is infinite.
+Cure: clamp the argument to the domain of the function, slightly inside its ends if the gradient is infinite there.
 """
 
 from __future__ import annotations

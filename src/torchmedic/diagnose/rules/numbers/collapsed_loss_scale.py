@@ -1,12 +1,12 @@
-"""GradScaler skips step after step, and its scale has collapsed.
+"""GradScaler skips every step, and its scale has collapsed.
 
-What: GradScaler skips a step when a gradient is infinite, and halves its scale. That is normal once in a while. When it
-happens in every step, the weights are never updated again, and nothing says so.
+What: GradScaler skips a step when a gradient is infinite, and halves its scale. This is normal from time to time. If it
+happens in every step, the weights are never updated again, and no message is printed.
 
-Why: the gradients are infinite or NaN whatever the scale: a bad value in the data or the model, or an overflow in the
+Why: the gradients are infinite or NaN at every scale: a bad value in the data or the model, or an overflow in the
 forward pass.
 
-Cure: find the first bad value in a step without the scaler; bfloat16 needs no scaler at all.
+Cure: find the first bad value in a step without the scaler; bfloat16 needs no scaler.
 """
 
 from __future__ import annotations

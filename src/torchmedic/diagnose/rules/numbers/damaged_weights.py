@@ -1,12 +1,12 @@
-"""Weights, or buffers, already held NaN or infinity when the step began.
+"""Weights or buffers already contained NaN or infinity when the step began.
 
-What: the step itself does nothing wrong; a parameter or a buffer that it starts from is not finite.
+What: the step itself is correct; a parameter or a buffer was not finite when the step began.
 
 Why: memory that was never initialised (`torch.empty`), a damaged checkpoint, an initialisation that divides by zero, a
-hand-written update or normalisation of the weights, running statistics that took in a bad batch.
+hand-written update or normalisation of the weights, running statistics that include a bad batch.
 
-Cure: look at what writes to that parameter before the step: its initialisation, the checkpoint, code that changes
-`.data`.
+Cure: check the code that writes to that parameter before the step: its initialisation, the checkpoint, code that
+changes `.data`.
 """
 
 from __future__ import annotations

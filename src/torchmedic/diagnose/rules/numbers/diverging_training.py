@@ -1,13 +1,12 @@
-"""Training ran away: the loss grew from step to step until it overflowed.
+"""Training diverged: the loss grew from step to step until it overflowed.
 
-What: no single operation is at fault. Each update made the loss larger than the last one, until some number was too
-large for its type.
+What: no single operation is wrong. Every update made the loss larger, until a number exceeded the range of its dtype.
 
 Why: the learning rate is too high for this model and this data; unnormalised inputs, a missing warm-up, or gradients
-that are not clipped act the same way.
+that are not clipped have the same effect.
 
-Cure: a smaller learning rate, a warm-up, gradient clipping, normalised inputs. None of these can be proven on a single
-step, so none of them is called proven.
+Cure: use a smaller learning rate, a warm-up, gradient clipping, normalised inputs. A single step cannot prove any of
+these, so none of them is called proven.
 """
 
 from __future__ import annotations

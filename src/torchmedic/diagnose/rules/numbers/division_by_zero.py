@@ -1,10 +1,10 @@
 """A division by zero made the loss or a gradient infinite or NaN.
 
-What: torch divides by zero without an error: x / 0 is infinite, 0 / 0 is NaN, and either one spoils everything that is
-computed from it.
+What: torch divides by zero without an error: x / 0 is infinite, 0 / 0 is NaN, and both make every value that is
+computed from them infinite or NaN.
 
-Why: a norm, a standard deviation, a sum of a mask or a count can be exactly zero for some rows of some batch. So can
-the square of a divisor that is merely tiny, which is what its gradient divides by.
+Why: a norm, a standard deviation, a sum of a mask or a count can be exactly zero for some rows of some batch. The
+square of a very small divisor can also be zero, and the gradient divides by that square.
 
 Cure: keep the divisor away from zero (add a small constant, or clamp it), or leave such rows out.
 """

@@ -1,12 +1,12 @@
-"""A small constant that was to keep a number away from zero was rounded away.
+"""A small constant that should keep a number away from zero was lost to rounding.
 
-What: 1e-8 is 0 in float16, and 1 - 1e-8 is 1 in float32. A divisor or the argument of a logarithm that such a constant
-should have kept from being zero is zero all the same.
+What: 1e-8 is 0 in float16, and 1 - 1e-8 is 1 in float32. A divisor or the argument of a logarithm is then zero in spite
+of the constant.
 
-Why: the constant was chosen for a wider type than the one that the line runs in: under autocast, in a model cast with
-`.half()`, or next to 1, where float32 can only tell steps of 6e-8 apart.
+Why: the constant was chosen for a wider dtype than the one that the line uses: under autocast, in a model cast with
+`.half()`, or next to 1, where float32 has a resolution of 6e-8.
 
-Cure: a constant that the type can hold (`torch.finfo(x.dtype).eps`), or float32 for that line.
+Cure: use a constant that the dtype can represent (`torch.finfo(x.dtype).eps`), or float32 for that line.
 """
 
 from __future__ import annotations

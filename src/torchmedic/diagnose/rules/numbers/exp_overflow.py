@@ -1,4 +1,4 @@
-"""An exponential grew beyond the largest number of its type.
+"""An exponential exceeded the largest number of its dtype.
 
 What: in float32 exp(x) is infinite for x above 88.7; the infinity then becomes NaN (inf / inf, inf - inf, 0 * inf),
 often in a later line or in the backward pass.

@@ -1,10 +1,10 @@
-"""A softmax was taken over a row in which everything is masked.
+"""A softmax was computed over a row in which every entry is masked.
 
-What: masking writes minus infinity into attention scores or logits. If a row holds nothing else, its softmax is
-0 / 0, which is NaN, and the NaN reaches every weight.
+What: masking writes minus infinity into attention scores or logits. If a whole row is masked, its softmax is 0 / 0,
+which is NaN, and the NaN reaches every weight.
 
 Why: a sequence of length 0, a padding mask with the wrong meaning (True where it should be False), a causal mask that
-is combined with a padding mask, a query that may look at nothing.
+is combined with a padding mask, a query that may attend to nothing.
 
 Cure: leave at least one entry of each row unmasked, mask with a large negative number instead of -inf, or set the
 result of such rows to zero.

@@ -1,11 +1,11 @@
-"""A function whose value is finite has an infinite gradient at the point where it was evaluated.
+"""A function with a finite value has an infinite gradient at the point where it was evaluated.
 
-What: the slope of the square root at 0 is infinite, and so is that of `acos` at 1 or of x ** 0.5 at 0. The forward pass
-looks healthy, the loss is finite, and the first backward pass fills the weights with infinities or NaN.
+What: the slope of the square root at 0 is infinite, and so is the slope of `acos` at 1 or of x ** 0.5 at 0. The forward
+pass and the loss are finite, and the first backward pass fills the weights with infinities or NaN.
 
 Why: a distance of a point to itself, a norm or variance that is exactly 0, a padded entry, a cosine that is exactly 1.
 
-Cure: move the argument a little away from that point (add a small constant, clamp), or leave such entries out before
+Cure: move the argument slightly away from that point (add a small constant, clamp), or leave such entries out before
 the function, not after it.
 """
 

@@ -1,11 +1,11 @@
 """The loss is infinite by its definition for this input.
 
-What: some losses are infinite for inputs that cannot be explained at all: CTC when the target is longer than the input,
-cross entropy when the class of the label is masked out, a divergence from a distribution that is zero there.
+What: some losses are infinite by definition for some inputs: CTC when the target is longer than the input, cross
+entropy when the class of the label is masked out, a divergence from a distribution that is zero there.
 
-Why: the batch holds such an item, or a mask covers what the loss asks about.
+Why: the batch contains such an item, or a mask covers a class that is also a label.
 
-Cure: leave such items out (`zero_infinity=True` for CTC), or do not mask what is a label.
+Cure: leave such items out (`zero_infinity=True` for CTC), or do not mask classes that are labels.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Infinities that were meant met in a way that has no result.
+"""Intended infinities were combined in an operation whose result is NaN.
 
-What: inf - inf, 0 * inf and inf / inf are NaN. Each of the operands may be there on purpose, as a mask or a bound.
+What: inf - inf, 0 * inf and inf / inf are NaN. Each operand may be intended, for example as a mask or a bound.
 
 Why: most often a mask was applied by multiplication, `mask * float("-inf")`, which is NaN wherever the mask is 0; or
-masked scores are subtracted from each other, summed with the opposite sign, or multiplied with zero weights.
+masked scores are subtracted from each other, added with the opposite sign, or multiplied by zero weights.
 
 Cure: select instead of multiplying (`torch.where`, `masked_fill`), or mask with a large finite number.
 """

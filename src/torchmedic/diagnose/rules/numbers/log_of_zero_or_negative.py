@@ -1,11 +1,12 @@
 """The logarithm of zero or of a negative number was taken.
 
-What: log(0) is minus infinity and the log of a negative number is NaN; torch says nothing, and the loss is spoiled.
+What: log(0) is minus infinity and the logarithm of a negative number is NaN; torch raises no error, and the loss
+becomes infinite or NaN.
 
 Why: a probability underflowed to exactly 0 (a softmax or sigmoid of a confident model, then log), a count or a mask is
 0, or a quantity that should be positive is not.
 
-Cure: compute the logarithm and what comes before it in one stable step (`log_softmax`, `logsigmoid`, `logsumexp`), or
+Cure: compute the logarithm and the function before it in one stable step (`log_softmax`, `logsigmoid`, `logsumexp`), or
 keep the argument away from zero with a small constant or a clamp.
 """
 

@@ -1,12 +1,13 @@
 """A result was too large for float16 or bfloat16, though not for float32.
 
-What: the largest float16 is 65504. A product, a sum, a square or a cast beyond that is infinite, and soon NaN.
+What: the largest float16 is 65504. A product, a sum, a square or a cast beyond that is infinite, and usually becomes
+NaN later.
 
 Why: attention scores that are not scaled, squared or summed activations, large losses, or unnormalised input, under
 autocast or in a model that was cast with `.half()`.
 
 Cure: compute that line in float32 (switch autocast off for it and cast its operands), scale the values down first, or
-use bfloat16, whose range is that of float32.
+use bfloat16, which has the range of float32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An average was taken over no element at all.
+"""An average was computed over an empty set of elements.
 
 What: the mean of an empty tensor is 0 / 0, which is NaN. The same holds for every loss that averages: over an empty
 selection, or with all labels equal to `ignore_index`.

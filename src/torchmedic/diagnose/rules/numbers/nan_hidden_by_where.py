@@ -1,10 +1,10 @@
 """A bad value was masked out of the result, but not out of the gradient.
 
-What: `torch.where(x > 0, torch.log(x), 0)` gives the right value, because the bad branch is thrown away. The backward
-pass still runs through that branch: it multiplies the zero gradient of the discarded entry with an infinite slope, and
-0 * inf is NaN.
+What: `torch.where(x > 0, torch.log(x), 0)` has the right value, because it discards the bad branch. The backward pass
+still runs through that branch: it multiplies the zero gradient of the discarded entry by an infinite slope, and 0 * inf
+is NaN.
 
-Why: masking (`where`, multiplication with a mask, indexing, clamping) comes after the operation that is not defined
+Why: the masking (`where`, multiplication by a mask, indexing, clamping) comes after the operation that is not defined
 there.
 
 Cure: make the argument safe before the operation, and keep the mask after it (the "double where").

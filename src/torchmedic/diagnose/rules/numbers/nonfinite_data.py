@@ -1,12 +1,12 @@
-"""The data already held NaN or infinity when the step began.
+"""The data already contained NaN or infinity when the step began.
 
-What: the model and the loss are fine; a value of the batch, or of a tensor that was prepared before the loop, is not a
-finite number, and everything that is computed from it is not either.
+What: the model and the loss are correct; a value of the batch, or of a tensor that was prepared before the loop, is not
+finite, so every value that is computed from it is not finite either.
 
-Why: missing values in a file, a feature that was divided by a standard deviation of zero, the logarithm of a zero, an
+Why: missing values in a file, a feature that was divided by a standard deviation of zero, the logarithm of zero, an
 overflow when the data was cast, weights computed from a count of zero.
 
-Cure: repair or drop those items, or the step of the preparation that makes them.
+Cure: repair or drop those items, or correct the preparation step that makes them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """An operation turned finite numbers into NaN or infinity.
 
-What: this is the first operation of the step whose result is not finite although its operands are. What they were is
-listed with the diagnosis.
+What: this is the first operation of the step with finite operands and a result that is not finite. The diagnosis lists
+the operands.
 
-Why: there is no rule for this operation. Most often the result is too large for its type, or the operation is not
+Why: there is no rule for this operation. Most often the result is too large for its dtype, or the operation is not
 defined for one of the values.
 
-Cure: look at the operands; bound, scale or select them before the operation.
+Cure: check the operands; bound, scale or select them before the operation.
 """
 
 from __future__ import annotations

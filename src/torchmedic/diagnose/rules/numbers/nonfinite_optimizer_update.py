@@ -1,11 +1,12 @@
 """The update of the optimizer itself made the weights NaN or infinite.
 
-What: the loss and all gradients were finite, and after `optimizer.step()` a weight is not.
+What: the loss and all gradients were finite, but a weight is not finite after `optimizer.step()`.
 
 Why: a learning rate that is infinite or NaN (a schedule that divides by zero), an optimizer with `eps=0` that divides
-by a second moment of exactly zero, an `eps` that float16 cannot hold, or an update that is larger than the type.
+by a second moment of exactly zero, an `eps` that float16 cannot represent, or an update that exceeds the range of the
+dtype.
 
-Cure: look at the learning rate and at `eps`; keep the weights in float32.
+Cure: check the learning rate and `eps`; keep the weights in float32.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A standard deviation or variance was taken over too few values.
+"""A standard deviation or variance was computed over too few values.
 
 What: torch divides by the number of values minus one by default, so the standard deviation of a single value is 0 / 0,
 which is NaN.
 
-Why: the last batch of an epoch holds a single item, a group or a sequence has length one, or the wrong dimension is
+Why: the last batch of an epoch has a single item, a group or a sequence has length one, or the wrong dimension is
 reduced.
 
 Cure: pass `unbiased=False` (or `correction=0`), drop incomplete batches (`drop_last=True`), or treat single values

@@ -1,12 +1,12 @@
-"""A tensor with several elements was used as a yes or no.
+"""A tensor with several elements was used as a truth value.
 
-What: `if`, `while`, `assert`, `and`, `not`, `in`, `max()` and `list.index()` ask for one truth value. A tensor has one
+What: `if`, `while`, `assert`, `and`, `not`, `in`, `max()` and `list.index()` need one truth value. A tensor has one
 only if it has exactly one element.
 
-Why: a comparison that is made element by element (`x > 0`), a loss that was not reduced, a tensor looked for in a list,
-or a loss class that was handed the prediction when it was built, where it takes options.
+Why: an elementwise comparison (`x > 0`), a loss that was not reduced, a search for a tensor in a list, or a loss class
+that was given the prediction in its constructor, which takes options.
 
-Cure: say which elements count: `.any()`, `.all()`, `.item()` after a reduction; build the loss first, then call it.
+Cure: say which elements count: `.any()`, `.all()`, `.item()` after a reduction; construct the loss first, then call it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The input and the target of a loss have different numbers of samples.
 
-What: a classification loss takes one row of scores and one label per sample, so both must have the same first size.
+What: a classification loss takes one row of scores and one label per sample, so the first sizes of both must be equal.
 
-Why: a `view(-1, ...)` whose second size is wrong moved elements between the batch and the features, input and target
-were flattened or shifted differently, or one of them comes from another batch.
+Why: a `view(-1, ...)` with a wrong second size moved elements between the batch and the features, input and target were
+flattened or shifted differently, or one of them belongs to another batch.
 
 Cure: flatten and cut both in the same way; keep the batch dimension when reshaping (`x.flatten(1)`).
 """

@@ -1,10 +1,11 @@
-"""Two tensors whose shapes do not broadcast met in an elementwise operation.
+"""An elementwise operation was given two tensors whose shapes cannot be broadcast.
 
-What: an elementwise operation lines the shapes up from the right. In every dimension the sizes must be equal, or one of
-them 1. What is written to (`+=`, `x[mask] = ...`) must have the whole shape already. Some losses want equal shapes.
+What: an elementwise operation aligns the shapes from the right. In every dimension the sizes must be equal, or one of
+them must be 1. The target of a write (`+=`, `x[mask] = ...`) must already have the full shape. Some losses require
+equal shapes.
 
-Why: a column that is missing or too much (`[N]` against `[N, 1]`), a mask or position table made for another length, a
-residual branch that changes the number of channels, a target of another size than the prediction.
+Why: a missing or additional dimension (`[N]` against `[N, 1]`), a mask or position table made for another length, a
+residual branch that changes the number of channels, a target whose size differs from the prediction.
 
 Cure: `squeeze`, `unsqueeze`, `transpose` or cut one of the tensors so that the sizes agree.
 """

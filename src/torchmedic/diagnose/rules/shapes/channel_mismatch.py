@@ -1,12 +1,13 @@
-"""A layer was given another number of channels, or of dimensions, than it was built for.
+"""The input of a layer has a different number of channels, or of dimensions, from what the layer was built for.
 
-What: convolutions and normalisation layers are built for a fixed number of channels. torch looks for them in dimension
-1 of a batch (`N, C, H, W`); `LayerNorm` and `RMSNorm` look at the last dimensions.
+What: convolutions and normalisation layers are built for a fixed number of channels. torch expects the channels in
+dimension 1 of a batch (`N, C, H, W`); `LayerNorm` and `RMSNorm` use the last dimensions.
 
-Why: images with the channels last (`N, H, W, C`, as NumPy, PIL and OpenCV have them), a missing batch or channel
-dimension, a grey image where colour was expected, or a layer built for another width than the one before it gives.
+Why: images with the channels last (`N, H, W, C`, as in NumPy, PIL and OpenCV), a missing batch or channel dimension, a
+grey image where a colour image was expected, or a layer whose width differs from the output of the layer before it.
 
-Cure: permute the input to channels first, add the missing dimension, or build the layer for the input's channels.
+Cure: permute the input to channels first, add the missing dimension, or build the layer for the number of channels of
+its input.
 """
 
 from __future__ import annotations

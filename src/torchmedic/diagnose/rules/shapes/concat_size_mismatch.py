@@ -1,12 +1,12 @@
-"""Tensors that were to be joined differ in another dimension than the one along which they are joined.
+"""The tensors to be joined differ in a dimension other than the one along which they are joined.
 
-What: `cat` joins tensors along one dimension; in all others their sizes must be equal. `stack` adds a dimension, so all
-shapes must be equal. Neither can join nothing.
+What: `cat` joins tensors along one dimension; in all other dimensions their sizes must be equal. `stack` adds a
+dimension, so all shapes must be equal. Both need at least one tensor.
 
 Why: a skip connection whose branch was rounded to another size by a stride or pooling, sequences of different length,
 the wrong `dim`, or a list that was never filled.
 
-Cure: crop or pad the tensor that differs, join along another dimension, or see why the list is empty.
+Cure: crop or pad the tensor that differs, join along another dimension, or find out why the list is empty.
 """
 
 from __future__ import annotations

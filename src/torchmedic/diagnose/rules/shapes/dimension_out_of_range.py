@@ -1,13 +1,13 @@
-"""A dimension was named that the tensor does not have.
+"""A dimension was used that the tensor does not have.
 
-What: `dim=`, `transpose`, `permute`, `x.shape[2]`, `x[:, :, 0]` and `b, c, h, w = x.shape` all count on a certain
-number of dimensions. This tensor has fewer, or more.
+What: `dim=`, `transpose`, `permute`, `x.shape[2]`, `x[:, :, 0]` and `b, c, h, w = x.shape` all need a certain number of
+dimensions. This tensor has fewer, or more.
 
-Why: a batch or channel dimension is missing, something was flattened or squeezed away (a batch of one!), or a loss that
-is already one number is indexed.
+Why: a batch or channel dimension is missing, a dimension was flattened or squeezed away (for example in a batch of one
+sample), or a loss that is already one number is indexed.
 
-Cure: see where the tensor lost or gained a dimension; `squeeze(1)` instead of `squeeze()`, negative `dim` where the
-last is meant.
+Cure: find the line where the tensor lost or gained a dimension; use `squeeze(1)` instead of `squeeze()`, and a negative
+`dim` for the last dimensions.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""An operation was given a tensor of a type that it does not take.
+"""An operation was given a tensor with a dtype that it does not accept.
 
-What: matrix products, convolutions and normalisation need all their tensors in one dtype; indices must be whole
-numbers; means, norms and softmax need floating point; masks must be boolean; what is written to keeps its own dtype.
+What: matrix products, convolutions and normalisation need all their tensors in one dtype; indices must be integers;
+means, norms and softmax need floating point; masks must be boolean; the target of a write keeps its own dtype.
 
-Why: NumPy arrays are float64 and images uint8 unless told otherwise, `torch.tensor([1, 2])` is int64, half of a model
-was converted with `.half()`, or a tensor left an autocast region in a lower precision.
+Why: NumPy arrays are float64 and images uint8 by default, `torch.tensor([1, 2])` is int64, a part of a model was
+converted with `.half()`, or a tensor left an autocast region in a lower precision.
 
-Cure: convert the odd tensor where it is made: `.float()`, `.long()`, `.bool()`, or `.to(weight.dtype)`.
+Cure: convert the tensor with the wrong dtype where it is made: `.float()`, `.long()`, `.bool()`, or
+`.to(weight.dtype)`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A size that is not a whole number was given for a dimension.
+"""A size that is not an integer was given for a dimension.
 
-What: sizes of tensors and layers are whole numbers. In Python `/` gives a float even where nothing is left over:
-`8 / 2` is 4.0, and 4.0 is not a size.
+What: sizes of tensors and layers are integers. In Python `/` returns a float even if there is no remainder: `8 / 2` is
+4.0, and 4.0 is not a valid size.
 
-Why: half a width or the size of a head computed with `/`, a number that was read from a file or the command line as
+Why: half a width or the size of a head was computed with `/`, or a number was read from a file or the command line as
 text or float.
 
 Cure: divide with `//`, or convert with `int(...)` where the number is read.

@@ -1,10 +1,10 @@
-"""A recurrent layer was given a hidden state of another shape than its input and its size need.
+"""The hidden state of a recurrent layer has a shape that does not fit the input or the layer.
 
-What: the hidden state has shape `[layers x directions, batch, hidden]`, whatever `batch_first` says; an LSTM takes a
-pair of them.
+What: the hidden state has shape `[layers x directions, batch, hidden]`, independent of `batch_first`; an LSTM takes a
+pair of such states.
 
-Why: a state that is carried over from the batch before meets a smaller last batch, `batch` and `layers` are swapped, or
-the state was made once for a fixed batch size.
+Why: a state is carried over from the previous batch to a smaller last batch, `batch` and `layers` are swapped, or the
+state was made once for a fixed batch size.
 
 Cure: make the state from the batch itself (`x.size(0)`), cut it, or pass `drop_last=True` to the loader.
 """

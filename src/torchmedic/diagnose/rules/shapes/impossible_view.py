@@ -1,12 +1,13 @@
-"""A tensor was to be seen in a shape that its elements or its memory do not allow.
+"""A tensor cannot be viewed in the requested shape.
 
-What: `view` and `reshape` keep every element, so the sizes must multiply up to their number. `view` moreover never
-copies: after `transpose`, `permute` or `expand` the elements no longer lie in the order that it needs.
+What: `view` and `reshape` keep every element, so the product of the sizes must equal the number of elements. In
+addition, `view` never copies: after `transpose`, `permute` or `expand` the elements are no longer in the order that
+`view` needs.
 
 Why: a batch size or a number of features written as a constant (the last batch of an epoch is often smaller), a layer
-whose output has another size than was computed by hand, `view` after a transpose.
+whose output size was computed wrongly by hand, `view` after a transpose.
 
-Cure: take the batch size from the tensor (`x.size(0)`) and let one size be found (`-1`); after a transpose use
+Cure: take the batch size from the tensor (`x.size(0)`) and let torch compute one size (`-1`); after a transpose use
 `reshape`.
 """
 

@@ -1,9 +1,9 @@
-"""A size does not divide into the number of heads or groups that a layer was asked for.
+"""A size is not divisible by the number of heads or groups of a layer.
 
 What: attention splits its features evenly over the heads, grouped convolution and group norm split the channels evenly
-over the groups, `glu` halves and `pixel_shuffle` divides by a square. None of them can leave a rest.
+over the groups, `glu` halves and `pixel_shuffle` divides by a square. None of them accepts a remainder.
 
-Why: a width or a number of heads from a configuration that was changed on one side only.
+Why: a width or a number of heads in a configuration was changed on one side only.
 
 Cure: choose a width that is a multiple of the number of heads or groups.
 """

@@ -1,12 +1,13 @@
-"""A kernel, a pooling window or a padding is larger than what is left of its input.
+"""A kernel, a pooling window or a padding is larger than its input.
 
-What: a convolution or pooling needs an input at least as large as its kernel, padding included. Here no output would
-be left. Reflecting pads, for their part, must be smaller than the input.
+What: a convolution or pooling needs an input at least as large as its kernel, padding included. Here the output would
+be empty. Reflection padding must be smaller than the input.
 
-Why: every pooling and every stride makes an image smaller; after a few of them, or with smaller images than the network
-was written for, nothing is left for the next layer.
+Why: every pooling and every stride reduces the size of an image; after a few of them, or with smaller images than the
+network was written for, the input of the next layer is too small.
 
-Cure: use fewer or smaller strides and kernels, pad, feed larger inputs, or end in adaptive pooling.
+Cure: use fewer or smaller strides and kernels, add padding, use larger inputs, or use adaptive pooling as the last
+layer.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The target of a classification loss has a shape that the scores do not allow.
+"""The target of a classification loss has a shape that does not fit the scores.
 
-What: scores of shape `[N, C, ...]` take labels of shape `[N, ...]`: the classes stand in dimension 1 of the scores, and
-the labels have no such dimension. Class weights have one entry per class.
+What: scores of shape `[N, C, ...]` need labels of shape `[N, ...]`: the classes are dimension 1 of the scores, and the
+labels have no such dimension. Class weights have one entry per class.
 
-Why: labels of shape `[N, 1]`, as many datasets give them; scores with the classes last (`[N, T, C]`, as sequence models
-give them); masks of another size than the scores; weights for another number of classes.
+Why: labels of shape `[N, 1]`, as many datasets return them; scores with the classes last (`[N, T, C]`, as sequence
+models return them); masks whose size differs from the scores; weights for a different number of classes.
 
-Cure: `squeeze(1)` the labels; `transpose(1, 2)` or flatten the scores; bring both to one size.
+Cure: `squeeze(1)` the labels; `transpose(1, 2)` or flatten the scores; bring both to the same size.
 """
 
 from __future__ import annotations

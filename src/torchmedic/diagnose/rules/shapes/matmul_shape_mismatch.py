@@ -1,13 +1,13 @@
-"""Two matrices whose inner sizes differ were multiplied.
+"""Two matrices with different inner sizes were multiplied.
 
-What: a matrix product needs the last size of the left operand to equal the second-last size of the right one. A
-linear layer is such a product: its `in_features` must equal the last size of what it is given. The same holds for
-recurrent layers (`input_size`), attention (`embed_dim`), `bmm` and `einsum`.
+What: a matrix product needs the last size of the left operand to equal the second-last size of the right one. A linear
+layer is such a product: its `in_features` must equal the last size of its input. The same holds for recurrent layers
+(`input_size`), attention (`embed_dim`), `bmm` and `einsum`.
 
-Why: most often a tensor was flattened, pooled or transposed to another size than the layer was built for, or the
-size of the layer was computed by hand for another input.
+Why: most often a tensor was flattened, pooled or transposed to a size that the layer was not built for, or the size of
+the layer was computed by hand for another input.
 
-Cure: make the layer as wide as its input, or bring the input to the width that the layer was built for.
+Cure: make the layer as wide as its input, or change the input to the width that the layer was built for.
 """
 
 from __future__ import annotations

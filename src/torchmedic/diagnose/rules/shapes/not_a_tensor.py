@@ -1,13 +1,11 @@
-"""Something that is not a tensor stands where a tensor is needed.
+"""A value that is not a tensor was used where a tensor is needed.
 
-What: an operation of torch was given, or a method of a tensor was asked of, a tuple, a dict, None, a number or a NumPy
-array.
+What: an operation of torch, or a method of a tensor, was called with a tuple, a dict, None, a number or a NumPy array.
 
 Why: recurrent layers and attention return a tuple (`output, hidden`), some models return a dict, a `forward` without
-`return` gives None, `.item()` gives a number, and NumPy arrays are not converted by themselves.
+`return` returns None, `.item()` returns a number, and NumPy arrays are not converted automatically.
 
-Cure: take the part that is meant (`out, _ = lstm(x)`, `out["logits"]`), return the result, or convert with
-`torch.as_tensor`.
+Cure: select the right part (`out, _ = lstm(x)`, `out["logits"]`), return the result, or convert with `torch.as_tensor`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A tensor with several elements was used as one Python number.
 
-What: `.item()`, `float()`, `int()`, `f"{loss:.4f}"` and `torch.tensor([...])` need one number. A tensor gives one only
-if it has exactly one element.
+What: `.item()`, `float()`, `int()`, `f"{loss:.4f}"` and `torch.tensor([...])` need one number. A tensor can be
+converted only if it has exactly one element.
 
-Why: a loss that was not reduced (`reduction='none'`), a batch of values where one was meant, or `torch.tensor(tensors)`
-where the tensors were to be stacked.
+Why: a loss that was not reduced (`reduction='none'`), a batch of values instead of one value, or
+`torch.tensor(tensors)` instead of `torch.stack(tensors)`.
 
-Cure: reduce it (`.mean()`, `.sum()`), pick one element, or use `torch.stack`, `.tolist()`.
+Cure: reduce the tensor (`.mean()`, `.sum()`), select one element, or use `torch.stack` or `.tolist()`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A normalisation layer in training has a single value per channel, so its variance does not exist.
+"""A normalisation layer in training mode got a single value per channel, which has no variance.
 
-What: in training, batch norm computes mean and variance of every channel over the batch and over space. With a batch of
-one sample and no space left there is one value, whose variance is 0.
+What: in training, batch norm computes the mean and variance of every channel over the batch and the spatial dimensions.
+A batch of one sample without spatial dimensions has one value per channel, whose variance is 0.
 
 Why: most often the last batch of an epoch has one sample; or a single sample is evaluated without `model.eval()`.
 
-Cure: `drop_last=True` for the training loader, `model.eval()` for evaluation, or a layer that does not look at the
-batch (`GroupNorm`, `LayerNorm`).
+Cure: use `drop_last=True` for the training loader, `model.eval()` for evaluation, or a layer that does not use batch
+statistics (`GroupNorm`, `LayerNorm`).
 """
 
 from __future__ import annotations

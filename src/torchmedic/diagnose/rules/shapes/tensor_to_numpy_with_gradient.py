@@ -1,11 +1,11 @@
 """A tensor that requires a gradient was turned into a NumPy array.
 
-What: NumPy knows nothing of gradients, so torch does not hand over a tensor that is part of a graph. `np.array(t)`,
-`np.mean([t, t])` and plotting functions all call `numpy()` on it.
+What: NumPy does not support gradients, so torch does not convert a tensor that is part of a graph. `np.array(t)`,
+`np.mean([t, t])` and plotting functions all call `numpy()` on the tensor.
 
-Why: an output or a loss that is to be logged, plotted or measured still belongs to the graph.
+Why: an output or a loss that is logged, plotted or measured still belongs to the graph.
 
-Cure: `t.detach().cpu().numpy()`; for a single number `t.item()`; for a whole evaluation `with torch.no_grad():`.
+Cure: use `t.detach().cpu().numpy()`; for a single number `t.item()`; for a whole evaluation `with torch.no_grad():`.
 """
 
 from __future__ import annotations

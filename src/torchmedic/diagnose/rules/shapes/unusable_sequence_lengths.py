@@ -1,11 +1,12 @@
 """The lengths given to `pack_padded_sequence` do not fit the padded batch.
 
-What: there is one length per sequence of the batch, each at least 1, and in decreasing order unless
-`enforce_sorted=False` is passed. The batch is dimension 1 unless `batch_first=True` is passed.
+What: `pack_padded_sequence` takes one length per sequence of the batch. Each length must be at least 1, and the lengths
+must be in decreasing order unless `enforce_sorted=False` is passed. The batch is dimension 1 unless `batch_first=True`
+is passed.
 
 Why: a batch in the order of the dataset, an empty text, or a forgotten `batch_first=True`.
 
-Cure: pass `enforce_sorted=False`, leave empty sequences out, say where the batch dimension is.
+Cure: pass `enforce_sorted=False`, remove empty sequences, and pass `batch_first=True` if the batch is dimension 0.
 """
 
 from __future__ import annotations

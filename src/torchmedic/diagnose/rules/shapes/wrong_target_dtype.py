@@ -1,12 +1,12 @@
-"""The target of a loss has a dtype that the loss does not take.
+"""The target of a loss has a dtype that the loss does not accept.
 
 What: `cross_entropy` and `nll_loss` take class indices as int64, or one probability per class in floating point.
-`binary_cross_entropy` takes its target in the floating point type of its input.
+`binary_cross_entropy` takes its target in the floating-point dtype of its input.
 
 Why: labels read as float or int32 (from a CSV file, from NumPy), one-hot labels made by `one_hot`, which are int64, or
 0/1 labels as int64 for a binary loss.
 
-Cure: `target.long()` for class indices, `target.float()` for probabilities and binary labels.
+Cure: use `target.long()` for class indices, `target.float()` for probabilities and binary labels.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A batch or a tensor was taken apart into another number of names than it has parts.
+"""A batch or a tensor was unpacked into a wrong number of names.
 
-What: `x, y = batch` needs as many names as the dataset returns parts. A tensor, too, is taken apart along its first
-dimension: `out, hidden = layer(x)` of a layer that returns one tensor splits its rows.
+What: `x, y = batch` needs as many names as the dataset returns parts. A tensor is unpacked along its first dimension:
+if a layer returns one tensor, `out, hidden = layer(x)` splits its rows.
 
 Why: a dataset that returns only inputs, or more than input and label; a layer that returns one tensor where a pair was
 expected.
 
-Cure: name as many parts as there are, `(x,)` for a single one.
+Cure: use as many names as there are parts, and `(x,)` for a single part.
 """
 
 from __future__ import annotations
