@@ -1,12 +1,12 @@
-"""Two tensors of the same length were stretched to a table of all pairs.
+"""Two tensors of the same length were broadcast to a table of all pairs.
 
-What: an operation, on tensors or on NumPy arrays, was given [N, 1] and [N]. It paired every element of one with every
-element of the other, and the result of N x N elements did not fit, or filled the memory for what came after it.
+What: an operation, on tensors or on NumPy arrays, was given shapes [N, 1] and [N]. It paired every element of one with
+every element of the other. The result of N x N elements did not fit, or left too little memory for later operations.
 
-Why: a prediction still has its last dimension of 1 and the target does not (or the other way round). Broadcasting makes
-that legal. With a small batch the same line runs and gives a wrong loss.
+Why: a prediction still has its last dimension of size 1 and the target does not (or the other way round). Broadcasting
+makes this legal. With a small batch the same line runs and computes a wrong loss.
 
-Cure: bring both to the same shape before the operation, with `.squeeze(-1)` or `.unsqueeze(-1)`.
+Cure: bring both tensors to the same shape before the operation, with `.squeeze(-1)` or `.unsqueeze(-1)`.
 """
 
 from __future__ import annotations

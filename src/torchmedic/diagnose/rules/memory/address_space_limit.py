@@ -1,13 +1,14 @@
 """A limit of the process itself (`ulimit -v`, `ulimit -d`) refused the memory.
 
-What: the kernel counts all memory that a process has mapped, or all that it may write to, against RLIMIT_AS or
-RLIMIT_DATA, and this allocation would have exceeded the limit. The host itself may have plenty left.
+What: the kernel counts all mapped memory, or all writable memory, of a process against RLIMIT_AS or RLIMIT_DATA, and
+this allocation would have exceeded the limit. The host itself may have enough memory.
 
-Why: a shell, a cluster's scheduler or the script has set the limit. What counts is not what is used: libraries, the
-stacks of threads and CUDA reserve address space many times larger than what is ever in memory.
+Why: a shell, a cluster scheduler or the script has set the limit. The limit counts reserved memory, not used memory:
+libraries, thread stacks and CUDA reserve much more address space than they ever use.
 
-Cure: raise the limit or take it away (`ulimit -v unlimited`, `h_vmem` of the job, the `setrlimit` call), and limit what
-is really used instead, by the memory of the job or its cgroup. Where the limit is meant, work in smaller parts.
+Cure: raise or remove the limit (`ulimit -v unlimited`, `h_vmem` of the job, the `setrlimit` call), and limit the memory
+that is really used, with the memory setting of the job or its cgroup. If the limit is intended, process the data in
+smaller parts.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Memory was so short that the allocator gave back and fetched anew all the time, until even that did not help.
+"""The allocator freed its cache and retried again and again, until an allocation failed.
 
-What: before this allocation was refused, the allocator had emptied its cache and tried again many times. Each time
-waits for the device, so the run had become slow as well.
+What: before this allocation was refused, the allocator had emptied its cache and retried many times. Each retry waits
+for the device, so the run had become slow as well.
 
-Why: the step needs about as much as the device has. What fits only after the cache has been emptied does not really
-fit.
+Why: the step needs about as much memory as the device has. A step that fits only after the cache has been emptied does
+not really fit.
 
-Cure: a batch that is a little smaller; `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` where sizes vary.
+Cure: use a slightly smaller batch; set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` if sizes vary.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The memory limit of the container or job was reached, and the kernel killed the process.
 
-What: the processes of this cgroup (a container, a pod, a Slurm job, a systemd slice) together held as much memory as it
-may have, and the kernel ended one of them (SIGKILL). The host itself may have had plenty left. Such an end cannot be
-caught, so the script could say nothing. The line is the one that fills what held most, else where training was last
-seen.
+What: the processes of this cgroup (a container, a pod, a Slurm job, a systemd slice) together reached its memory limit,
+and the kernel killed one of them (SIGKILL). The host itself may have enough memory. SIGKILL cannot be caught, so the
+script printed no message. The line shown is the one that fills the largest holder, otherwise the last known line of the
+training.
 
-Why: memory of the host, not of the GPU. Tensors that are kept over steps, a dataset that is copied by every DataLoader
-worker, batches that wait in a prefetch queue or in /dev/shm, which counts too; or simply a limit that is too low.
+Why: host memory, not GPU memory. Tensors that are kept over steps, a dataset that every DataLoader worker copies,
+batches that wait in a prefetch queue or in /dev/shm, which counts too; or a limit that is too low.
 
-Cure: ask for more (`docker run --memory`, `resources.limits.memory`, `sbatch --mem`), or need less: keep numbers
-instead of tensors, use fewer workers or a smaller `prefetch_factor`, map the data instead of loading it.
+Cure: request more memory (`docker run --memory`, `resources.limits.memory`, `sbatch --mem`), or use less: keep numbers
+instead of tensors, use fewer workers or a smaller `prefetch_factor`, memory-map the data instead of loading it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""A container of the loop collects tensors until memory is full.
+"""A container that the loop fills collects tensors until memory is full.
 
-What: a list, dict or buffer that the loop fills holds a large part of the memory. The tensors in it have no graph any
-more; there are simply too many of them. Or it is one tensor, to which the loop joins more each time (`torch.cat`). On
-the host it may be arrays or plain Python objects: rows as dicts, lists of tokens, texts.
+What: a list, dict or buffer that the loop fills holds a large part of the memory. The tensors in it have no graph;
+there are just too many of them. Or one tensor grows because the loop appends to it (`torch.cat`). On the host the
+container may hold arrays or plain Python objects: rows as dicts, lists of tokens, texts.
 
-Why: outputs, features or batches are collected on the device for a metric at the end; a replay buffer has no bound; a
-data set keeps what it has read, once in every DataLoader worker.
+Why: outputs, features or batches are collected on the device for a metric at the end; a replay buffer has no limit; a
+dataset keeps everything that it has read, once in every DataLoader worker.
 
-Cure: move what is collected to the host (`.cpu()`), reduce it first (`.argmax()`, `.mean()`), or bound the container.
-Keep numbers and texts in arrays or in a file that is mapped: as Python objects they take several times as much.
+Cure: move the collected tensors to the host (`.cpu()`), reduce them first (`.argmax()`, `.mean()`), or limit the
+container. Keep numbers and texts in arrays or in a memory-mapped file: Python objects take several times as much
+memory.
 """
 
 from __future__ import annotations

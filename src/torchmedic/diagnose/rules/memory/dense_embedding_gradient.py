@@ -1,13 +1,13 @@
-"""The gradient of a large embedding is as large as the embedding, whatever is looked up in it.
+"""The gradient of a large embedding is as large as the embedding itself, even if few rows are used.
 
-What: backward ran out of memory when it made the gradient of a table of which rows are looked up: one row for every
-word, nearly all of them zero.
+What: backward ran out of memory when it created the gradient of an embedding table: one row for every entry of the
+table, nearly all of them zero.
 
-Why: `nn.Embedding`, `F.embedding` and indexing (`table[ids]`) make a dense gradient unless they are told otherwise, and
-the optimizer keeps a dense state for it.
+Why: `nn.Embedding`, `F.embedding` and indexing (`table[ids]`) create a dense gradient by default, and the optimizer
+keeps a dense state for it.
 
-Cure: `nn.Embedding(..., sparse=True)` or `F.embedding(ids, table, sparse=True)` with an optimizer that takes sparse
-gradients (`SGD`, `SparseAdam`, `Adagrad`), or a smaller table.
+Cure: use `nn.Embedding(..., sparse=True)` or `F.embedding(ids, table, sparse=True)` with an optimizer that supports
+sparse gradients (`SGD`, `SparseAdam`, `Adagrad`), or a smaller table.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """The step needs more memory than the device has.
 
-What: an allocation on the device was refused. The table says who held the memory at that moment: parameters, gradients,
-optimizer state, activations that were saved for backward (by line), the batch, other tensors by the name that holds
-them, the allocator's cache, the CUDA context, other processes. The line that is shown first is the one that holds most.
+What: an allocation on the device was refused. The table shows what held the memory at that moment: parameters,
+gradients, optimizer state, activations that were saved for backward (by line), the batch, other tensors by the name
+that holds them, the cache of the allocator, the CUDA context, other processes. The first line shown is the line that
+holds most.
 
-Why: batch, sequence length or image size, and depth decide how much is saved for backward; parameters, gradients and
-optimizer state together take 16 bytes per parameter with Adam in 32 bits.
+Why: batch size, sequence length or image size, and depth determine how much is saved for backward; parameters,
+gradients and optimizer state together take 16 bytes per parameter with Adam in float32.
 
-Cure: a smaller batch with gradient accumulation, lower precision (`torch.autocast`), checkpointing of the layers that
-save most (`torch.utils.checkpoint`), or an optimizer with less state.
+Cure: use a smaller batch with gradient accumulation, lower precision (`torch.autocast`), checkpointing of the layers
+that save most (`torch.utils.checkpoint`), or an optimizer with less state.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""An evaluation records for a backward that never comes.
+"""An evaluation records graphs for a backward that never happens.
 
-What: memory ran out in a forward pass whose result never goes backward, and most of it held activations that were saved
-for backward. The model is in evaluation mode, or was trained elsewhere.
+What: memory ran out in a forward pass whose result is never used in a backward, and most of the memory held activations
+that were saved for backward. The model is in evaluation mode, or was trained elsewhere.
 
-Why: `model.eval()` switches dropout and batch statistics; it does not switch gradients off. Without `torch.no_grad()`
-the forward pass of an evaluation takes as much memory as that of training, often at a larger batch.
+Why: `model.eval()` changes dropout and batch statistics; it does not switch gradients off. Without `torch.no_grad()`
+the forward pass of an evaluation takes as much memory as in training, often with a larger batch.
 
 Cure: evaluate under `with torch.no_grad():` or `torch.inference_mode()`.
 """

@@ -1,12 +1,13 @@
-"""The state of the optimizer, which appears with its first step, does not fit.
+"""The optimizer state, which is created at the first step, does not fit.
 
-What: forward and backward passed, and the first `optimizer.step()` ran out of memory while it made its state.
+What: forward and backward passed, and the first `optimizer.step()` ran out of memory while it created its state.
 
-Why: Adam keeps two numbers per parameter, in the type of the parameter, and makes them when it steps for the first
-time. A first forward and backward that just fit say nothing about what comes then; and until the step all gradients and
-the last batch are there too.
+Why: Adam keeps two numbers per parameter, in the dtype of the parameter, and creates them at its first step. A first
+forward and backward that just fit do not include this state, and at the time of the step all gradients and the last
+batch are still in memory.
 
-Cure: a smaller batch, an optimizer with less state (SGD, Adafactor, 8-bit Adam), or its state on several devices.
+Cure: use a smaller batch, an optimizer with less state (SGD, Adafactor, 8-bit Adam), or distribute its state over
+several devices.
 """
 
 from __future__ import annotations

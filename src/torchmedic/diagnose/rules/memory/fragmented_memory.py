@@ -1,13 +1,13 @@
-"""There was enough free memory on the device, but in pieces.
+"""The device had enough free memory, but not in one piece.
 
-What: the allocator holds more unused memory than was asked for. None of its pieces is large enough, and they cannot be
-given back to the driver because other parts of the same segments are in use.
+What: the allocator holds more unused memory than was requested. None of its pieces is large enough, and the allocator
+cannot return them to the driver because other parts of the same segments are in use.
 
-Why: tensors of many different sizes come and go (batches of varying length, growing buffers), and each large segment is
-split into parts that free up at different times.
+Why: tensors of many different sizes are allocated and freed (batches of varying length, growing buffers), and each
+large segment is split into parts that are freed at different times.
 
-Cure: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` lets segments grow instead of being split. Batches of a few
-fixed sizes help as well.
+Cure: set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, which lets segments grow instead of being split. Batches
+of a few fixed sizes also help.
 """
 
 from __future__ import annotations

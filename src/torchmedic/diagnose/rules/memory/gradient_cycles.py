@@ -1,14 +1,14 @@
-"""`backward(create_graph=True)` leaves circles of leaf tensors and their gradients behind, and they pile up.
+"""`backward(create_graph=True)` leaves reference cycles of leaf tensors and their gradients, which accumulate.
 
-What: with `create_graph=True` the gradient that `backward` writes to `.grad` has a graph of its own, and that graph
-leads back to the leaf whose gradient it is. The circle lies inside of autograd, so Python's garbage collector does not
+What: with `create_graph=True` the gradient that `backward` writes to `.grad` has its own graph, and that graph refers
+back to the leaf to which the gradient belongs. The cycle is inside autograd, so Python's garbage collector does not
 find it. Each step makes new leaves (an input with `requires_grad=True`, a new model), and all of them stay in memory,
 with everything that their graphs have saved.
 
-Why: a penalty on gradients or a second derivative, computed by way of `.grad`.
+Why: a gradient penalty or a second derivative is computed with `.grad`.
 
-Cure: take gradients with `torch.autograd.grad(..., create_graph=True)`, which writes to no `.grad`; or set `.grad` to
-None when it has been used.
+Cure: compute gradients with `torch.autograd.grad(..., create_graph=True)`, which does not write to `.grad`; or set
+`.grad` to None after use.
 """
 
 from __future__ import annotations

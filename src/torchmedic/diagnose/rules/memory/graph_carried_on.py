@@ -1,13 +1,13 @@
-"""A tensor carries the graph of every step so far, and hands it on to the next step.
+"""A tensor carries the graph of every step so far, and passes it on to the next step.
 
-What: a variable is computed from its own last value, with gradients, so that its graph grows by one step with every
-step and reaches back to the beginning of training. All of these graphs stay alive. A backward through it takes longer
-and longer.
+What: a variable is computed from its own previous value, with gradients. Its graph therefore grows by one step with
+every step and reaches back to the beginning of training. All of these graphs stay alive. A backward through the
+variable takes longer with every step.
 
 Why: `total += loss` adds up tensors instead of numbers; a running mean of the loss (`ema = 0.9 * ema + 0.1 * loss`); a
-hidden state that is handed to the next step without `detach()`; `torch.cat([seen, out])` with outputs of the model.
+hidden state that is passed to the next step without `detach()`; `torch.cat([seen, out])` with outputs of the model.
 
-Cure: add up numbers (`total += loss.item()`), and cut a state that must be carried on: `h = h.detach()`.
+Cure: add up numbers (`total += loss.item()`), and detach a state that must be carried on: `h = h.detach()`.
 """
 
 from __future__ import annotations

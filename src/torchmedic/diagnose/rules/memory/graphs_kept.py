@@ -1,15 +1,15 @@
-"""A container keeps tensors with their autograd graphs: every step adds one, and none is ever let go.
+"""A container keeps tensors with their autograd graphs: every step adds one, and none is removed.
 
-What: a list, dict or the like of the training script grows step by step, and the tensors in it still have a `grad_fn`.
-Each of them keeps the whole graph of its step alive. As long as no backward has gone through that graph, it keeps all
-saved activations too; afterwards it still keeps thousands of nodes.
+What: a list, dict or similar container of the training script grows step by step, and the tensors in it still have a
+`grad_fn`. Each tensor keeps the whole graph of its step alive. Until a backward has gone through that graph, it keeps
+all saved activations too; afterwards it still keeps thousands of nodes.
 
 Why: `losses.append(loss)` instead of `losses.append(loss.item())`; outputs or features collected for a metric; a
-forward hook that collects activations; a replay buffer filled with results of the model; exceptions that are kept with
-their frames. No container need grow by itself: each node of a linked list or of a tree may keep one tensor.
+forward hook that collects activations; a replay buffer filled with outputs of the model; exceptions that are kept with
+their frames. No single container has to grow: each node of a linked list or of a tree may keep one tensor.
 
-Cure: put in a number (`loss.item()`) or a tensor without history (`out.detach()`, with `.cpu()` if it is big), or
-empty the container when it has served its purpose. Collect under `torch.no_grad()` in validation.
+Cure: store a number (`loss.item()`) or a tensor without its graph (`out.detach()`, with `.cpu()` if it is large), or
+empty the container when it is no longer needed. In validation, collect under `torch.no_grad()`.
 """
 
 from __future__ import annotations

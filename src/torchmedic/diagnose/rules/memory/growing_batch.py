@@ -1,11 +1,11 @@
-"""Every batch is larger than the one before it, until one no longer fits.
+"""Every batch is larger than the previous one, until one no longer fits.
 
-What: what the model is called with has grown from step to step.
+What: the input of the model has grown from step to step.
 
-Why: inputs are collected and fed again as a whole (a context that is never cut, a buffer that is used up entirely), or
-tensors are concatenated to those of the last step.
+Why: inputs are collected and passed again as a whole (a context that is never cut, a buffer that is always used
+completely), or tensors are concatenated to the tensors of the previous step.
 
-Cure: cut what is carried on to a fixed size, or draw a batch of a fixed size from it.
+Cure: cut the carried data to a fixed size, or draw a batch of a fixed size from it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A variable holds more and more data, step by step, and nothing ever takes any of it out.
+"""A variable holds more data with every step, and nothing ever removes any of it.
 
-What: a container, or one tensor, array or text, grows at a steady rate while training goes on. Nothing in the source
-empties it, and it did not stop growing when the data had been seen once, as a cache would.
+What: a container, or one tensor, array or text, grows at a steady rate during training. Nothing in the source empties
+it, and it did not stop growing after the first pass over the data, as a cache would.
 
 Why: results, features or batches are collected for later and never dropped; a log keeps arrays; `torch.cat([seen, x])`
-or `text += ...` makes a bigger copy each time.
+or `text += ...` makes a larger copy each time.
 
-Cure: keep only what is needed (numbers, a `deque(maxlen=...)`, the last few), write the rest to disk, or empty it at
-the end of each epoch.
+Cure: keep only what is needed (numbers, a `deque(maxlen=...)`, the last few items), write the rest to disk, or empty
+the container at the end of each epoch.
 """
 
 from __future__ import annotations

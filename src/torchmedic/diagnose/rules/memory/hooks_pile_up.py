@@ -1,14 +1,14 @@
-"""Hooks are registered again and again on the same module or tensor, and none of them is ever removed.
+"""Hooks are registered again and again on the same module or tensor, and none is removed.
 
 What: the number of hooks of one module, tensor or optimizer grows with every step (or epoch, validation, trial). Each
-forward or backward calls all of them, so that steps get slower and slower, and everything that the hooks refer to stays
-in memory: lists they have filled, outputs with their graphs, the variables around them.
+forward or backward calls all of them, so steps become slower, and everything that the hooks refer to stays in memory:
+lists that they have filled, outputs with their graphs, the variables of enclosing functions.
 
-Why: `register_forward_hook`, `register_hook` and the like add a hook; they do not replace the last one. A call of them
-that stands in the training loop, in `forward`, or in a function that is called for every batch adds one each time.
+Why: `register_forward_hook`, `register_hook` and similar functions add a hook; they do not replace the previous one.
+Such a call in the training loop, in `forward`, or in a function that runs for every batch adds one hook each time.
 
-Cure: register once, before the loop. Where the hook is needed for a moment only, keep the handle that `register_...`
-returns, and call `handle.remove()` when it has served its purpose.
+Cure: register the hook once, before the loop. If the hook is needed only for a short time, keep the handle that
+`register_...` returns, and call `handle.remove()` afterwards.
 """
 
 from __future__ import annotations

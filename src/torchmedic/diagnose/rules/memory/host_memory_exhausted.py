@@ -1,11 +1,12 @@
-"""The host has no memory for what this line asks for.
+"""The host has too little memory for the allocation at this line.
 
-What: an allocation in the host's memory (not on a GPU) was refused, because it is larger than what the host has.
+What: an allocation in host memory (not on a GPU) was refused, because it is larger than the memory of the host.
 
-Why: two tensors whose shapes do not match broadcast to a far larger one ([N, 1] with [N] gives [N, N]), a size was
-computed wrongly, or memory had filled up step by step before: tensors collected in a list, with their whole graph.
+Why: two tensors whose shapes do not match were broadcast to a much larger tensor ([N, 1] with [N] gives [N, N]), a size
+was computed wrongly, or memory was already filled step by step: tensors collected in a list, with their graphs.
 
-Cure: bring the shapes together before the operation, work in parts, or keep numbers (`loss.item()`) instead of tensors.
+Cure: make the shapes equal before the operation, process the data in parts, or keep numbers (`loss.item()`) instead of
+tensors.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Memory of the host is about to end: the kernel will kill the run, or the machine will freeze.
+"""Host memory is about to run out: the kernel will kill the run, or the machine will freeze.
 
-What: the memory of the machine, or the limit of the container or job, is nearly used up and fills further at a rate
-that leaves only seconds; or all processes wait for memory most of the time, because what they need has been swapped
-out. Nothing has been killed yet.
+What: the memory of the machine, or the limit of the container or job, is nearly used up and will run out within seconds
+at the current rate; or all processes wait for memory most of the time, because the pages that they need have been
+swapped out. No process has been killed yet.
 
-Why: memory of the host, not of the GPU. Tensors that are kept over steps, results that are collected, a data set that
-every DataLoader worker copies bit by bit as it reads it, batches that wait in a queue, another program.
+Why: host memory, not GPU memory. Tensors that are kept over steps, results that are collected, a dataset that every
+DataLoader worker copies page by page as it reads it, batches that wait in a queue, another program.
 
-Cure: stop the run while that is possible, then keep less: numbers instead of tensors, fewer workers or a smaller
-`prefetch_factor`, data that is mapped or kept in arrays instead of Python objects, or a job with more memory.
+Cure: stop the run while that is possible, then use less memory: keep numbers instead of tensors, use fewer workers or a
+smaller `prefetch_factor`, memory-map the data or keep it in arrays instead of Python objects, or request a job with
+more memory.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""One batch is far larger than all before it.
+"""One batch is much larger than all earlier batches.
 
-What: the batches before this one fitted; this one has far more elements, and memory ran out in it. Or it is as large as
-can be: all items of the data set at once.
+What: the earlier batches fitted; this batch has many more elements, and memory ran out. Or the batch contains all items
+of the dataset at once.
 
-Why: a batch is padded to its longest item, and one item is much longer than the rest; images come at their full
-resolution; or the last batch was put together differently (the whole data set as one, say).
+Why: a batch is padded to its longest item, and one item is much longer than the rest; images have their full
+resolution; or the last batch was built differently (for example, the whole dataset as one batch).
 
-Cure: cut or leave out what is too long, sort or bucket items by length, or limit a batch by its number of tokens
+Cure: cut or leave out items that are too long, sort or bucket items by length, or limit a batch by its number of tokens
 instead of its number of items.
 """
 

@@ -1,15 +1,15 @@
-"""The host would not pin the memory that was asked for.
+"""The driver refused to pin host memory.
 
-What: `pin_memory()`, `pin_memory=True` or a DataLoader that pins its batches asked the driver for memory of the host
-that is never swapped out, so that the GPU can copy from it by itself. The driver refused: `CUDA error: out of memory`
-here speaks of the host, not of the GPU.
+What: `pin_memory()`, `pin_memory=True` or a DataLoader that pins its batches requested page-locked host memory from the
+driver, so that the GPU can copy from it directly. The driver refused: here `CUDA error: out of memory` refers to the
+host, not to the GPU.
 
-Why: pinned memory cannot be moved, and the kernel and the driver give less of it than there is. PyTorch pins the next
-power of two, keeps what it has pinned for later, and every rank on the host does so for itself. Limits of the process
-(`ulimit -v`, `ulimit -l`) and of its container count as well.
+Why: pinned memory cannot be moved, and the kernel and the driver allow less of it than there is memory. PyTorch rounds
+the size up to the next power of two, keeps pinned memory for later, and every rank on the host does the same. Limits of
+the process (`ulimit -v`, `ulimit -l`) and of its container apply as well.
 
-Cure: pin less: only what is copied next, smaller batches or a smaller `prefetch_factor`; or `pin_memory=False`, which
-only makes copies a little slower.
+Cure: pin less: only the data that is copied next, smaller batches or a smaller `prefetch_factor`; or use
+`pin_memory=False`, which only makes copies slightly slower.
 """
 
 from __future__ import annotations

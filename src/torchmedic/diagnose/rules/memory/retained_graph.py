@@ -1,14 +1,14 @@
-"""The graphs of earlier steps are still held, and fill the memory.
+"""The graphs of earlier steps are still referenced, and fill the memory.
 
 What: a tensor that is kept from an earlier step keeps its autograd graph, and the graph keeps every activation that it
-has saved. Step by step they add up until nothing is left.
+has saved. The memory fills step by step.
 
-Why: `losses.append(loss)`, `total += loss`, outputs or hidden states that are carried on, a replay buffer filled with
-results of the model, a hook that collects, a closure, an exception that is kept, gradients of
+Why: `losses.append(loss)`, `total += loss`, outputs or hidden states that are passed to the next step, a replay buffer
+filled with outputs of the model, a hook that collects tensors, a closure, an exception that is kept, gradients of
 `backward(create_graph=True)`.
 
-Cure: keep a number (`loss.item()`), or a tensor that is cut off from its graph (`.detach()`); run what needs no
-gradients under `torch.no_grad()`. Where one backward is still to go through all of them, go backward more often.
+Cure: keep a number (`loss.item()`), or a tensor without its graph (`.detach()`); use `torch.no_grad()` for code that
+needs no gradients. If one backward is meant to go through all of the graphs, call backward more often.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Another process holds the memory that is missing on this device.
 
-What: the allocation would have fitted, had not other processes taken their part of the device's memory.
+What: the allocation would have fitted without the memory that other processes hold on the device.
 
 Why: a notebook kernel that is still alive, a run that was not ended, a worker or a rank that was given the same device,
-somebody else's job.
+a job of another user.
 
 Cure: end the other process (`nvidia-smi` lists them), or choose another device with `CUDA_VISIBLE_DEVICES`.
 """

@@ -1,14 +1,14 @@
 """Shared memory (/dev/shm) is full.
 
-What: tensors go from one process to another through files in /dev/shm, which is a small file system in memory. There
-was no room for one more: a batch of a DataLoader worker, a tensor that was shared or put into a queue, a lock. The
-process was told so (No space left on device), or died of it (SIGBUS).
+What: tensors are passed between processes through files in /dev/shm, a small file system in memory. It had no space for
+another object: a batch of a DataLoader worker, a tensor that was shared or put into a queue, a lock. The process got an
+error (No space left on device), or died (SIGBUS).
 
-Why: a container has 64 MB of it unless told otherwise. Every worker keeps `prefetch_factor` batches there, and a batch
-that the loop still holds is in it too. Programs that were killed may have left their files behind.
+Why: a container has 64 MB of /dev/shm by default. Every worker keeps `prefetch_factor` batches there, and a batch that
+the loop still uses is there too. Programs that were killed may have left files behind.
 
 Cure: give the container more (`docker run --shm-size=8g` or `--ipc=host`; an `emptyDir` of medium Memory at /dev/shm in
-Kubernetes), use fewer workers, a smaller `prefetch_factor` or batch, or `num_workers=0`, which needs none of it.
+Kubernetes), use fewer workers, a smaller `prefetch_factor` or batch, or `num_workers=0`, which uses no shared memory.
 """
 
 from __future__ import annotations
