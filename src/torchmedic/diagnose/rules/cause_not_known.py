@@ -1,10 +1,10 @@
 """The cause is not known.
 
-No rule could prove, or even make likely, what ended the training. What was seen and what was ruled out is
-listed; nothing is guessed.
+No rule could prove, or even make likely, what ended the training. The diagnosis lists what was observed and what was
+ruled out; nothing is guessed.
 
-An exception of Python's own (a missing key, a file that is not there) usually says all there is to say itself.
-Otherwise, `report.json` and the black box in the run folder are the evidence to attach to a question or an issue.
+A plain Python exception (a missing key, a missing file) usually explains itself. Otherwise, attach `report.json` and
+the black box from the run folder to a question or an issue.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""CUDA was used in a process that was forked from one that had used it already.
+"""CUDA was used in a process that was forked after its parent had used CUDA.
 
-What: a forked process has the memory of its parent, but the driver does not know it: what the parent has opened on the
-GPU is of no use there. So torch refuses to use CUDA in a child that was forked after CUDA was started.
+What: a forked process has a copy of its parent's memory, but the CUDA driver does not support that copy: the GPU
+handles of the parent do not work there. torch therefore refuses to use CUDA in a child that was forked after CUDA was
+initialised.
 
-Why: a dataset, a transform or a collate function sends tensors to the GPU (`.cuda()`, `.to(device)`, `device="cuda"`)
-while the DataLoader has `num_workers`, whose processes are forked; or a `multiprocessing.Process` of the script's own
-does. On Linux `fork` is what `multiprocessing` does by default (before Python 3.14).
+Why: a dataset, a transform or a collate function moves tensors to the GPU (`.cuda()`, `.to(device)`, `device="cuda"`)
+while the DataLoader has `num_workers`, whose processes are forked; or a `multiprocessing.Process` of the script does
+so. On Linux `multiprocessing` forks by default (before Python 3.14).
 
-Cure: return CPU tensors from the dataset and send the whole batch to the GPU in the training loop, with
-`pin_memory=True` where that should be fast; or start the processes with `spawn`.
+Cure: return CPU tensors from the dataset and move the whole batch to the GPU in the training loop, with
+`pin_memory=True` for speed; or start the processes with `spawn`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""One of CUDA's own libraries, cuBLAS or cuDNN above all, refused its work.
+"""A CUDA library (most often cuBLAS or cuDNN) reported an error.
 
-What: matrix products and convolutions are done by libraries of NVIDIA's, which report a status. It tells what they
-could not do, but not why: no memory for a handle or a workspace, a size, stride or type that they do not take, a
-library of another version than torch expects.
+What: NVIDIA libraries compute matrix products and convolutions, and report a status. The status says what failed, but
+not why: no memory for a handle or a workspace, an unsupported size, stride or dtype, a library version that torch does
+not expect.
 
-Why: the memory is used up (these libraries allocate beside torch's own allocator, so their failure looks like another
+Why: the memory is used up (these libraries allocate outside the allocator of torch, so their failure looks like another
 error); a tensor with more than 2**31 elements or with unusual strides; a second copy of the library, found through
-LD_LIBRARY_PATH before torch's own. After a device-side assert or an illegal access they fail as well: then that is what
-is reported.
+LD_LIBRARY_PATH before the copy of torch. After a device-side assert or an illegal access the libraries fail as well;
+the diagnosis then reports the original fault.
 
 Cure: leave memory free (a smaller batch, no second process on the GPU), make the tensors contiguous or smaller, and let
-torch load the libraries that it came with.
+torch load its own copies of the libraries.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""CUDA was asked for where there is none.
+"""The script uses CUDA, but this process cannot use a GPU.
 
-What: a tensor or a model was sent to a GPU, or a checkpoint was loaded that was saved on one, and this process cannot
-use a GPU at all.
+What: a tensor or a model was moved to a GPU, or a checkpoint that was saved on a GPU was loaded, but this process
+cannot use a GPU at all.
 
-Why: torch is a build for the CPU; the machine has no GPU or no driver; CUDA_VISIBLE_DEVICES hides all GPUs. A
-checkpoint remembers the device of its tensors, so one from a GPU asks for a GPU when it is loaded.
+Why: torch is a CPU build; the machine has no GPU or no driver; CUDA_VISIBLE_DEVICES hides all GPUs. A checkpoint stores
+the device of its tensors, so a checkpoint from a GPU requires a GPU when it is loaded.
 
-Cure: install a build of torch for CUDA, correct CUDA_VISIBLE_DEVICES, or choose the device at run time with
-`torch.cuda.is_available()`. Load checkpoints with `map_location="cpu"`, or with the device that there is.
+Cure: install a CUDA build of torch, correct CUDA_VISIBLE_DEVICES, or choose the device at run time with
+`torch.cuda.is_available()`. Load checkpoints with `map_location="cpu"`, or with an available device.
 """
 
 from __future__ import annotations

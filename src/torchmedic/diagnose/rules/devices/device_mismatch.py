@@ -1,13 +1,13 @@
-"""An operation was given tensors that are on different devices.
+"""An operation was given tensors on different devices.
 
-What: the tensors of one operation must all be on the same device. Torch never moves them by itself, but for a single
+What: all tensors of one operation must be on the same device. torch never moves them automatically, except for a single
 number from the CPU.
 
-Why: the batch or the model was not moved; `x.to(device)` was called but its result not kept; a tensor was made in
-`forward` without `device=`; a tensor is a plain attribute of the module, or a layer sits in a plain list: `.to()` moves
-only registered parameters, buffers and submodules.
+Why: the batch or the model was not moved; the result of `x.to(device)` was not kept; a tensor was made in `forward`
+without `device=`; a tensor is a plain attribute of the module, or a layer is in a plain list: `.to()` moves only
+registered parameters, buffers and submodules.
 
-Cure: keep what `.to()` returns, make new tensors with `device=x.device`, register constants with `register_buffer` and
+Cure: keep the result of `.to()`, make new tensors with `device=x.device`, register constants with `register_buffer` and
 layers in `nn.ModuleList`.
 """
 

@@ -1,14 +1,14 @@
-"""A kernel on the GPU checked a value, found it impossible, and stopped the device.
+"""A GPU kernel found an invalid value and stopped the device.
 
-What: a kernel checks what it is given: an index against the size of its table, a label against the number of classes, a
-probability against 0 and 1. On the CPU a failed check is an exception at that line. On a GPU it ends the whole CUDA
-context, and the host learns of it at some later line, when it next waits for the device.
+What: a kernel checks its inputs: an index against the size of its table, a label against the number of classes, a
+probability against 0 and 1. On the CPU a failed check is an exception at that line. On a GPU it destroys the whole CUDA
+context, and the host is notified at some later line, when it next waits for the device.
 
-Why: the same mistakes as on the CPU (an index or label out of range, a probability that is none). Here the step could
-not be shown to fail on the CPU: the data was only ever on the device, or it depends on weights that are lost.
+Why: the same mistakes as on the CPU (an index or label out of range, an invalid probability). Here the failure could
+not be reproduced on the CPU: the data was only on the device, or it depends on weights that are lost.
 
-Cure: look at the places that are named, and check the range of the values before them (`x.max().item()`). Keep the data
-on the host until it is used, so that the next crash can be traced to the line.
+Cure: check the lines that are named, and the range of the values before them (`x.max().item()`). Keep the data on the
+host until it is used, so that the next crash can be traced to the line.
 """
 
 from __future__ import annotations

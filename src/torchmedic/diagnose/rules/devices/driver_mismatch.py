@@ -1,13 +1,14 @@
-"""The NVIDIA driver does not fit the CUDA that torch was built for, or does not fit itself.
+"""The NVIDIA driver does not fit the CUDA version of torch, or its two parts have different versions.
 
-What: torch brings the CUDA runtime along, and the machine has the driver. A driver works with the CUDA version of its
-day and older ones. The driver is in two parts, a module of the kernel and a library, which must be of one version.
+What: torch includes the CUDA runtime, and the machine has the driver. A driver supports the CUDA version of its release
+and older ones. The driver has two parts, a kernel module and a library, which must have the same version.
 
-Why: a new torch on a machine with an old driver; a driver that was updated while its old kernel module stays loaded
-until the next restart (error 803); a container whose `cuda-compat` library does not suit the GPU (error 804); a kernel
-that was compiled by a newer CUDA than the driver knows.
+Why: a new torch on a machine with an old driver; a driver that was updated while the old kernel module stays loaded
+until the next restart (error 803); a container with a `cuda-compat` library that does not support the GPU (error 804);
+a kernel that was compiled with a newer CUDA than the driver supports.
 
-Cure: update the driver, or install a build of torch for an older CUDA. After an update of the driver, restart.
+Cure: update the driver, or install a build of torch for an older CUDA version. Restart the machine after an update of
+the driver.
 """
 
 from __future__ import annotations

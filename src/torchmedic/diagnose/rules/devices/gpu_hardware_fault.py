@@ -1,13 +1,13 @@
-"""The GPU itself failed: its memory, its links, or the card as a whole.
+"""The GPU hardware failed: its memory, its links, or the whole card.
 
-What: the driver reports an error that no program can cause by itself: memory whose error correction gave up, a broken
-link between cards, a card that has fallen off the bus.
+What: the driver reports an error that a program cannot cause by itself: memory with uncorrectable errors, a broken link
+between GPUs, a GPU that has fallen off the bus.
 
-Why: failing memory cells, overheating, a power supply or a slot that does not hold, a driver that lost the card. A run
-that is started again may work for a while; the fault tends to come back.
+Why: failing memory cells, overheating, a faulty power supply or slot, a driver that lost the GPU. A restarted run may
+work for a while; the fault tends to return.
 
-Cure: look at the health of the card (`nvidia-smi -q`, the Xid in the kernel's log), reset it or take it out of
-service, and go on from a checkpoint on another one.
+Cure: check the health of the GPU (`nvidia-smi -q`, the Xid in the kernel log), reset it or take it out of service, and
+continue from a checkpoint on another GPU.
 """
 
 from __future__ import annotations

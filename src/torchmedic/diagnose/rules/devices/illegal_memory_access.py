@@ -1,14 +1,15 @@
-"""A kernel read or wrote memory that is not its own.
+"""A GPU kernel read or wrote an invalid memory address.
 
-What: a kernel used an address outside of the memory that it was given, one that is not aligned, or code that it cannot
-run. The device stops, the CUDA context is lost, and the host learns of it at some later line.
+What: a kernel used an address outside its memory, an unaligned address, or code that the device cannot run. The device
+stops, the CUDA context is lost, and the host is notified at some later line.
 
-Why: almost always a kernel that is not torch's own: a custom CUDA or Triton kernel whose index runs past the end of a
-tensor, that is launched with too many threads, given a tensor of another dtype or layout (not contiguous), or one that
-was freed while the kernel was still running on another stream. Now and then a bug in a library, or failing hardware.
+Why: almost always a kernel that is not part of torch: a custom CUDA or Triton kernel whose index runs past the end of a
+tensor, that is launched with too many threads, that is given a tensor with another dtype or layout (not contiguous), or
+a tensor that was freed while the kernel was still running on another stream. Occasionally a bug in a library, or
+failing hardware.
 
-Cure: look at the kernels between the two places that are named. Check their bounds and strides; `compute-sanitizer
-python train.py` names the thread and the address.
+Cure: check the kernels between the two lines that are named. Check their bounds and strides; `compute-sanitizer python
+train.py` names the thread and the address.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""An index points outside the table that it is looked up in.
+"""An index is outside the range of the table.
 
-What: an embedding, `index_select`, `gather`, `one_hot` or `x[index]` picks rows by number. A table of N rows has the
-rows 0 to N - 1 (indexing with brackets also takes -N to -1).
+What: an embedding, `index_select`, `gather`, `one_hot` or `x[index]` selects rows by number. A table of N rows has the
+rows 0 to N - 1 (indexing with brackets also accepts -N to -1).
 
-Why: a token that the vocabulary was not counted for, a sequence longer than the position table, an id that counts from
-1, -1 used as padding, or an index made for another tensor. On a GPU the same mistake kills the CUDA context and is
-reported somewhere else.
+Why: a token that is not in the vocabulary, a sequence longer than the position table, an id that starts at 1, -1 used
+as padding, or an index made for another tensor. On a GPU the same mistake destroys the CUDA context and is reported at
+another line.
 
 Cure: build the table for the highest index plus one, cut the sequence, or correct the index where it is made.
 """

@@ -1,11 +1,11 @@
-"""A GPU was asked for by a number that no GPU has.
+"""The script uses a GPU number that does not exist.
 
-What: the GPUs that a process can see are numbered from 0. `cuda:1` is the second one; where there is only one, it does
+What: the visible GPUs of a process are numbered from 0. `cuda:1` is the second GPU; on a machine with one GPU it does
 not exist.
 
-Why: the script was written for a machine with more GPUs; more processes were started than there are GPUs, and each asks
-for the one of its LOCAL_RANK; CUDA_VISIBLE_DEVICES shows only some, which are numbered from 0 all the same; a
-checkpoint was saved on a GPU with a higher number.
+Why: the script was written for a machine with more GPUs; more processes were started than there are GPUs, and each uses
+the GPU of its LOCAL_RANK; CUDA_VISIBLE_DEVICES shows only some GPUs, which are still numbered from 0; a checkpoint was
+saved on a GPU with a higher number.
 
 Cure: use `cuda:0` or `cuda`, start as many processes as there are GPUs, and load checkpoints with `map_location`.
 """

@@ -1,11 +1,11 @@
-"""A label names a class that the scores do not have.
+"""A label is outside the range of classes of the scores.
 
-What: a classification loss picks, for each sample, the score of the class that its label names. With C classes the
-labels run from 0 to C - 1; anything else (but for `ignore_index`) has no score.
+What: for each sample, a classification loss selects the score of the class that the label names. With C classes the
+labels are 0 to C - 1; any other label (except `ignore_index`) has no score.
 
-Why: labels that count from 1, a class that the last layer was not built for, a marker such as 255 or -1 for "do not
-count this one" that the loss was not told of, or a damaged entry in the data. On a GPU the same mistake kills the CUDA
-context and is reported somewhere else.
+Why: labels that start at 1, a class that the last layer was not built for, a marker such as 255 or -1 for "ignore" that
+was not passed to the loss, or a damaged entry in the data. On a GPU the same mistake destroys the CUDA context and is
+reported at another line.
 
 Cure: correct the label, build the last layer for one more class, or pass the marker as `ignore_index`.
 """

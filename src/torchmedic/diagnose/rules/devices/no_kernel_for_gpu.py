@@ -1,12 +1,12 @@
-"""The code that was to run has not been compiled for this GPU.
+"""The code was not compiled for this GPU.
 
-What: a GPU runs code that was compiled for its compute capability, or an intermediate form (PTX) of an older one, which
-the driver compiles. A build of torch, or of an extension, holds code for a list of capabilities.
+What: a GPU runs code that was compiled for its compute capability, or an intermediate form (PTX) for an older
+capability, which the driver compiles. A build of torch, or of an extension, contains code for a list of capabilities.
 
-Why: the GPU is older than the oldest, or newer than the newest one that the build was made for; or an extension was
-compiled on another machine with TORCH_CUDA_ARCH_LIST set for that machine's GPU.
+Why: the GPU is older than the oldest, or newer than the newest capability of the build; or an extension was compiled on
+another machine with TORCH_CUDA_ARCH_LIST set for the GPU of that machine.
 
-Cure: install a build of torch that lists this GPU, or compile the extension for its capability.
+Cure: install a build of torch that supports this GPU, or compile the extension for its compute capability.
 """
 
 from __future__ import annotations

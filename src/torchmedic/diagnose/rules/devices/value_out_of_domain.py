@@ -1,14 +1,14 @@
-"""A loss or a distribution was given a value for which it has no meaning.
+"""A loss or a distribution was given a value outside its domain.
 
-What: binary cross entropy takes probabilities between 0 and 1, a sampler takes probabilities that are not negative, a
-normal distribution a spread above 0, a distribution values inside its support. Outside of that the formula has no
-value, so torch refuses.
+What: binary cross entropy needs probabilities between 0 and 1, a sampler needs probabilities that are not negative, a
+normal distribution needs a scale above 0, a distribution needs values inside its support. Outside this domain the
+formula is not defined, so torch raises an error.
 
-Why: raw scores were passed where probabilities are expected (the sigmoid or softmax is missing), a scale comes straight
-out of a layer and is free to be negative, or the values have been NaN since an earlier line.
+Why: raw scores were passed instead of probabilities (the sigmoid or softmax is missing), a scale is the direct output
+of a layer and can be negative, or the values have been NaN since an earlier line.
 
-Cure: pass scores to the variant that takes scores (`binary_cross_entropy_with_logits`, `logits=`), or bring the value
-into its domain first (`softplus` or `exp` for a scale).
+Cure: pass scores to the variant that takes scores (`binary_cross_entropy_with_logits`, `logits=`), or transform the
+value into the domain first (`softplus` or `exp` for a scale).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Native code gave up and ended the process.
+"""Native code called `abort()` and ended the process.
 
-What: compiled code called `abort()` (SIGABRT). It does so when it finds a state that it cannot go on with: a C++
-exception that nobody catches (`terminate called ...`), a heap that was written over (`free(): invalid pointer`,
-`double free`), a failed assertion, an error of Python's own interpreter. Its reason is printed above, by itself.
+What: compiled code called `abort()` (SIGABRT), because it found a state in which it cannot continue: an uncaught C++
+exception (`terminate called ...`), a corrupted heap (`free(): invalid pointer`, `double free`), a failed assertion, an
+error of the Python interpreter. The code prints its reason before the end.
 
 Why: most often an extension that was built for another version of torch or linked against another C++ library, an
-out-of-range write of native code some time before, or an error in a thread where no exception can be raised.
+earlier out-of-range write of native code, or an error in a thread where no exception can be raised.
 
-Cure: read the last line that was printed before the end; it names the check that failed. Then look at what the marked
-line calls into.
+Cure: read the last line that was printed before the end; it names the check that failed. Then check the native function
+that the marked line calls.
 """
 
 from __future__ import annotations

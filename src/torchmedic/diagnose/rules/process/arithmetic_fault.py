@@ -1,11 +1,11 @@
 """Native code divided an integer by zero.
 
 What: compiled code did an integer division that has no result, and the processor stopped it (SIGFPE). In spite of its
-name the signal has nothing to do with floating point: NaN and infinity never raise it.
+name, the signal has nothing to do with floating point: NaN and infinity never raise it.
 
 Why: an extension divides by a size, stride or count that is zero here, for example because a batch is empty.
 
-Cure: look at the sizes that the marked line hands to native code, and keep empty ones away from it.
+Cure: check the sizes that the marked line passes to native code, and do not pass empty tensors.
 """
 
 from __future__ import annotations

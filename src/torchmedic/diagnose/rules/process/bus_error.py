@@ -1,12 +1,12 @@
-"""A page of a mapped file or of shared memory could not be had.
+"""The kernel could not provide a page of a mapped file or of shared memory.
 
-What: the process used memory that is backed by a file, and the kernel could not give it the page (SIGBUS).
+What: the process accessed memory that is backed by a file, and the kernel could not provide the page (SIGBUS).
 
-Why: a file that is mapped into memory (`np.memmap`, `torch.load(mmap=True)`, safetensors) was cut short or replaced
-while it was in use, or lies on a disk or network drive that failed. Or /dev/shm was full for a moment (TM415, where
-that was seen).
+Why: a file that is mapped into memory (`np.memmap`, `torch.load(mmap=True)`, safetensors) was truncated or replaced
+while it was in use, or is on a disk or network drive that failed. Or /dev/shm was full for a moment (TM415, if that was
+observed).
 
-Cure: never rewrite a mapped file in place: write a new one and rename it. Give the container more shared memory
+Cure: never rewrite a mapped file in place: write a new file and rename it. Give the container more shared memory
 (`docker run --shm-size=8g` or `--ipc=host`), if it has little.
 """
 

@@ -1,12 +1,12 @@
 """The dataset, its transform or the collate function raised an exception.
 
-What: reading an item or making a batch of items failed in the user's own code, in a DataLoader worker or in the main
-process. The traceback of the main process ends in the training loop; the line to look at is the dataset's.
+What: reading an item or making a batch of items failed in user code, in a DataLoader worker or in the main process. The
+traceback of the main process ends in the training loop; the line to check is in the dataset.
 
 Why: one damaged or unusual item (a missing file or key, an empty text, another number of channels), an index beyond the
 end, or a mistake in `__getitem__`, in a transform or in `collate_fn`.
 
-Cure: call `dataset[index]` with the index named here: it fails the same way, without a DataLoader around it.
+Cure: call `dataset[index]` with the reported index: the call fails in the same way, without a DataLoader around it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A file could not be written because its file system is full.
 
-What: the file system had no room for what this line writes: no free bytes, no free inodes, or the quota or the size
-limit of a file was reached. What had been written so far is an incomplete file.
+What: the file system had no space for the data that this line writes: no free bytes, no free inodes, or the quota or
+the size limit of a file was reached. The file written so far is incomplete.
 
 Why: checkpoints that are never deleted, a log or a cache that grows with every step, a small /tmp or container layer.
 
-Cure: make room, or write elsewhere. Save to a temporary name and rename it when it is whole, so that a full disk never
-costs the last good checkpoint, and keep only the newest few.
+Cure: free space, or write to another file system. Save to a temporary name and rename the file when it is complete, so
+that a full disk never destroys the last good checkpoint, and keep only the newest few.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The processor does not know an instruction of a compiled library.
+"""The processor does not support an instruction of a compiled library.
 
 What: compiled code reached an instruction that this processor cannot execute (SIGILL).
 
 Why: a wheel or an extension was built for a newer processor (AVX2, AVX-512, AMX) than this one, often because it was
-compiled with `-march=native` on another machine of the cluster, or a virtual machine hides what its host could do.
-More rarely native code ran into a deliberate trap after a failed check.
+compiled with `-march=native` on another machine of the cluster, or a virtual machine hides features of its host. More
+rarely native code reached a deliberate trap after a failed check.
 
 Cure: install a build for this processor, or build the extension on the machine that runs it.
 """

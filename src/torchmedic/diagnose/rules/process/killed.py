@@ -1,14 +1,14 @@
-"""Something outside killed the process, and nothing says who.
+"""The process was killed from outside, and the sender is not known.
 
-What: the process was ended by SIGKILL. It cannot be caught, and Linux keeps no record of the sender. The line is where
-training was last seen.
+What: the process was ended by SIGKILL. SIGKILL cannot be caught, and Linux does not record the sender. The line is the
+last known line of the training.
 
-Why: somebody or something sent it: `kill -9`, a scheduler whose time or memory limit was reached, a container that was
-stopped, a watchdog. The kernel's OOM killer sends it too, but leaves a count in the cgroup and a line in its log; what
-could be seen of both is listed.
+Why: a person or a program sent the signal: `kill -9`, a scheduler whose time or memory limit was reached, a container
+that was stopped, a watchdog. The kernel's OOM killer also sends SIGKILL, but it leaves a count in the cgroup and a line
+in the kernel log; the diagnosis lists what could be read of both.
 
-Cure: ask the scheduler first (`sacct -j JOB -o State,MaxRSS`, `kubectl describe pod`, `docker inspect`), then the
-kernel's log (`dmesg`, as root).
+Cure: ask the scheduler first (`sacct -j JOB -o State,MaxRSS`, `kubectl describe pod`, `docker inspect`), then read the
+kernel log (`dmesg`, as root).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The kernel killed the process because the memory of the host ran out.
+"""The kernel killed the process because host memory ran out.
 
-What: the memory of the machine was exhausted, and the kernel ended this process (SIGKILL by the OOM killer). Such an
-end cannot be caught, so the script could say nothing. The line is the one that fills what held most, else where
-training was last seen. If it was the limit of a container or job that ran out, that is TM417.
+What: the memory of the machine was exhausted, and the kernel ended this process (SIGKILL by the OOM killer). SIGKILL
+cannot be caught, so the script printed no message. The line shown is the one that fills the largest holder, otherwise
+the last known line of the training. If the limit of a container or job was reached, the code is TM417.
 
-Why: memory of the host, not of the GPU. Tensors that are kept over steps (a loss added up without `.item()`, outputs
-collected in a list), a dataset that is copied by every DataLoader worker, batches that wait in a prefetch queue; or
-other programs on this machine.
+Why: host memory, not GPU memory. Tensors that are kept over steps (a loss added up without `.item()`, outputs collected
+in a list), a dataset that every DataLoader worker copies, batches that wait in a prefetch queue; or other programs on
+this machine.
 
-Cure: keep numbers instead of tensors that hold a graph, use fewer workers or a smaller `prefetch_factor`, map the data
-instead of loading it, or use a machine with more memory.
+Cure: keep numbers instead of tensors that hold a graph, use fewer workers or a smaller `prefetch_factor`, memory-map
+the data instead of loading it, or use a machine with more memory.
 """
 
 from __future__ import annotations

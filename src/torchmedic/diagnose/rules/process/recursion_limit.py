@@ -1,12 +1,13 @@
-"""A function or module calls itself without end.
+"""A function or module calls itself endlessly.
 
-What: Python stops a chain of calls that is deeper than its limit (1000 unless changed).
+What: Python stops a chain of calls that is deeper than its limit (1000 by default).
 
 Why: a `forward` that calls the module itself instead of one of its layers, two functions that call each other, a
-`__getattr__` that asks for an attribute which only `__getattr__` can answer, or a module that has its own parent as a
-child: everything that walks over modules (`.to()`, `.train()`, `.parameters()`) then walks in a circle.
+`__getattr__` that reads an attribute which only `__getattr__` provides, or a module that has its own parent as a child:
+every function that visits all modules (`.to()`, `.train()`, `.parameters()`) then runs in a circle.
 
-Cure: break the circle at the line shown. A parent is kept out of the modules with a plain function or a weak reference.
+Cure: break the circle at the line shown. Store a parent in a way that does not register it as a module: with a plain
+function or a weak reference.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Native code touched memory that is not its own.
+"""Native code accessed invalid memory.
 
-What: the processor refused an access of compiled code, and the kernel ended the process (SIGSEGV). Python could raise
-no exception; the line is from a dump that was written at that instant.
+What: the processor rejected a memory access of compiled code, and the kernel ended the process (SIGSEGV). Python could
+not raise an exception; the line is from a dump that was written at that moment.
 
 Why: a compiled extension that was built for another version of Python or torch, a wrong pointer or type given to
-ctypes, an index that a kernel does not check, a recursion so deep that the stack of C overflows, or an object that
-one thread freed under another.
+ctypes, an index that a kernel does not check, a recursion so deep that the C stack overflows, or an object that one
+thread freed while another thread used it.
 
-Cure: look at the line and at what it calls into. Rebuild or update the extension, check what is handed to it, and
-bound the recursion. A native debugger shows the function: `gdb -ex run -ex bt --args python train.py`.
+Cure: check the line and the function that it calls. Rebuild or update the extension, check the arguments, and limit the
+recursion. A native debugger shows the function: `gdb -ex run -ex bt --args python train.py`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The samples of a batch differ in shape, so they cannot be stacked.
 
-What: the DataLoader makes a batch by stacking samples, which needs every one of them to have the same shape, the same
-keys and the same number of parts.
+What: the DataLoader makes a batch by stacking samples. All samples must have the same shape, the same keys and the same
+number of parts.
 
 Why: images of different sizes, texts or series of different lengths, a field that some items lack.
 
-Cure: bring every sample to one size in `__getitem__` (resize, crop, pad), or pad in a `collate_fn` of your own.
+Cure: bring every sample to one size in `__getitem__` (resize, crop, pad), or pad in a custom `collate_fn`.
 """
 
 from __future__ import annotations

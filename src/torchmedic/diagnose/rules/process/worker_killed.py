@@ -1,12 +1,12 @@
-"""A DataLoader worker ended and left no exception.
+"""A DataLoader worker ended without an exception.
 
-What: a worker process was gone when the main process waited for its batch. There is no Python exception of its own to
-show: it called `exit`, or a signal ended it.
+What: a worker process ended before it delivered its batch to the main process. It raised no Python exception: it called
+`exit`, or a signal ended it.
 
-Why: `sys.exit` or `os._exit` in the dataset or in a library that it calls, a native library that ends the process when
-it fails, or somebody who killed it. The items that the worker was reading are named where the sampler gave them.
+Why: `sys.exit` or `os._exit` in the dataset or in a library, a native library that ends the process when it fails, or a
+kill from outside. The diagnosis names the items that the worker was reading, if the sampler provides them.
 
-Cure: read these items in the main process (`num_workers=0`), where the end of the process can be followed.
+Cure: read these items in the main process (`num_workers=0`), where a debugger can follow the end of the process.
 """
 
 from __future__ import annotations
