@@ -1,12 +1,13 @@
-"""The model ends in a softmax or sigmoid, and the loss applies it once more.
+"""The model ends in a softmax or sigmoid, and the loss applies it again.
 
-What: `cross_entropy` was given the result of a softmax, or `binary_cross_entropy_with_logits` that of a sigmoid.
+What: `cross_entropy` was given the result of a softmax, or `binary_cross_entropy_with_logits` the result of a sigmoid.
 
-Why: both losses take *scores* and apply the activation themselves. Given probabilities, which lie between 0 and 1,
-the second activation flattens them: with ten classes the highest probability that is left is 0.23. The loss cannot
-come near 0, gradients are small, and training is slow or stands still, without any error.
+Why: both losses take *scores* and apply the activation themselves. Probabilities are between 0 and 1, and the second
+activation flattens them: with ten classes the highest possible probability is 0.23. The loss cannot approach 0,
+gradients are small, and training is slow or makes no progress, without any error.
 
-Cure: let the model return scores, without the activation. Apply it where probabilities are needed, when predicting.
+Cure: let the model return scores, without the activation. Apply the activation only where probabilities are needed,
+when predicting.
 """
 
 from __future__ import annotations

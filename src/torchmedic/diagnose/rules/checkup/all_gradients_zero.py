@@ -1,14 +1,14 @@
-"""Every gradient is exactly 0, because each way from the loss to the weights leads through a gate that is shut.
+"""Every gradient is exactly 0, because each path from the loss to the weights contains an operation that blocks it.
 
-What: backward ran and every gradient is 0. On each way back lies an operation that lets no gradient pass: a clamp
-whose bound is active for all values, a ReLU that gives 0 everywhere, a sigmoid or tanh that is saturated, or `round`,
-`floor` and `sign`, whose derivative is 0 wherever there is one.
+What: backward ran and every gradient is 0. Each path back contains an operation that passes no gradient: a clamp whose
+bound is active for all values, a ReLU that returns 0 everywhere, a saturated sigmoid or tanh, or `round`, `floor` and
+`sign`, whose derivative is 0 almost everywhere.
 
-Why: where a clamp holds a value at its bound, a small change of the value changes nothing, so its derivative is 0.
-The optimizer then has nothing to go by, and nothing learns. No error is raised.
+Why: if a clamp holds a value at its bound, a small change of the value has no effect, so its derivative is 0. The
+optimizer has no gradient to use, and nothing learns. No error is raised.
 
-Cure: bring the values into the range in which the operation answers to them: other bounds, a smaller scale, another
-initialisation; a smooth function (`softplus` for a clamp or ReLU at 0); a straight-through estimate for `round`.
+Cure: bring the values into the range in which the operation has a derivative: other bounds, a smaller scale, another
+initialisation; a smooth function (`softplus` for a clamp or ReLU at 0); a straight-through estimator for `round`.
 """
 
 from __future__ import annotations

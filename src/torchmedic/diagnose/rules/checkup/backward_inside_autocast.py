@@ -1,9 +1,9 @@
 """`backward()` is called while autocast is on.
 
-What: backward runs every operation in the precision that its forward operation had, so autocast is of no use there,
-and torch advises against it. It does no harm in most models.
+What: backward runs every operation in the precision of its forward operation, so autocast has no effect there, and
+torch advises against it. In most models it does no harm.
 
-Why: the `with torch.autocast(...)` block goes on for too long.
+Why: the `with torch.autocast(...)` block includes the backward call.
 
 Cure: end the block after the loss.
 """

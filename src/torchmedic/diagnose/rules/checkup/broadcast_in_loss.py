@@ -1,10 +1,10 @@
 """The prediction and the target of a loss have shapes that broadcast to a table of all pairs.
 
-What: a prediction of shape (N, 1) met a target of shape (N,). Both are stretched to (N, N), so that every prediction
-is compared with every target, not with its own.
+What: a prediction of shape (N, 1) was combined with a target of shape (N,). Both are broadcast to (N, N), so every
+prediction is compared with every target, not only with its own.
 
-Why: broadcasting lines shapes up from the right. A column and a row fit, and make a table. The loss is a plausible
-number, and what it teaches the model is the mean of the targets.
+Why: broadcasting aligns shapes from the right. A column and a row are compatible, and make a table. The loss is a
+plausible number, and the model learns the mean of the targets.
 
 Cure: give both the same shape: `prediction.squeeze(1)`, or `target.unsqueeze(1)`.
 """

@@ -1,14 +1,14 @@
-"""A ReLU gives 0 for every unit and every sample, step after step: what lies before it learns nothing.
+"""A ReLU returns 0 for every unit and every sample in several steps, so the layers before it do not learn.
 
-What: in each of the steps that were looked at, all values of this ReLU were 0 for the whole batch.
+What: in each of the checked steps, all values of this ReLU were 0 for the whole batch.
 
-Why: a ReLU that gives 0 has the derivative 0. If all its inputs are negative, no gradient comes to the layers before
-it, so their weights stay as they are, and the inputs stay negative. The usual causes are a large negative bias,
-inputs that are not normalised, a learning rate that was far too high in one step, or a ReLU after an operation that
-gives no positive value.
+Why: where a ReLU returns 0, its derivative is 0. If all its inputs are negative, no gradient reaches the layers before
+it, so their weights do not change, and the inputs stay negative. Common causes are a large negative bias, inputs that
+are not normalised, a learning rate that was far too high in one step, or a ReLU after an operation that never returns a
+positive value.
 
-Cure: check the initialisation and the scale of the inputs; put a normalisation before the ReLU; or use a function
-that does not shut, such as `leaky_relu` or `gelu`.
+Cure: check the initialisation and the scale of the inputs; put a normalisation before the ReLU; or use a function with
+a gradient for negative inputs, such as `leaky_relu` or `gelu`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The first loss is far worse than that of a model that takes all classes to be equally likely.
+"""The first loss is much higher than the loss of a model that gives all classes the same probability.
 
-What: cross entropy over C classes is log C where all are equally likely, whatever the labels are. A model that has not
-learned anything should be about there. Far above, it is very sure of what it cannot know, and the first hundreds of
-steps are spent on unlearning that.
+What: cross entropy over C classes is log C if all classes are equally likely, for all labels. An untrained model should
+have about this loss. A much higher loss means that the model is very confident without a reason, and the first hundreds
+of steps are needed to undo that.
 
 Why: the data is not scaled, such as pixels from 0 to 255.
 
-Cure: scale the data to about -1 to 1, or subtract the mean and divide by the deviation.
+Cure: scale the data to about -1 to 1, or subtract the mean and divide by the standard deviation.
 """
 
 from __future__ import annotations

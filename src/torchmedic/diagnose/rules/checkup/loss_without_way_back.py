@@ -1,15 +1,14 @@
-"""Backward is called on a loss that was made by hand, so nothing reaches the weights.
+"""`backward()` is called on a loss without a graph, so no gradient reaches the weights.
 
-What: the loss has no graph. It was built anew from numbers (`torch.tensor(loss.item(), requires_grad=True)`), or it
-had lost its graph and was told to require a gradient. Its backward fills in the gradient of that one number and ends.
+What: the loss has no graph. It was built from numbers (`torch.tensor(loss.item(), requires_grad=True)`), or it had lost
+its graph and `requires_grad` was set on it. Its backward writes the gradient of that one number and ends.
 
-Why: `requires_grad_()` and `requires_grad=True` make a tensor a *leaf*, a new beginning. They do not connect it to
-what it was computed from. torch raises an error for a loss without a graph; this silences the error and not its
-cause.
+Why: `requires_grad_()` and `requires_grad=True` make a tensor a *leaf*, a new starting point. They do not connect it to
+the tensors it was computed from. torch raises an error for a loss without a graph; setting `requires_grad` hides the
+error and not its cause.
 
-Cure: call backward on the result of the computation itself. Numbers that are only to be shown are taken out of it
-with `item()`, beside it. If the loss has no graph, find what cut it: torch says so as soon as `requires_grad_()` is
-taken away.
+Cure: call backward on the result of the computation itself. Use `item()` separately for numbers that are only printed.
+If the loss has no graph, find the line that cut it: torch raises an error as soon as `requires_grad_()` is removed.
 """
 
 from __future__ import annotations

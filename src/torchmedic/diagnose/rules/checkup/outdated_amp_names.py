@@ -1,10 +1,10 @@
-"""Mixed precision is used by its old names.
+"""The script uses deprecated names for mixed precision.
 
-What: `torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler` still work, and warn that they will be taken away.
+What: `torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler` still work, but warn that they will be removed.
 
-Why: they were for CUDA only, before there were others.
+Why: the old names supported only CUDA; the new names support other devices too.
 
-Cure: `torch.autocast("cuda", ...)` or `torch.amp.autocast("cuda", ...)`, and `torch.amp.GradScaler("cuda")`.
+Cure: use `torch.autocast("cuda", ...)` or `torch.amp.autocast("cuda", ...)`, and `torch.amp.GradScaler("cuda")`.
 """
 
 from __future__ import annotations

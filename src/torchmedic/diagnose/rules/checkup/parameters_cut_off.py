@@ -1,14 +1,14 @@
-"""An optimizer holds parameters that the loss never reaches: what they compute is cut off from it.
+"""An optimizer holds parameters whose result is cut off from the loss.
 
-What: these parameters require a gradient, are used in the forward pass, and had none in any step. What they compute
-leaves the graph on its way to the loss: by `detach()`, `.data`, `numpy()`, `tolist()` or `argmax()`.
+What: these parameters require a gradient and are used in the forward pass, but had no gradient in any step. Their
+result leaves the graph before it reaches the loss: by `detach()`, `.data`, `numpy()`, `tolist()` or `argmax()`.
 
-Why: autograd goes back only through what it has recorded. Behind a cut nothing gets a gradient; the optimizer passes
-over such parameters without a word, and they keep the values with which they began. The rest of the model may well
-learn, so that the loss falls all the same.
+Why: autograd follows only the operations that it has recorded. Parameters before a cut get no gradient; the optimizer
+skips them silently, and they keep their initial values. The rest of the model may still learn, so the loss falls all
+the same.
 
-Cure: take the cut away, if these parameters are to learn. If they are not, say so where it can be seen: freeze them
-with `requires_grad_(False)` and leave them out of the optimizer.
+Cure: remove the cut, if these parameters should learn. If they should not, make that explicit: freeze them with
+`requires_grad_(False)` and do not give them to the optimizer.
 """
 
 from __future__ import annotations

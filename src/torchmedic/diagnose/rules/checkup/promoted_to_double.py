@@ -1,12 +1,14 @@
-"""A good part of the step is computed in float64, because something of float64 slipped in.
+"""A considerable part of the step is computed in float64, because a float64 tensor entered the computation.
 
-What: the weights are float32, but from one operation on the graph is float64: slower on every device, and very much so
-on most GPUs, with twice the memory. The gradients are rounded to float32 at the end, so nothing is won.
+What: the weights are float32, but from one operation on the graph is float64. float64 is slower on every device, much
+slower on most GPUs, and takes twice the memory. The gradients are rounded to float32 at the end, so there is no
+benefit.
 
 Why: NumPy computes in float64, and `torch.from_numpy` and `torch.tensor` keep that. An operation of a float32 and a
 float64 tensor gives float64.
 
-Cure: make the data float32 where it enters: `torch.from_numpy(a).float()`, `torch.tensor(a, dtype=torch.float32)`.
+Cure: convert the data to float32 where it enters: `torch.from_numpy(a).float()`, `torch.tensor(a,
+dtype=torch.float32)`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The model ends in an activation that cannot give the values of the targets.
+"""The model ends in an activation whose range does not include the targets.
 
-What: the output of a ReLU, sigmoid, tanh or softmax went into a regression loss, and a good part of the targets lies
-outside of what that activation can give; or a ReLU cut off all negative scores before
-`binary_cross_entropy_with_logits`, so that no probability below one half can be predicted.
+What: the output of a ReLU, sigmoid, tanh or softmax was passed to a regression loss, and many targets are outside the
+range of that activation; or a ReLU removed all negative scores before `binary_cross_entropy_with_logits`, so no
+probability below one half can be predicted.
 
-Why: a ReLU gives nothing below 0, a sigmoid nothing outside of 0 to 1. Where the target lies beyond, the output is
-pushed against the end of the range, the gradient there is 0 or vanishes, and the error stays.
+Why: the output of a ReLU is never below 0, the output of a sigmoid is between 0 and 1. If the target is outside this
+range, training pushes the output to the end of the range, the gradient there is 0 or vanishes, and the error remains.
 
-Cure: end the model with the linear layer. Or bring the targets into the range of the activation.
+Cure: end the model with the linear layer. Or scale the targets to the range of the activation.
 """
 
 from __future__ import annotations

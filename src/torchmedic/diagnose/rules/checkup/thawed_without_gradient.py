@@ -1,11 +1,11 @@
-"""Parameters that are to be trained from some step on never get a gradient.
+"""Parameters that were unfrozen during training never get a gradient.
 
-What: they were thawed (`requires_grad = True`), or given to an optimizer, in the middle of the training. Since then no
-backward has reached them, so they stay as they were.
+What: the parameters were unfrozen (`requires_grad = True`), or given to an optimizer, in the middle of the training.
+Since then no backward has reached them, so they do not change.
 
-Why: the part of the model that was frozen is still called under `torch.no_grad()`, as was right before.
+Why: the part of the model that was frozen still runs under `torch.no_grad()`, which was correct before.
 
-Cure: call it with gradients from then on: `with torch.set_grad_enabled(self.trains_body):`.
+Cure: run this part with gradients from then on: `with torch.set_grad_enabled(self.trains_body):`.
 """
 
 from __future__ import annotations

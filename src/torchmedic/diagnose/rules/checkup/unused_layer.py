@@ -1,13 +1,12 @@
-"""An optimizer holds the parameters of a layer that nothing uses, or whose result nobody reads.
+"""An optimizer holds the parameters of a layer that no code uses, or whose result no code reads.
 
 What: a layer is built and registered, its parameters are in the optimizer, and they never get a gradient. Either no
-line of the script's own code names it again, or the line that calls it puts the result into a variable that is never
-read.
+line of the script uses it again, or the line that calls it assigns the result to a variable that is never read.
 
-Why: often a later line was given the wrong variable (`self.head(hidden)` for `self.head(mixed)`), or a layer was left
-over when the forward pass was rewritten. The loss does not depend on it, so it cannot learn, and nothing is raised.
+Why: often a later line uses the wrong variable (`self.head(hidden)` for `self.head(mixed)`), or a layer was left over
+when the forward pass was rewritten. The loss does not depend on the layer, so it cannot learn, and no error is raised.
 
-Cure: use its result, or remove the layer.
+Cure: use the result of the layer, or remove the layer.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The training data comes class by class: a batch holds one class only.
+"""The training data is sorted by class: a batch contains only one class.
 
 What: the dataset is sorted by its labels and is read in order. For many steps in a row the model sees one class and
 forgets the others, and batch normalisation learns the statistics of one class at a time.
 
 Why: `shuffle=True` is missing on the DataLoader of the training set.
 
-Cure: `DataLoader(dataset, shuffle=True)`, or a sampler that mixes the classes.
+Cure: use `DataLoader(dataset, shuffle=True)`, or a sampler that mixes the classes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gradients are clipped while they are still multiplied by the scale of GradScaler.
 
 What: after `scaler.scale(loss).backward()` all gradients are larger by the scale, often 65536 times. Clipping them to a
-norm of, say, 1.0 then means clipping the real gradients to 1/65536: every update becomes tiny, and the more so the
-larger the scale grows.
+norm of 1.0, for example, then clips the real gradients to 1/65536: every update is very small, and becomes smaller as
+the scale grows.
 
 Why: `clip_grad_norm_` is called before `scaler.unscale_(optimizer)`; `scaler.step` divides only afterwards.
 

@@ -1,12 +1,12 @@
-"""Dropout is on although the model is in evaluation mode.
+"""Dropout is active although the model is in evaluation mode.
 
 What: `F.dropout(x, p)` and `scaled_dot_product_attention(..., dropout_p=p)` do not know the mode of the model. Unless
-they are told, they drop values in validation and in use too: figures are worse than they need be and differ from call
-to call.
+the mode is passed to them, they also drop values in validation and inference: the metrics are worse than necessary and
+differ from call to call.
 
-Why: `model.eval()` switches layers such as `nn.Dropout`, not functions.
+Why: `model.eval()` changes layers such as `nn.Dropout`, not functions.
 
-Cure: `F.dropout(x, p, training=self.training)`, `dropout_p=p if self.training else 0.0`, or `nn.Dropout`.
+Cure: use `F.dropout(x, p, training=self.training)`, `dropout_p=p if self.training else 0.0`, or `nn.Dropout`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""`torch.cuda.empty_cache()` is called in every step, and takes a good part of it.
+"""`torch.cuda.empty_cache()` is called in every step, and takes a considerable part of it.
 
-What: the call gives all cached memory back to the driver, and the next step has to ask for it again. Both are slow, and
-the driver waits for the device each time. It frees nothing that is in use, so that it cures no lack of memory.
+What: the call returns all cached memory to the driver, and the next step has to request it again. Both are slow, and
+the driver waits for the device each time. The call does not free memory that is in use, so it does not cure a lack of
+memory.
 
-Why: it was added against running out of memory, where it hardly ever helps.
+Why: the call was added to avoid out-of-memory errors, but it rarely helps.
 
-Cure: leave it out. Where fragmentation is the trouble, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+Cure: remove the call. If fragmentation is the problem, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
 """
 
 from __future__ import annotations

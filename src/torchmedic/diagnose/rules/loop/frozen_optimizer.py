@@ -1,11 +1,11 @@
 """All parameters of the optimizer are frozen: the weights never change.
 
-What: `requires_grad` is off for everything that the optimizer holds. They get no gradient, and `step()` does nothing.
+What: `requires_grad` is off for all parameters of the optimizer. They get no gradient, and `step()` does nothing.
 
-Why: the parameters were frozen after, or before, they were given to the optimizer, and those that are left to train
-were not given to any.
+Why: the parameters were frozen after, or before, they were given to the optimizer, and the trainable parameters were
+not given to any optimizer.
 
-Cure: freeze what shall stay as it is, and give the optimizer the rest.
+Cure: freeze the parameters that should not change, and give the optimizer the others.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The gradients are cleared between `backward()` and `step()`: the weights never change.
 
-What: `backward()` computes the gradients, `zero_grad()` clears them, and `step()` finds nothing to apply. Nothing
-raises, and the model stays as it was.
+What: `backward()` computes the gradients, `zero_grad()` clears them, and `step()` has nothing to apply. No error is
+raised, and the model does not change.
 
-Why: the calls stand in the wrong order.
+Why: the calls are in the wrong order.
 
-Cure: `zero_grad()` before `backward()` or after `step()`, never in between.
+Cure: call `zero_grad()` before `backward()` or after `step()`, never in between.
 """
 
 from __future__ import annotations

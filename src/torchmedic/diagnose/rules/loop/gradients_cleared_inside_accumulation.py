@@ -1,9 +1,9 @@
-"""The gradients are cleared inside of the accumulation cycle: only the last micro-batch counts.
+"""The gradients are cleared inside the accumulation cycle: only the last micro-batch counts.
 
 What: the loop calls `backward()` for several micro-batches and updates the weights after the last of them, but clears
-the gradients before each one. So what the earlier micro-batches gave is thrown away.
+the gradients before each one. The gradients of the earlier micro-batches are lost.
 
-Why: `zero_grad()` stands at the top of the loop, where it belongs when every batch is followed by an update.
+Why: `zero_grad()` is at the top of the loop, which is correct only if every batch is followed by an update.
 
 Cure: clear the gradients once per update, right after `optimizer.step()`.
 """

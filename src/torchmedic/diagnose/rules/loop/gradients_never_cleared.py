@@ -1,12 +1,12 @@
 """The gradients are never cleared: every update applies the sum of all gradients since training began.
 
-What: `backward()` adds to `.grad`. Nothing clears it between two updates, so that each step uses the gradients of all
-earlier batches again, taken at weights that are long gone.
+What: `backward()` adds to `.grad`. Nothing clears the gradients between two updates, so each step uses the gradients of
+all earlier batches again, which belong to old weights.
 
 Why: the call of `zero_grad()` is missing, or it is made on another optimizer or model than the one that is trained.
 
 Cure: call `optimizer.zero_grad()` once per update, right after `optimizer.step()` or before the next forward pass. With
-accumulation over several micro-batches too: once per update, not once per micro-batch.
+accumulation over several micro-batches, call it once per update too, not once per micro-batch.
 """
 
 from __future__ import annotations

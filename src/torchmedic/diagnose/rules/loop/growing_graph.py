@@ -1,13 +1,14 @@
 """The graph of the loss grows from step to step: backward goes through all earlier steps again.
 
-What: something is carried from one step to the next with its graph, so that the loss of step 100 reaches back to step
-0. Every step takes longer and holds more memory than the one before, and old batches get new gradients again and again.
+What: a tensor is carried from one step to the next with its graph, so the loss of step 100 depends on all steps back to
+the first one. Every step takes longer and holds more memory than the one before, and backward computes gradients for
+old batches again and again.
 
 Why: a hidden state or a running value is not detached. Without `retain_graph=True` torch would have raised an error;
-with it, nothing does.
+with it, no error is raised.
 
-Cure: detach what is carried over (`h = h.detach()` at the begin of a step), and leave `retain_graph=True` out. For a
-history of some steps on purpose, cut it after that many.
+Cure: detach every tensor that is carried over (`h = h.detach()` at the beginning of a step), and remove
+`retain_graph=True`. If a history of some steps is intended, cut it after that many steps.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The last batches of an epoch are too few for an accumulation cycle, and make no update of their own.
+"""The last batches of an epoch are too few for an accumulation cycle, and get no update of their own.
 
-What: an update comes after every N batches, and the number of batches of an epoch is no multiple of N. What is left at
-the end is mixed into the first update of the next epoch, or is thrown away, and at the end of the training always is.
+What: the loop updates the weights after every N batches, and the number of batches of an epoch is not a multiple of N.
+The gradients of the remaining batches are mixed into the first update of the next epoch, or are lost; at the end of the
+training they are always lost.
 
-Why: the condition for an update looks at the number of the batch only.
+Why: the condition for an update uses only the number of the batch.
 
-Cure: update after the last batch too: `if (i + 1) % N == 0 or i + 1 == len(loader)`; or `drop_last` that many batches.
+Cure: update after the last batch too: `if (i + 1) % N == 0 or i + 1 == len(loader)`; or drop the remaining batches.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Mean losses of several micro-batches are added up: the gradients are as many times too large.
+"""The mean losses of several micro-batches are added up, so the gradients are too large by that factor.
 
 What: the loop calls `backward()` for N batches before it updates the weights. Each loss is a mean over its batch, so
-the sum of their gradients is N times the gradient of one large batch. With SGD that is the same as N times the learning
-rate.
+the sum of their gradients is N times the gradient of one large batch. With SGD this has the effect of N times the
+learning rate.
 
 Why: `loss / N` was left out when accumulation was added.
 
-Cure: divide the loss by the number of micro-batches, or know that the learning rate is to be read with that factor.
-Optimizers such as Adam, which divide by the size of the gradients, are not told of.
+Cure: divide the loss by the number of micro-batches, or choose the learning rate with that factor in mind. Optimizers
+such as Adam, which divide by the size of the gradients, are not reported.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""A line waits for the device in every step, and the device then stands still for a good part of the step.
+"""A line waits for the device in every step, and the device is then idle for a considerable part of the step.
 
 What: `torch.cuda.synchronize()`, `.item()`, `float(t)`, `if t:`, `print(t)` or `.cpu()` stop the host until the device
-has done all that it was given. Then the device has nothing to do until the host has prepared more.
+has finished all its work. The device is then idle until the host has prepared more.
 
-Why: kernels are prepared by the host while the device still works on earlier ones. A wait throws that lead away. How
-much it costs is not the time of the call but the time for which the device stands still after it, and that is what was
-measured. Kernels of one stream run in order by themselves: no wait is needed for right results.
+Why: the host prepares kernels while the device still works on earlier ones. A wait removes this lead. Its cost is not
+the time of the call but the time for which the device is idle after it, which is the time that was measured. Kernels of
+one stream always run in order: no wait is needed for correct results.
 
-Cure: leave `synchronize()` out; read numbers every some hundred steps, or keep `loss.detach()` and read it one step
-later; do on the device what was done on the CPU. For batches: `pin_memory=True` and `.to(device, non_blocking=True)`.
+Cure: remove `synchronize()`; read numbers only every few hundred steps, or keep `loss.detach()` and read it one step
+later; compute on the device instead of the CPU. For batches: `pin_memory=True` and `.to(device, non_blocking=True)`.
 """
 
 from __future__ import annotations

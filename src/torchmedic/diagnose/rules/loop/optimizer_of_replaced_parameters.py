@@ -1,9 +1,9 @@
-"""The optimizer holds parameters that the model no longer uses, and not those that took their place.
+"""The optimizer holds parameters that the model no longer uses, and not the parameters that replaced them.
 
-What: the optimizer was built from the parameters that the model had then. A layer that was replaced later, or a model
-that was built or copied anew, has other parameters. They get gradients, but no update changes them.
+What: the optimizer was built from the parameters that the model had at that time. A layer that was replaced later, or a
+model that was built or copied again, has other parameters. They get gradients, but no update changes them.
 
-Why: `optimizer = ...(model.parameters())` stands before `model.head = ...`, or before the model was made anew.
+Why: `optimizer = ...(model.parameters())` comes before `model.head = ...`, or before the model was built again.
 
 Cure: build the optimizer after the last change to the model, or add the new parameters with `add_param_group`.
 """

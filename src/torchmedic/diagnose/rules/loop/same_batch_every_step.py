@@ -1,11 +1,11 @@
-"""Every step trains on the same batch: the first one of a new pass over the data.
+"""Every step trains on the same batch: the first batch of a new pass over the data.
 
-What: `next(iter(loader))` begins a new pass and takes its first batch. Without shuffling that is always the same one,
-and the rest of the data is never seen.
+What: `next(iter(loader))` starts a new pass and takes its first batch. Without shuffling it is always the same batch,
+and the rest of the data is never used.
 
-Why: `iter(loader)` stands inside of the loop.
+Why: `iter(loader)` is inside the loop.
 
-Cure: `for batch in loader:`, or one iterator that is made before the loop.
+Cure: use `for batch in loader:`, or one iterator that is made before the loop.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""All workers of the DataLoader draw the same random numbers: they have copies of one generator.
+"""All DataLoader workers draw the same random numbers, because they have copies of one generator.
 
-What: the dataset holds a random generator of its own. Each worker gets a copy of the dataset and so of the generator,
-in the same state. So all of them augment their samples in the same way, and in every epoch in the same way again.
+What: the dataset has its own random generator. Each worker gets a copy of the dataset and of the generator, in the same
+state. All workers therefore augment their samples in the same way, and repeat it in every epoch.
 
-Why: the DataLoader seeds `random`, `numpy.random` and `torch` anew in every worker, but knows nothing of a generator
-that the dataset keeps.
+Why: the DataLoader seeds `random`, `numpy.random` and `torch` in every worker, but not a generator that belongs to the
+dataset.
 
 Cure: draw from `torch` or `numpy.random` directly, or seed the generator in a `worker_init_fn` from
 `torch.utils.data.get_worker_info().seed`.

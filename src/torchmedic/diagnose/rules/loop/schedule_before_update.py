@@ -1,11 +1,11 @@
-"""The schedule moves on before the first update: its first learning rate is never used.
+"""The schedule advances before the first update, so its first learning rate is never used.
 
-What: `scheduler.step()` comes before `optimizer.step()`. So the first update already uses the second rate, and every
-later change comes one step, or one epoch, too early.
+What: `scheduler.step()` comes before `optimizer.step()`. The first update already uses the second rate, and every later
+change comes one step, or one epoch, too early.
 
-Why: until 2019 (PyTorch 1.1) this was the order to use.
+Why: until 2019 (PyTorch 1.1) this was the recommended order.
 
-Cure: `optimizer.step()` first, then `scheduler.step()`.
+Cure: call `optimizer.step()` first, then `scheduler.step()`.
 """
 
 from __future__ import annotations

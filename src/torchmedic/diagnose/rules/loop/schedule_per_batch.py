@@ -1,11 +1,11 @@
-"""The schedule moves with every batch, but its numbers mean epochs.
+"""The schedule advances with every batch, but its numbers are in epochs.
 
-What: `scheduler.step()` is called after every update. A period that was meant in epochs is over within the first one:
-the learning rate is close to zero for the rest of the training, or goes up and down many times in one epoch.
+What: `scheduler.step()` is called after every update. A period that is given in epochs ends within the first epoch: the
+learning rate is close to zero for the rest of the training, or goes up and down many times in one epoch.
 
-Why: `scheduler.step()` stands inside of the loop over batches.
+Why: `scheduler.step()` is inside the loop over batches.
 
-Cure: call it once per epoch, after the loop over the batches; or give it its period in batches.
+Cure: call it once per epoch, after the loop over the batches; or give the period in batches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The optimizer steps again and again with the same gradients: no `backward()` comes in between.
+"""The optimizer steps again and again with the same gradients, without a `backward()` in between.
 
-What: every update applies gradients that an earlier update has used already.
+What: every update applies gradients that an earlier update has already used.
 
-Why: `backward()` stands outside of the loop that steps, or under a condition that is no longer true.
+Why: `backward()` is outside the loop that steps, or under a condition that is no longer true.
 
 Cure: call `backward()` for every update, and clear the gradients in between.
 """

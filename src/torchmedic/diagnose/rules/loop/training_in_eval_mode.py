@@ -1,9 +1,9 @@
 """After the first validation the model is trained in evaluation mode.
 
-What: `model.eval()` switches dropout off and lets batch normalisation use its running statistics, which are then no
-longer learned. Nothing switches back, so that all training after the first validation is done like this.
+What: `model.eval()` switches dropout off and makes batch normalisation use its running statistics, which are then no
+longer updated. Nothing switches back, so all training after the first validation runs in this mode.
 
-Why: `model.train()` is called once before the loop, or not at all, and not after each validation.
+Why: `model.train()` is called once before the loop, or not at all, but not after each validation.
 
 Cure: call `model.train()` at the start of each epoch, or at the end of the validation.
 """

@@ -1,12 +1,12 @@
-"""Layers in a plain list or dict are not part of the model: nobody trains them.
+"""Layers in a plain list or dict are not registered in the model, so no optimizer trains them.
 
 What: `self.layers = [nn.Linear(...), ...]` hides the layers from `parameters()`, `state_dict()`, `to()` and `train()`.
-They take part in the forward pass and get gradients, but no optimizer has them, so that they stay as they were
-initialised, and they are not saved.
+They take part in the forward pass and get gradients, but no optimizer has them, so they keep their initial weights, and
+they are not saved.
 
-Why: a module registers only what is assigned to it as a module or a parameter; a list of Python's is neither.
+Why: a module registers only attributes that are modules or parameters; a Python list is neither.
 
-Cure: `nn.ModuleList` for a list, `nn.ModuleDict` for a dict, `nn.ParameterList` for parameters.
+Cure: use `nn.ModuleList` for a list, `nn.ModuleDict` for a dict, `nn.ParameterList` for parameters.
 """
 
 from __future__ import annotations

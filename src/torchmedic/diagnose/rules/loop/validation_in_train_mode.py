@@ -1,11 +1,11 @@
 """The model is validated in training mode.
 
-What: dropout stays active, so that the figures are too bad and change from run to run; batch normalisation normalises
-with the validation batch and, worse, learns its running statistics from it: the validation data leaks into the model.
+What: dropout stays active, so the metrics are too low and change from run to run; batch normalisation normalises with
+the validation batch and also updates its running statistics with it: the validation data leaks into the model.
 
-Why: `model.eval()` is missing. `torch.no_grad()` does not do that: it only records no graph.
+Why: `model.eval()` is missing. `torch.no_grad()` does not replace it: it only stops the recording of the graph.
 
-Cure: `model.eval()` before the validation and `model.train()` after it.
+Cure: call `model.eval()` before the validation and `model.train()` after it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The learning rate is exactly zero: the weights never change.
 
-What: every update multiplies by 0.
+What: every update multiplies the gradients by 0.
 
-Why: the rate was computed with an integer division, a schedule that multiplies by 0 never leaves it, or a value was
-left over from an experiment.
+Why: the rate was computed with an integer division, a schedule multiplies the rate by 0 and never changes it again, or
+a value was left over from an experiment.
 
-Cure: give the optimizer a rate above zero. A warm-up may begin at zero, but its schedule must move with every step.
+Cure: give the optimizer a rate above zero. A warm-up may begin at zero, but its schedule must change the rate with
+every step.
 """
 
 from __future__ import annotations
