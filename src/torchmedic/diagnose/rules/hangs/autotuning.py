@@ -1,11 +1,11 @@
-"""Kernels are being tried out to find the fastest; the run is not hung.
+"""Kernels are timed to find the fastest; the run is not hung.
 
 What: before a kernel is used for the first time, several ways to compute it are run and timed: by cuDNN
 (`torch.backends.cudnn.benchmark`), by torch.compile (`mode="max-autotune"`) or by Triton (`@triton.autotune`).
 
-Why: that is done for every new shape. With many shapes (sequences or images of different sizes) it never seems to end.
+Why: this is done for every new shape. With many shapes (sequences or images of different sizes) it seems endless.
 
-Cure: wait, if it is the first step. If it comes again and again: pad to a few shapes, or turn it off.
+Cure: wait, if it is the first step. If it repeats: pad to a few shapes, or switch it off.
 """
 
 from __future__ import annotations

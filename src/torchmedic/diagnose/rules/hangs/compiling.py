@@ -1,13 +1,13 @@
 """Code is being compiled; the run is not hung.
 
-What: the main thread is inside a compiler (torch.compile, Triton, a C++ or CUDA extension) or waits for one that is at
-work. No step ends meanwhile, and nothing is printed.
+What: the main thread is inside a compiler (torch.compile, Triton, a C++ or CUDA extension) or waits for a compiler that
+is working. No step ends in the meantime, and nothing is printed.
 
-Why: a model is compiled at its first call, again for every new shape or branch that it meets, and a second time for
-backward. That takes seconds to tens of minutes; extensions take minutes.
+Why: a model is compiled at its first call, again for every new shape or branch, and a second time for backward. This
+takes seconds to tens of minutes; extensions take minutes.
 
-Cure: wait. `mark_dynamic` or equal shapes avoid compiling again; the caches of Inductor and of extensions
-(`TORCHINDUCTOR_CACHE_DIR`, `TORCH_EXTENSIONS_DIR`) on a disk that stays make the next start short.
+Cure: wait. `mark_dynamic` or equal shapes avoid recompilation; keep the caches of Inductor and of extensions
+(`TORCHINDUCTOR_CACHE_DIR`, `TORCH_EXTENSIONS_DIR`) on a persistent disk to make the next start shorter.
 """
 
 from __future__ import annotations

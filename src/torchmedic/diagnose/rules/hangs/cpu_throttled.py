@@ -1,14 +1,14 @@
-"""The run gets far less CPU than its threads want.
+"""The run gets much less CPU time than its threads need.
 
-What: the run goes on, at a fraction of its speed. Either its control group has used up its share of CPU in most
-periods and is stopped until the next one begins, or many more of its threads want to run than there are cores.
+What: the run continues at a fraction of its speed. Either its control group has used up its CPU quota in most periods
+and is stopped until the next period begins, or many more of its threads want to run than there are cores.
 
 Why: a container with a CPU limit looks like a machine with all the cores of its host. torch and its workers then start
-a thread per core, which use up the limit in a fraction of each period. Without a limit: `num_workers` times the threads
+a thread per core, which use up the quota in a fraction of each period. Without a limit: `num_workers` times the threads
 of each worker, or several jobs on one machine.
 
-Cure: as many threads as there are CPUs to be had: `torch.set_num_threads`, `OMP_NUM_THREADS`, fewer workers; or a
-higher limit.
+Cure: use as many threads as there are available CPUs: `torch.set_num_threads`, `OMP_NUM_THREADS`, fewer workers; or
+raise the limit.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""A loader that yields nothing is started again and again.
+"""A loader that yields no batches is started again and again.
 
-What: the loop asks for the next batch, is told that there is none, starts the loader from its beginning, and again
-there is none. No step is ever made, and nothing is raised.
+What: the loop requests the next batch, gets none, starts the loader from its beginning, and again gets none. No step is
+ever made, and no error is raised.
 
-Why: an empty dataset (a wrong path or filter, a split that rounds to nothing), a batch size that is larger than the
-dataset with `drop_last=True`, a sampler or an iterable dataset that is already used up, inside of `while True` or an
+Why: an empty dataset (a wrong path or filter, a split that rounds to zero), a batch size that is larger than the
+dataset with `drop_last=True`, a sampler or an iterable dataset that is already exhausted, inside `while True` or an
 endless generator around the loader.
 
-Cure: check `len(dataset)` and `len(loader)` before training, and raise if they are 0. Drop `drop_last=True` or make the
-batch smaller.
+Cure: check `len(dataset)` and `len(loader)` before training, and raise an error if they are 0. Remove `drop_last=True`
+or make the batch smaller.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """A loop of the script never ends.
 
-What: the main thread goes round in a loop, burns a core, and makes no step. Nothing that could end the loop changes
-from one look to the next: its condition and the tests before its `break` read the same values every time. It is an
-error if the branches that could change them read nothing new either; else (a search that finds nothing, say) a
-warning, since luck may still end it.
+What: the main thread repeats a loop, uses a whole core, and makes no training step. No value that could end the loop
+changes between two checks: its condition and the tests before its `break` read the same values every time. The
+diagnosis is an error if the branches that could change these values read nothing new either; otherwise (for example, a
+search without a result) it is a warning, because the loop may still end by chance.
 
-Why: a counter that is not counted, a flag that nobody sets, a condition on something that the loop does not touch, a
-`while True` without a way out, `continue` before the line that would change it.
+Why: a counter that is not incremented, a flag that is never set, a condition on a variable that the loop does not
+change, a `while True` without an exit, `continue` before the line that would change the condition.
 
-Cure: the condition, its values and the lines of the loop are shown: change what it reads inside of the loop, or bound
-the number of rounds.
+Cure: the diagnosis shows the condition, its values and the lines of the loop: change a value that the condition reads
+inside the loop, or limit the number of iterations.
 """
 
 from __future__ import annotations

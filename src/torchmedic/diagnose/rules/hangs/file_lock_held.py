@@ -1,15 +1,15 @@
 """The run waits for a lock on a file.
 
-What: a process stands in `flock` or `fcntl`, or goes round in a loop as long as a lock file exists. The holder is
-named with its command line; of a lock file, how old it is and whether the process that wrote it is still there.
+What: a process waits in `flock` or `fcntl`, or loops as long as a lock file exists. The diagnosis names the holder with
+its command line; for a lock file it shows the age of the file and whether the process that wrote it still exists.
 
-Why: the same process has the file locked already, through another descriptor; the holder waits for this run, is
-stopped, or has passed the open file on to a child; a lock file was left behind by a run that was killed, and nobody
-will ever remove it.
+Why: the same process has already locked the file, through another descriptor; the holder waits for this run, is
+stopped, or has passed the open file on to a child; a killed run left a lock file behind, and no process will ever
+remove it.
 
-Cure: end the holder, or remove a lock file that nobody has made (`rm FILE`). In code: use one lock object, close the
-file before waiting, give the wait a time limit (`FileLock(path, timeout=60)`); a lock of the kernel (`flock`, filelock)
-ends with its process, a file that is made by hand does not.
+Cure: end the holder, or remove a stale lock file (`rm FILE`). In code: use one lock object, close the file before
+waiting, set a time limit for the wait (`FileLock(path, timeout=60)`). The kernel releases a `flock` lock when its
+process ends; a lock file that a script creates itself remains.
 """
 
 from __future__ import annotations

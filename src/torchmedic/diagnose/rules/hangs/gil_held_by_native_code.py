@@ -1,13 +1,13 @@
-"""A native call holds Python's global lock (GIL).
+"""A native call holds Python's global interpreter lock (GIL).
 
-What: a thread is inside compiled code that has not given up the GIL. No other thread of Python can run meanwhile: no
+What: a thread is inside compiled code that has not released the GIL. No other Python thread can run in the meantime: no
 logging, no heartbeat, no signal handler, no Ctrl-C.
 
-Why: an extension or a `ctypes.PyDLL` function that works or waits without releasing the GIL, a regular expression
-that backtracks without end, one huge call of a builtin (`sum`, `sorted`, `int`, `json.loads`).
+Why: an extension or a `ctypes.PyDLL` function that works or waits without releasing the GIL, a regular expression with
+catastrophic backtracking, one very large call of a builtin (`sum`, `sorted`, `int`, `json.loads`).
 
-Cure: look at the call: bound it, split it, or run it in a process of its own. Use `ctypes.CDLL`, which releases the
-GIL, and `py::call_guard<py::gil_scoped_release>` or `Py_BEGIN_ALLOW_THREADS` in extensions.
+Cure: check the call: limit it, split it, or run it in a separate process. Use `ctypes.CDLL`, which releases the GIL,
+and `py::call_guard<py::gil_scoped_release>` or `Py_BEGIN_ALLOW_THREADS` in extensions.
 """
 
 from __future__ import annotations

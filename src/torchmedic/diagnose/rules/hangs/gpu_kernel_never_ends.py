@@ -1,13 +1,14 @@
 """A kernel on the GPU does not end.
 
-What: the main thread waits for the GPU, which says that it is busy all the time, draws little more power than when
-idle, and touches no memory: a kernel spins.
+What: the main thread waits for the GPU. The GPU reports that it is busy all the time, draws little more power than when
+idle, and does not access memory: a kernel is in an endless loop.
 
-Why: a loop of a kernel of one's own (CUDA, Triton) that never ends, for some input or for NaN; a kernel that waits for
-another one (a grid barrier, a lock in memory, a signal of another GPU) which cannot run or never comes.
+Why: a loop in a custom kernel (CUDA, Triton) that never ends, for some input or for NaN; a kernel that waits for
+another kernel (a grid barrier, a lock in memory, a signal of another GPU) which cannot run.
 
-Cure: the line that waits and the pass that the device is at are shown. Run that operation alone, with the same input;
-`CUDA_LAUNCH_BLOCKING=1` makes the host wait at the very line. Bound the loops and waits of your own kernels.
+Cure: the diagnosis shows the line that waits and the pass that the device is executing. Run that operation alone, with
+the same input; `CUDA_LAUNCH_BLOCKING=1` makes the host wait at the exact line. Limit the loops and waits of custom
+kernels.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The GPU has failed, and the run waits for it.
 
-What: the driver has lost the GPU or has reported an error of it (an Xid) while the main thread waits: it will not
-come back.
+What: the driver has lost the GPU or has reported an error (an Xid) while the main thread waits: the GPU will not
+continue.
 
 Why: the GPU fell off the bus, overheated or has bad memory; its driver or firmware hangs; a kernel made it stop.
 
-Cure: end the run. Where the driver says so, reset the GPU (`nvidia-smi --gpu-reset`) or restart the machine; go on from
-a checkpoint on another one if the error comes back.
+Cure: end the run. If the driver says so, reset the GPU (`nvidia-smi --gpu-reset`) or restart the machine; if the error
+returns, continue from a checkpoint on another GPU.
 """
 
 from __future__ import annotations

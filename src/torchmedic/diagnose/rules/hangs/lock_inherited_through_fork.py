@@ -1,13 +1,13 @@
-"""A forked process waits for a lock that was held when it was forked.
+"""A forked process waits for a lock that another thread held at the time of the fork.
 
 What: a fork copies the memory of a process but only the thread that forks. A lock that another thread held at that
-moment is locked in the child for ever: the thread that would give it back does not exist there.
+moment is locked in the child forever: the thread that would release it does not exist there.
 
 Why: threads (loggers, prefetchers, progress bars, servers) beside a DataLoader or `multiprocessing` that forks; some
-libraries (OpenCV, tokenizers, database clients) have threads and locks of their own.
+libraries (OpenCV, tokenizers, database clients) have their own threads and locks.
 
-Cure: start workers in another way (`multiprocessing_context="spawn"` or `"forkserver"`), start them before the
-threads, or make the lock anew in the child (`worker_init_fn`, `os.register_at_fork`).
+Cure: start workers with another method (`multiprocessing_context="spawn"` or `"forkserver"`), start them before the
+threads, or create a new lock in the child (`worker_init_fn`, `os.register_at_fork`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The GPU is busy with what it was given; the run is not hung.
+"""The GPU is working on its queue; the run is not hung.
 
-What: the main thread waits for the GPU, which is at work: its utilisation and its power draw are high, or it gets on
+What: the main thread waits for the GPU, which is working: its utilisation and its power draw are high, or it passes
 from one mark of the run to the next.
 
-Why: one very big operation, or a long queue of them: the host runs ahead of the device, and waits at the first line
-that needs a result.
+Why: one very large operation, or a long queue of operations: the host runs ahead of the device, and waits at the first
+line that needs a result.
 
-Cure: wait. To know which operation takes the time, profile a step (`torch.profiler`).
+Cure: wait. To find the operation that takes the time, profile a step (`torch.profiler`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The run is at work on something that takes long; it is not hung.
+"""The run is doing work that takes long; it is not hung.
 
 What: no step ends, but the main thread moves from line to line, or it is inside one native call that keeps a core busy,
-or it waits for a thread or a process that is at work.
+or it waits for a thread or a process that is working.
 
-Why: preparing data, tokenizing, a big decomposition or search, evaluation, loading weights: work that is not a step.
+Why: preparing data, tokenizing, a large decomposition or search, evaluation, loading weights: work that is not a
+training step.
 
-Cure: none needed. The line, the time so far and the use of the CPU are shown. A native call that does not come back
-for very long may spin all the same: then py-spy (`pip install torchmedic[py-spy]`) shows what it does.
+Cure: none needed. The diagnosis shows the line, the time so far and the CPU usage. A native call that does not return
+for very long may still be in an endless loop: py-spy (`pip install torchmedic[py-spy]`) then shows what it does.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""A thread waits for a signal, and nobody is left to give it.
+"""A thread waits for a signal, and no thread is left that could send it.
 
 What: a thread waits without a time limit for an event, a condition, a semaphore, a barrier, the result of a future or
-an item of a queue. Only another thread (or process) can end that, and there is none: the others have ended, or wait
-in the same way themselves.
+an item of a queue. Only another thread (or process) can end the wait, and there is none: the others have ended, or wait
+in the same way.
 
-Why: the thread that should have called `set()`, `release()` or `put()` has ended before, by an exception or by a
-branch that forgot it; a barrier for more threads than were started; a task that waits for another task of a pool that
-has no free thread for it.
+Why: the thread that should have called `set()`, `release()` or `put()` has already ended, with an exception or through
+a branch without the call; a barrier for more threads than were started; a task that waits for another task of a pool
+that has no free thread for it.
 
-Cure: signal in a `finally:`, so that it happens whatever comes; tell the exceptions of threads (`future.result()`
-raises them). Give the wait a time limit. Do not wait inside a pool for another task of the same pool.
+Cure: signal in a `finally:` block, so that the signal is always sent; report the exceptions of threads
+(`future.result()` raises them). Set a time limit for the wait. Do not wait inside a pool for another task of the same
+pool.
 """
 
 from __future__ import annotations

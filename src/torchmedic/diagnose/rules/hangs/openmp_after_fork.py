@@ -1,13 +1,14 @@
 """A forked process waits for OpenMP threads that the fork did not copy.
 
-What: torch (or NumPy) has computed with several threads, then the process was forked. The child believes that these
-threads are there, gives them work and waits for it to be done.
+What: torch (or NumPy) has computed with several threads, then the process was forked. The child assumes that these
+threads exist, gives them work and waits for the result.
 
-Why: `multiprocessing` with the start method `fork`, after the parent has computed anything big enough for several
-threads. DataLoader workers are safe, since torch gives them one thread; processes that are forked by hand are not.
+Why: `multiprocessing` with the start method `fork`, after the parent has computed anything large enough for several
+threads. DataLoader workers are safe, because torch gives them one thread; processes that are forked by other means are
+not.
 
-Cure: `torch.multiprocessing.set_start_method("spawn")`, or `torch.set_num_threads(1)` as the first thing that the
-child does, or fork before anything is computed.
+Cure: use `torch.multiprocessing.set_start_method("spawn")`, or call `torch.set_num_threads(1)` first in the child, or
+fork before anything is computed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""OpenMP may not have as many threads as the work waits for.
+"""OpenMP is allowed fewer threads than the computation waits for.
 
-What: `OMP_THREAD_LIMIT` (or a library's own limit) allows fewer threads than torch divides its work for. Code that
-meets at a barrier then waits for threads that are never started. It looks busy: the waiting burns a whole core.
+What: `OMP_THREAD_LIMIT` (or a limit of the library) allows fewer threads than torch expects for its work. Code with a
+barrier then waits for threads that are never started. The process looks busy: the waiting thread uses a whole core.
 
-Why: a scheduler or a container image sets `OMP_THREAD_LIMIT`, while `OMP_NUM_THREADS` or `torch.set_num_threads` asks
-for more. Convolutions in `loss.backward()` are where it mostly shows.
+Why: a scheduler or a container image sets `OMP_THREAD_LIMIT`, while `OMP_NUM_THREADS` or `torch.set_num_threads`
+requests more. Most often the hang appears in convolutions in `loss.backward()`.
 
-Cure: unset `OMP_THREAD_LIMIT`, or ask for no more threads than it allows.
+Cure: unset `OMP_THREAD_LIMIT`, or request no more threads than it allows.
 """
 
 from __future__ import annotations

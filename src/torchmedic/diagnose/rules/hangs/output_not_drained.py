@@ -1,14 +1,15 @@
-"""Nobody reads what the run writes.
+"""No process reads the output of the run.
 
-What: a process stands in a write to a pipe (its output, most often). A pipe holds 64 kB; when it is full, a writer
-waits until the process at the other end reads. That one does not: it waits for the run itself, is stopped, or is idle.
+What: a process is blocked in a write to a pipe (most often its output). A pipe holds 64 kB; when it is full, the writer
+waits until the process at the other end reads. That process does not read: it waits for the run itself, is stopped, or
+is idle.
 
 Why: `subprocess.Popen(..., stdout=PIPE)` and then `wait()`, which never reads; a wrapper, notebook or scheduler that
-started the run with a pipe and forgot it; `train.py | head` and the like with a reader that stands still; a terminal
-that was paused with Ctrl-S.
+started the run with a pipe and does not read it; `train.py | head` and similar pipelines with a blocked reader; a
+terminal that was paused with Ctrl-S.
 
-Cure: use `communicate()` or `subprocess.run(..., capture_output=True)`, which read while they wait; send output to a
-file or to `DEVNULL` if nobody wants it.
+Cure: use `communicate()` or `subprocess.run(..., capture_output=True)`, which read while they wait; send unneeded
+output to a file or to `DEVNULL`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The driver compiles all kernels for this GPU; the run is not hung.
 
-What: this build of torch has no code for the GPU, only its portable form (PTX). The driver turns that into code at the
-first use, kernel by kernel: minutes in which the first call to CUDA does not come back.
+What: this build of torch contains no code for the GPU, only its portable form (PTX). The driver compiles the PTX at
+first use, kernel by kernel: the first CUDA call does not return for minutes.
 
-Why: a GPU that is newer than the build of torch, or a library beside it that was built for older ones.
+Why: a GPU that is newer than the build of torch, or another library that was built for older GPUs.
 
-Cure: wait once; the result is kept in `~/.nv/ComputeCache`, if that folder can be written to and is big enough
-(`CUDA_CACHE_PATH`, `CUDA_CACHE_MAXSIZE`). Better: install a build of torch that has code for this GPU.
+Cure: wait once; the driver stores the result in `~/.nv/ComputeCache`, if that folder is writable and large enough
+(`CUDA_CACHE_PATH`, `CUDA_CACHE_MAXSIZE`). Better: install a build of torch that contains code for this GPU.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Nobody takes what was put into a queue.
+"""No thread or process reads the items of a queue.
 
-What: a process waits for a child to end while that child cannot end, as it still has to get rid of what it put into a
-`multiprocessing.Queue`; or a thread waits for room in a full queue, and nobody is left who takes anything out.
+What: a process waits for a child to end, but the child cannot end, because items that it put into a
+`multiprocessing.Queue` have not been read; or a thread waits for space in a full queue, and no consumer is left.
 
-Why: a pipe is behind such a queue, which holds 64 kB. A process that has put more than that ends only when somebody
-has read it, so `join()` before `get()` waits for ever. Queues with a `maxsize` fill up when the thread or process
-that empties them has ended, by an exception most often.
+Why: such a queue uses a pipe, which holds 64 kB. A process that has put more than that can end only after the items
+have been read, so `join()` before `get()` waits forever. A queue with a `maxsize` fills up when the thread or process
+that empties it has ended, most often with an exception.
 
-Cure: `get()` everything first, then `join()`. Let the consumer outlive the producer, and let it tell of its
-exceptions; `put(item, timeout=60)` turns the silence into an exception.
+Cure: `get()` all items first, then `join()`. Keep the consumer alive longer than the producer, and report its
+exceptions; `put(item, timeout=60)` turns the hang into an exception.
 """
 
 from __future__ import annotations

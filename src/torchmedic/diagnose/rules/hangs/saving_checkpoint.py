@@ -1,11 +1,11 @@
 """A checkpoint is being written; the run is not hung.
 
-What: the main thread is inside `torch.save`, safetensors, pickle or the like, and the file grows.
+What: the main thread is inside `torch.save`, safetensors, pickle or a similar function, and the file grows.
 
-Why: big models, an optimizer that doubles or triples their size, slow or shared storage.
+Why: large models, an optimizer that doubles or triples their size, slow or shared storage.
 
-Cure: wait; size, rate and, where they can be told, the bytes that are left are shown. Save less often or in another
-thread (`torch.distributed.checkpoint.async_save`), and to a local disk first.
+Cure: wait; the diagnosis shows the size, the rate and, if they are known, the remaining bytes. Save less often or in
+another thread (`torch.distributed.checkpoint.async_save`), and to a local disk first.
 """
 
 from __future__ import annotations

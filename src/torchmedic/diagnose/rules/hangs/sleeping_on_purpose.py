@@ -1,12 +1,12 @@
 """The script sleeps; the run is not hung.
 
-What: the main thread is in `time.sleep` or waits with a time limit, or whoever it waits for is; or it asks for
-something again and again and sleeps in between.
+What: the main thread, or the thread or process that it waits for, is in `time.sleep` or waits with a time limit; or the
+main thread polls again and again and sleeps in between.
 
-Why: a pause on purpose, a retry after a failure, waiting for a file or a server.
+Why: an intended pause, a retry after a failure, waiting for a file or a server.
 
-Cure: none, if it is meant. Where the kernel tells, the seconds that are left are shown. A loop that asks for something
-which never comes does not end: give it a deadline.
+Cure: none, if the pause is intended. If the kernel reports them, the diagnosis shows the remaining seconds. A loop that
+polls for something that never happens does not end: give it a deadline.
 """
 
 from __future__ import annotations

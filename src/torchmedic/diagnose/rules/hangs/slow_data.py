@@ -1,13 +1,13 @@
-"""The data comes slowly; the run is not hung.
+"""The data arrives slowly; the run is not hung.
 
-What: the main thread waits for the next batch, and whoever reads it is at work: a DataLoader worker, or the dataset
-itself where there are no workers.
+What: the main thread waits for the next batch, and the reader is working: a DataLoader worker, or the dataset itself if
+there are no workers.
 
-Why: items that take long (big files, slow or remote storage, heavy augmentation), too few workers, a first batch that
-has to fill caches, one item that is much bigger than the others.
+Why: items that take long (large files, slow or remote storage, heavy augmentation), too few workers, a first batch that
+has to fill caches, one item that is much larger than the others.
 
-Cure: the line, and the item where it is known, are shown. More workers and `prefetch_factor`, smaller or preprocessed
-files, `persistent_workers=True` where every epoch begins with a pause.
+Cure: the diagnosis shows the line, and the item if it is known. Use more workers and a larger `prefetch_factor`,
+smaller or preprocessed files, `persistent_workers=True` if every epoch begins with a pause.
 """
 
 from __future__ import annotations

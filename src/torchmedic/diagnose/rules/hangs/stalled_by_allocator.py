@@ -1,13 +1,14 @@
-"""The GPU's memory is so full that it is cleared and asked for anew all the time.
+"""GPU memory is so full that the allocator frees its cache and allocates it again all the time.
 
-What: PyTorch's allocator finds no room, gives all its cached memory back to the driver and asks again. That succeeds,
-so there is no error, but it happens many times a second, waits for the device each time, and steps take far longer.
+What: the allocator of PyTorch finds no free memory, returns its whole cache to the driver and retries. The retry
+succeeds, so there is no error, but it happens many times a second, waits for the device each time, and steps take much
+longer.
 
-Why: the step needs nearly all of the memory, with sizes that change from step to step, so that what is cached never
-fits: fragmentation.
+Why: the step needs nearly all of the memory, with sizes that change from step to step, so the cached blocks never fit:
+fragmentation.
 
-Cure: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, a slightly smaller batch, padding to a few fixed sizes;
-memory that another process has on the same card.
+Cure: set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, use a slightly smaller batch, pad to a few fixed sizes, or
+end another process that holds memory on the same GPU.
 """
 
 from __future__ import annotations

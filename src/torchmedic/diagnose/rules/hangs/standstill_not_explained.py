@@ -1,14 +1,14 @@
-"""The run stands still, and no rule can say why.
+"""The run makes no progress, and no rule can say why.
 
-What: nothing has moved for longer than it ever took before: no step, no phase, no instruction of Python in several
-looks. What each thread was doing is listed, and what was excluded; nothing is guessed.
+What: nothing has made progress for longer than ever before in this run: no step, no phase, no Python instruction in
+several checks. The diagnosis lists what each thread was doing, and what was excluded; nothing is guessed.
 
-Why: not known. A wait for something outside of this machine, a native library that deadlocked, a kernel that does not
-end.
+Why: not known. Possible are a wait for something outside this machine, a deadlock in a native library, a kernel that
+does not end.
 
-Cure: look at the line that the main thread is in. `report.json` and the `inside` folder of the run hold the stacks
-of all threads and processes, to be attached to a question or an issue; `pip install torchmedic[py-spy]` adds the
-frames of C.
+Cure: check the line that the main thread is executing. `report.json` and the `inside` folder of the run contain the
+stacks of all threads and processes; attach them to a question or an issue. `pip install torchmedic[py-spy]` adds the C
+frames.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A process of the run is stopped.
 
-What: the process, or one that it waits for (a DataLoader worker, a child), is in state T: the kernel does not give it
-the CPU until somebody sends it SIGCONT. It has not failed, and it does not go on by itself.
+What: the process, or a process that it waits for (a DataLoader worker, a child), is in state T: the kernel gives it no
+CPU time until it receives SIGCONT. It has not failed, but it does not continue by itself.
 
-Why: Ctrl-Z in its terminal, `kill -STOP`, a job in the background that reads from its terminal (SIGTTIN) or writes to
-it while `stty tostop` is set (SIGTTOU), a scheduler that suspends jobs, or a debugger that has stopped it.
+Why: Ctrl-Z in its terminal, `kill -STOP`, a background job that reads from its terminal (SIGTTIN) or writes to it while
+`stty tostop` is set (SIGTTOU), a scheduler that suspends jobs, or a debugger that has stopped it.
 
-Cure: `kill -CONT PID`, or `fg` in the shell that has stopped it. Start a job in the background with `< /dev/null`.
+Cure: use `kill -CONT PID`, or `fg` in the shell that has stopped it. Start background jobs with `< /dev/null`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The run waits for the network or for storage.
 
-What: a process stands in a read from (or a connection to) another machine or service, without a time limit, and
-nothing has come since; or in the kernel (state D), for a disk or a network file system that does not answer.
+What: a process waits in a read from (or a connection to) another machine or service, without a time limit, and has
+received nothing since; or it waits in the kernel (state D), for a disk or a network file system that does not answer.
 
 Why: a server that has accepted the connection and never answers, a connection that a firewall or a crash has cut
-without a word, a download without a timeout, a hung NFS or Lustre mount, a dead disk.
+silently, a download without a timeout, a hung NFS or Lustre mount, a dead disk.
 
-Cure: give every wait a time limit (`requests.get(url, timeout=30)`, `urlopen(url, timeout=30)`,
-`socket.setdefaulttimeout(30)`, `HF_HUB_DOWNLOAD_TIMEOUT`), and try again. Of storage: see `dmesg` and `mount`; a
-process in state D cannot even be killed until the storage answers.
+Cure: set a time limit for every wait (`requests.get(url, timeout=30)`, `urlopen(url, timeout=30)`,
+`socket.setdefaulttimeout(30)`, `HF_HUB_DOWNLOAD_TIMEOUT`), and retry. For storage: check `dmesg` and `mount`; a process
+in state D cannot be killed until the storage answers.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The host has too little memory, and swaps.
 
-What: most of the time, everything on the host (or in the container) waits for memory to be read back from disk. The
-run is not hung, but hundreds of times slower than it should be, and it gets worse.
+What: most of the time, all processes on the host (or in the container) wait for memory to be read back from disk. The
+run is not hung, but hundreds of times slower than it should be, and becomes slower.
 
 Why: the run and its workers need more memory than there is: many DataLoader workers with a copy of the dataset each,
 `pin_memory`, a growing list, another job on the same host.
 
-Cure: fewer workers, a smaller `prefetch_factor`, memory-mapped data (`np.load(..., mmap_mode="r")`), and no big Python
-lists in the dataset, of which every worker makes a copy. See who uses the memory: `ps aux --sort -rss`.
+Cure: use fewer workers, a smaller `prefetch_factor`, memory-mapped data (`np.load(..., mmap_mode="r")`), and no large
+Python lists in the dataset, which every worker copies. To see which process uses the memory: `ps aux --sort -rss`.
 """
 
 from __future__ import annotations

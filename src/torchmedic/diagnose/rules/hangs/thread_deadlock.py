@@ -1,13 +1,13 @@
 """Threads wait for each other's locks.
 
-What: every thread of a group waits for a lock that another one of the group holds, or one thread waits for a lock that
-it holds itself. None of them can ever go on.
+What: every thread of a group waits for a lock that another thread of the group holds, or one thread waits for a lock
+that it holds itself. None of them can ever continue.
 
-Why: two locks that are taken in a different order in two places; a `threading.Lock` that is taken again by the same
-thread (a method that locks calls another one that locks); a thread that is joined while its lock is held.
+Why: two locks that are taken in a different order in two places; a `threading.Lock` that the same thread takes again (a
+method that locks calls another method that locks); a thread that is joined while its lock is held.
 
-Cure: take locks in the same order everywhere, use `threading.RLock` where a thread may come back to its own lock, and
-do not wait for a thread (`join`, `result`, `get`) while holding what it needs.
+Cure: take locks in the same order everywhere, use `threading.RLock` if a thread may take its own lock again, and do not
+wait for a thread (`join`, `result`, `get`) while holding a lock that it needs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Code that runs inside of `backward()` waits for something.
+"""Code that runs inside `backward()` waits and never returns.
 
 What: a hook or the `backward` of a custom function waits for a lock, an event, a queue or another thread, while the
-pass that called it waits for it. If what it waits for comes only after the backward pass, or from a thread that itself
-waits for this pass, none of them ever goes on.
+backward pass waits for the hook. If the event comes only after the backward pass, or from a thread that itself waits
+for this pass, none of them can ever continue.
 
-Why: hooks that hand gradients over to a thread and wait until they are taken; a lock that the training loop holds
-around `loss.backward()` and that a hook takes as well; a second backward in another thread.
+Why: hooks that pass gradients to a thread and wait until the thread has read them; a lock that the training loop holds
+around `loss.backward()` and that a hook also takes; a second backward in another thread.
 
 Cure: do not wait in a hook: put the work into a queue and wait for it after `backward()` has returned.
 """

@@ -1,13 +1,13 @@
-"""The run waits for somebody to type something.
+"""The run waits for keyboard input.
 
-What: a process stands in a read of its standard input or of a terminal: at `input()`, at the prompt of a debugger, in
-`sys.stdin`. Nobody is there to answer, or whoever could write into the pipe waits for the run itself.
+What: a process reads from its standard input or from a terminal: at `input()`, at the prompt of a debugger, in
+`sys.stdin`. No one can answer, or the process that could write into the pipe waits for the run itself.
 
-Why: a `breakpoint()` that was left behind, a question ("overwrite? [y/n]") of the script or of a program that it
+Why: a `breakpoint()` that was left in the code, a question ("overwrite? [y/n]") of the script or of a program that it
 starts, a script that reads its data from a pipe that is never closed.
 
-Cure: remove the breakpoint; make the answer an option of the command line. Run jobs with `< /dev/null`, and start
-programs with `stdin=subprocess.DEVNULL`: a question then fails at once instead of waiting.
+Cure: remove the breakpoint; make the answer a command-line option. Run jobs with `< /dev/null`, and start programs with
+`stdin=subprocess.DEVNULL`: a question then fails immediately instead of waiting.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The run waits for a child process that stands still.
+"""The run waits for a child process that makes no progress.
 
-What: a process stands in `subprocess.run`, `wait`, `communicate`, `Process.join` or in a pool, and the child that it
-waits for does nothing: it uses no CPU, does not sleep for a time, and waits itself for something that has no end.
+What: a process waits in `subprocess.run`, `wait`, `communicate`, `Process.join` or in a pool, and the child makes no
+progress: it uses no CPU, does not sleep for a limited time, and waits itself without a time limit.
 
-Why: a deadlock in the child; a child that waits for a message that was never sent; a pool whose worker was killed (by
-the kernel, for memory) and took its task with it, which nobody does again.
+Why: a deadlock in the child; a child that waits for a message that was never sent; a pool whose worker was killed (for
+example by the kernel, for memory) together with its task, which is never repeated.
 
-Cure: look at what the child does, in its own line if it is one of Python. Give the wait a time limit
-(`subprocess.run(..., timeout=600)`, `join(600)`, `result.get(600)`); of a pool, see whether its workers die.
+Cure: check what the child does; for a Python child the diagnosis shows its line. Set a time limit for the wait
+(`subprocess.run(..., timeout=600)`, `join(600)`, `result.get(600)`); for a pool, check whether its workers die.
 """
 
 from __future__ import annotations

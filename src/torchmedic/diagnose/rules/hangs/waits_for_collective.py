@@ -1,14 +1,14 @@
-"""A rank waits for the others.
+"""A rank waits for the other ranks.
 
 What: the main thread is in a call that all ranks of a job must make (all_reduce, barrier, broadcast, the backward of
-DistributedDataParallel, joining the job), and not all others have come to it.
+DistributedDataParallel, joining the job), and not all other ranks have reached it.
 
-Why: a branch that only some ranks take (`if rank == 0:` around a save that holds a barrier), a different number of
+Why: a branch that only some ranks take (`if rank == 0:` around a save that contains a barrier), a different number of
 batches per rank, an exception or a `continue` on one rank before backward, a rank that was never started or cannot be
 reached, a wrong world size.
 
-Cure: look at what the other ranks do, as far as they are on this host: their lines are shown. Make every rank call the
-same collectives in the same order, and agree on early exits by an all_reduce of a flag.
+Cure: check the other ranks: the diagnosis shows the lines of the ranks on this host. Make every rank call the same
+collectives in the same order, and agree on early exits with an all_reduce of a flag.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""A DataLoader worker does not come back with its batch.
+"""A DataLoader worker does not deliver its batch.
 
-What: the main process waits for a batch, and the worker that reads it stands still in the dataset's own code (or in
-what that calls), waiting for something that does not come. DataLoader says nothing of it: without a `timeout` it waits
-for ever.
+What: the main process waits for a batch, and the worker that reads it is stuck in the code of the dataset (or in a
+function that it calls), and waits for something that never happens. DataLoader reports nothing: without a `timeout` it
+waits forever.
 
-Why: one item that never ends (a download, a lock, a server that does not answer, a loop that does not stop), a file
-on storage that hangs, or a library that cannot be used in a worker.
+Why: one item that never ends (a download, a lock, a server that does not answer, an endless loop), a file on storage
+that hangs, or a library that cannot be used in a worker.
 
-Cure: the line and the item are named: read that item alone (`dataset[i]`) to see it hang without workers. Give the
-read a time limit of its own; `DataLoader(..., timeout=60)` turns silence into an exception.
+Cure: the diagnosis names the line and the item: read that item alone (`dataset[i]`) to reproduce the hang without
+workers. Set a time limit for the read; `DataLoader(..., timeout=60)` turns the hang into an exception.
 """
 
 from __future__ import annotations
