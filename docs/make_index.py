@@ -1,4 +1,4 @@
-"""Write docs/diagnoses/README.md, the list of all diagnoses, from what the rules say of themselves."""
+"""Write docs/diagnoses/README.md, the list of all diagnoses, from the docstrings of the rules."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from torchmedic.diagnose import catalogue
 
 FAMILIES = {
-    "1": "the graph: shapes, types, modules, autograd",
-    "2": "numbers",
+    "1": "autograd, shapes, dtypes, modules",
+    "2": "NaN and infinity",
     "3": "devices, labels and indices",
     "4": "memory",
     "5": "hangs",
-    "6": "the training loop",
+    "6": "silent mistakes in the training loop",
     "7": "several ranks",
     "8": "process, data loading, host",
-    "9": "could not tell",
+    "9": "cause not known",
 }
 
 
@@ -23,7 +23,7 @@ def index() -> str:
     lines = [
         "# Diagnoses",
         "",
-        "Written by `make docs`. Each page holds a script that fails with its code, and a cured twin.",
+        "`make docs` writes this list. Each page contains a script that fails with its code, and a corrected script.",
     ]
     family = ""
     for entry in catalogue.entries():

@@ -7,8 +7,8 @@ benefit.
 Why: NumPy computes in float64, and `torch.from_numpy` and `torch.tensor` keep that. An operation of a float32 and a
 float64 tensor gives float64.
 
-Cure: convert the data to float32 where it enters: `torch.from_numpy(a).float()`, `torch.tensor(a,
-dtype=torch.float32)`.
+Cure: convert the data to float32 where it enters: `torch.from_numpy(a).float()`,
+`torch.tensor(a, dtype=torch.float32)`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ tensor, that is launched with too many threads, that is given a tensor with anot
 a tensor that was freed while the kernel was still running on another stream. Occasionally a bug in a library, or
 failing hardware.
 
-Cure: check the kernels between the two lines that are named. Check their bounds and strides; `compute-sanitizer python
-train.py` names the thread and the address.
+Cure: check the kernels between the two lines that are named. Check their bounds and strides;
+`compute-sanitizer python train.py` names the thread and the address.
 """
 
 from __future__ import annotations
