@@ -6,18 +6,6 @@ from pathlib import Path
 
 from torchmedic.diagnose import catalogue
 
-FAMILIES = {
-    "1": "autograd, shapes, dtypes, modules",
-    "2": "NaN and infinity",
-    "3": "devices, labels and indices",
-    "4": "memory",
-    "5": "hangs",
-    "6": "silent mistakes in the training loop",
-    "7": "several ranks",
-    "8": "process, data loading, host",
-    "9": "cause not known",
-}
-
 
 def index() -> str:
     lines = [
@@ -27,9 +15,9 @@ def index() -> str:
     ]
     family = ""
     for entry in catalogue.entries():
-        if entry.code[2] != family:
-            family = entry.code[2]
-            lines += ["", f"## TM{family}xx: {FAMILIES[family]}", "", "| code | name | what |", "|---|---|---|"]
+        if entry.family != family:
+            family = entry.family
+            lines += ["", f"## TM{entry.code[2]}xx: {family}", "", "| code | name | what |", "|---|---|---|"]
         lines.append(f"| [{entry.code}]({entry.code}-{entry.name}.md) | {entry.name} | {entry.summary} |")
     return "\n".join(lines) + "\n"
 

@@ -16,7 +16,7 @@ GIB = 1 << 30
 HOST = HostPressure(
     time=0.0,
     cpus=8,
-    memory=Psi(some=0.0, full=0.0, some_total=0, full_total=0),
+    memory=Psi(full=0.0, some_total=0, full_total=0),
     memory_available=64 * GIB,
     memory_total=128 * GIB,
     swap_total=0,

@@ -1,7 +1,7 @@
-"""The promise that a bug of ours never stops or changes the training.
+"""Containment: a bug in torchmedic never stops or changes the training.
 
-Every function of ours that runs inside the user's process is wrapped by `contained`. A fault is handed to
-`report_fault` once, the faulty hook is switched off for the rest of the run, and the user's code goes on.
+Every torchmedic function that runs inside the user's process is wrapped by `contained`. The first fault of a hook goes
+to `report_fault`, the hook is switched off for the rest of the run, and the user's code continues.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torchmedic.records import Fault
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The contract tests name a hook here, which then raises at every call.
+# The contract tests put the name of a hook here; the hook then raises at every call.
 INJECT_VARIABLE = "TORCHMEDIC_INJECT_FAULT"
 
-_SHORT = (
+_OUT_OF_MEMORY_TEXTS = (
     os.strerror(errno.ENOMEM),
     "can't allocate memory",
     "std::bad_alloc",
@@ -36,35 +36,35 @@ _report: Callable[[Fault], None] | None = None
 _injected: str | None = None
 
 
-def _nobody(callback: Any) -> Any:
+def _no_compiler(callback: Any) -> Any:
     return callback
 
 
-# torch.compile looks at every Python frame that runs below a compiled function. Ours are not its business: the agent
-# puts here what exchanges its callback, so that none of our code is ever compiled.
-step_aside: Callable[[Any], Any] = _nobody
+# torch.compile inspects every Python frame that runs below a compiled function. The agent replaces this function by one
+# that exchanges torch.compile's frame callback, so that no torchmedic code is compiled.
+step_aside: Callable[[Any], Any] = _no_compiler
 
 
 def on_fault(report: Callable[[Fault], None] | None) -> None:
-    """Say who is told of a contained fault."""
+    """Set the function that receives contained faults."""
     global _report, _injected
     _report = report
     _injected = os.environ.get(INJECT_VARIABLE)
 
 
 def hook_names() -> frozenset[str]:
-    """Every contained hook that has been defined so far in this process."""
+    """The names of all contained hooks defined so far in this process."""
     return frozenset(_names)
 
 
-def owning_up(fault: Fault, details: str = "") -> str:
-    """What the user is told of a bug of ours, in one line."""
+def fault_line(fault: Fault, details: str = "") -> str:
+    """The line that tells the user about a contained fault."""
     more = fault.error + (f"; details in {details}" if details else "")
     return f"torchmedic: a fault of its own in {fault.where} was contained, the run was not affected ({more})\n"
 
 
 def report_fault(where: str, error: BaseException) -> None:
-    """Tell of a fault, once. What only happened to interrupt our code is no fault of it and is raised again."""
+    """Report a fault once. An exception that a signal handler raised in our code is no fault, and is raised again."""
     if _is_of_signal_handler(error):
         raise error
     if where in _broken or isinstance(error, RecursionError) or is_short(error):
@@ -80,23 +80,23 @@ def report_fault(where: str, error: BaseException) -> None:
                 traceback="".join(traceback.format_exception(error)),
             )
         )
-    except Exception:  # the last line of defence: there is nobody left to tell
+    except Exception:  # the report itself failed; nothing is left to report to
         return
 
 
 def is_short(error: BaseException) -> bool:
-    """Whether code of ours has failed for want of memory, which is no fault of it."""
+    """Whether torchmedic code failed because memory ran out, which is not its fault."""
     if isinstance(error, MemoryError):
         return True
     try:
-        text = str(error)  # of an exception of the user's, perhaps, which may fail at that
+        text = str(error)  # a user-defined exception may fail here
     except Exception:
         return False
-    return any(word in text for word in _SHORT)
+    return any(words in text for words in _OUT_OF_MEMORY_TEXTS)
 
 
 def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Make a hook of ours harmless: on a fault it returns None now and does nothing from then on."""
+    """Decorate a hook so that it returns None on a fault, and does nothing from then on."""
     _names.add(where)
 
     def decorate(hook: Callable[P, R]) -> Callable[P, R | None]:
@@ -105,11 +105,11 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
             if where in _broken:
                 return None
             compiler = step_aside(None)
-            if compiler is None and where != _injected:  # nearly always, and worth a path of its own
+            if compiler is None and where != _injected:  # the fast path
                 try:
                     return hook(*args, **kwargs)
                 except (RecursionError, MemoryError):
-                    return None  # what the user's code has used up, ours may be the first to miss
+                    return None  # the user's code used up the stack or the memory
                 except Exception as error:
                     report_fault(where, error)
                     return None
@@ -132,10 +132,7 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
 
 
 def _is_of_signal_handler(error: BaseException) -> bool:
-    """Whether a Python signal handler raised this, the user's own or torch's for a dead worker.
-
-    It does so wherever the main thread is.
-    """
+    """Whether a Python signal handler raised the error: the user's own, or torch's handler for a dead worker."""
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
     tb = error.__traceback__
     while tb is not None:

@@ -1,7 +1,7 @@
-"""What a person is told in one line, and the exit statuses.
+"""Errors that are printed in one line, and the exit statuses.
 
 * TorchmedicError
-  + UsageError        the command line is wrong, or names something that is not there
+  + UsageError        the command line is wrong, or names something that does not exist
   + UnreadableRun     a run folder, or a file in it, cannot be read back
 """
 
@@ -11,7 +11,7 @@ import enum
 
 
 class ExitStatus(enum.IntEnum):
-    """Exit statuses of torchmedic's own verbs; `run` gives back the script's own."""
+    """Exit statuses of torchmedic's verbs; `run` returns the script's own."""
 
     OK = 0
     FAILED = 1
@@ -20,7 +20,7 @@ class ExitStatus(enum.IntEnum):
 
 
 class TorchmedicError(Exception):
-    """An error for a person: its text is the one line that is printed."""
+    """An expected error. Its text is the line that is printed."""
 
     exit_status = ExitStatus.FAILED
 

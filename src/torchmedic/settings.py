@@ -1,4 +1,4 @@
-"""What a user can set, and where it may be set: defaults < pyproject < TORCHMEDIC_* < flags."""
+"""The settings, from four sources in rising priority: defaults, pyproject.toml, TORCHMEDIC_* variables, flags."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ Format = Literal["full", "concise", "json"]
 FailOn = Literal["error", "warning", "never"]
 OnStall = Literal["report", "kill", "checkpoint"]
 
-# How the parent finds its agents, and they their parent. Not for users.
+# Set by the parent for the agents in its child processes. Not for users.
 RUN_DIR_VARIABLE = "TORCHMEDIC_RUN_DIR"
 HOME_VARIABLE = "TORCHMEDIC_HOME"
 HIDE_VARIABLE = "TORCHMEDIC_HIDE"
 
-# Where tests put a cgroup tree of their own: a real one takes root, and a real kill takes all the memory.
+# A cgroup tree made by a test: a real tree needs root, and a real out-of-memory kill needs all the memory.
 CGROUP_VARIABLE = "TORCHMEDIC_CGROUP_ROOT"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of `torchmedic run`. Each has a key in [tool.torchmedic], a TORCHMEDIC_* variable and mostly a flag.
+    """Settings of `torchmedic run`. Each has a key in [tool.torchmedic] and a TORCHMEDIC_* variable, most have a flag.
 
-    `checkup` is whether to look for mistakes that raise nothing (TM6xx), `ignore` the codes of those not to be told of.
-    `stall_after` is after how many seconds without progress a run is examined: None is learned, 0 is never.
+    `checkup` enables the search for mistakes that raise no error (TM6xx); the codes in `ignore` are not reported.
+    `stall_after` is the number of seconds without progress after which a run is examined: None means learned from the
+    run, 0 means never.
     """
 
     output: str | None = None
@@ -46,12 +47,12 @@ def load(flags: Mapping[str, Any], *, folder: Path, environ: Mapping[str, str] |
     """Merge the four sources.
 
     Args:
-        flags: Values from the command line; None means that the flag was not given.
-        folder: Where the search for pyproject.toml begins, upwards.
-        environ: The environment, the process's own by default.
+        flags: Values from the command line; None for a flag that was not given.
+        folder: Where the upward search for pyproject.toml begins.
+        environ: The environment, by default that of this process.
 
     Raises:
-        UsageError: A source holds a key or a value that does not exist.
+        UsageError: A source contains an unknown key or an invalid value.
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
@@ -69,7 +70,7 @@ def load(flags: Mapping[str, Any], *, folder: Path, environ: Mapping[str, str] |
 
 
 def rank(environ: Mapping[str, str] | None = None) -> int | None:
-    """Which process of a distributed job this is, as its launcher says; None where there is no launcher."""
+    """The rank of this process in a distributed job, from the launcher's variables; None without a launcher."""
     environ = os.environ if environ is None else environ
     for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         if environ.get(name, "").isdecimal():
@@ -85,7 +86,7 @@ def _from_pyproject(folder: Path) -> dict[str, Any]:
         except FileNotFoundError:
             continue
         except (tomllib.TOMLDecodeError, OSError, UnicodeDecodeError):
-            return {}  # a broken pyproject is its owner's business, not a reason to refuse to run
+            return {}  # a broken pyproject.toml is no reason to refuse to run
         section = tool.get("torchmedic", {}) if isinstance(tool, dict) else {}
         if not isinstance(section, dict):
             raise UsageError("bad setting in [tool.torchmedic]: it is not a table")

@@ -16,39 +16,37 @@ from torchmedic.errors import ExitStatus, TorchmedicError, UsageError
 
 
 class Command(Protocol):
-    """A verb: its module docstring is its help text."""
+    """A module that implements a verb. Its docstring is the help text."""
 
     NAME: str
 
-    @staticmethod
-    def prepare(parser: argparse.ArgumentParser) -> None: ...
+    def prepare(self, parser: argparse.ArgumentParser) -> None: ...
 
-    @staticmethod
-    def execute(args: argparse.Namespace) -> int: ...
+    def execute(self, args: argparse.Namespace) -> int: ...
 
 
-COMMANDS = (run, watch, attach, preflight, explain, report, repro, demo)
+COMMANDS: tuple[Command, ...] = (run, watch, attach, preflight, explain, report, repro, demo)
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose complaint is one line."""
+    """An ArgumentParser that reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see `{self.prog} --help`)")
 
 
-class _Nowhere(io.TextIOBase):
-    """Takes what is written, and drops it."""
+class _NullStream(io.TextIOBase):
+    """Discards everything that is written."""
 
     def write(self, text: str) -> int:
         return len(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; every error for a person is one line on stderr."""
-    # Python has no stream where somebody has closed one (`>&-`): who does that wants to hear nothing.
-    sys.stdout = sys.stdout or _Nowhere()
-    sys.stderr = sys.stderr or _Nowhere()
+    """Run one verb. Every expected error is one line on stderr."""
+    # Python sets a closed stream (`>&-`) to None.
+    sys.stdout = sys.stdout or _NullStream()
+    sys.stderr = sys.stderr or _NullStream()
     try:
         args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
         status: int = args.execute(args)
@@ -57,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TorchmedicError as error:
         _complain(str(error))
         return error.exit_status
-    except OSError as error:  # our own output could not be written: a closed pipe, a full disk
+    except OSError as error:  # the output could not be written: a closed pipe, a full disk
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
@@ -82,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-V", "--version", action="version", version=f"torchmedic {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for command in COMMANDS:
-        doc = (command.__doc__ or command.NAME).strip()  # none with `python -OO`
+        doc = (command.__doc__ or command.NAME).strip()  # `python -OO` removes docstrings
         verb = verbs.add_parser(
             command.NAME,
             help=doc.splitlines()[0].rstrip("."),

@@ -1,13 +1,13 @@
-"""Say why a process that runs now does not get on, without touching it.
+"""Explain why a running process makes no progress, without touching it.
 
 examples:
   torchmedic attach 12345
   torchmedic attach --seconds 30 12345
   torchmedic attach --format json 12345 > verdict.json
 
-It looks at the process and all that it has started (ranks, DataLoader workers) through /proc, and through py-spy where
-that is installed (`pip install 'torchmedic[py-spy]'`). Nothing is stopped, signalled or changed. The exit status is 0
-if no hang was found, 1 if one was.
+Reads the process and its descendants (ranks, DataLoader workers) through /proc, and through py-spy if it is installed
+(`pip install 'torchmedic[py-spy]'`). Nothing is stopped, signalled or changed. The exit status is 0 if no hang was
+found, 1 if one was.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("full", "concise", "json"),
         default="full",
-        help="how a diagnosis is shown on stderr; json goes to stdout",
+        help="format of the diagnoses on stderr; json is printed to stdout",
     )
-    parser.add_argument("--seconds", type=_seconds, default=2.0, metavar="S", help="for how long to look (default: 2)")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=2.0, metavar="S", help="length of the examination in seconds (default: 2)"
+    )
     parser.add_argument(
         "--native",
         action="store_true",
-        help="also frames of C, for which py-spy stops each process for a fraction of a second",
+        help="also read C frames, for which py-spy stops each process for a fraction of a second",
     )
 
 
@@ -48,13 +50,7 @@ def execute(args: argparse.Namespace) -> int:
         sys.stdout.write(encode(answer.report).decode())
         return ExitStatus.FAILED if answer.hung else ExitStatus.OK
     console = stderr_console()
-    for number, diagnosis in enumerate(answer.diagnoses):
-        if args.format == "concise":
-            terminal.print_concise(console, diagnosis)
-            continue
-        if number:
-            console.print()
-        terminal.print_full(console, diagnosis, None)
+    terminal.print_all(console, answer.diagnoses, args.format, None)
     if not answer.diagnoses:
         for line in answer.lines:
             console.print(line, soft_wrap=True)
@@ -65,7 +61,7 @@ def execute(args: argparse.Namespace) -> int:
 
 def _pid(word: str) -> int:
     if not word.isdecimal() or not 0 < int(word) < 1 << 31:
-        raise argparse.ArgumentTypeError(f"{word!r} is not the number of a process")
+        raise argparse.ArgumentTypeError(f"{word!r} is not a process id")
     return int(word)
 
 

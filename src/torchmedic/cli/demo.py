@@ -1,4 +1,4 @@
-"""Run a bundled training script that fails, and diagnose it."""
+"""Run a bundled training script that fails, and diagnose the failure."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def execute(args: argparse.Namespace) -> int:
     sys.stderr.write(f"$ torchmedic run {script}\n")
     settings = load({"fail_on": "error"}, folder=Path.cwd())
     status = run(launch.python_command([str(script)]), settings, name=script.name, hide=True)
-    # NaN ends no script. The demo has done its job when its origin was found.
+    # NaN does not end a script. The demo succeeds if the origin of the NaN was found.
     return ExitStatus.OK if status == ExitStatus.FINDINGS else ExitStatus.FAILED

@@ -1,4 +1,4 @@
-"""Explain a diagnosis code, or list all of them.
+"""Explain a diagnosis, or list all diagnoses by family.
 
 examples:
   torchmedic explain TM151
@@ -22,8 +22,12 @@ def execute(args: argparse.Namespace) -> int:
     from torchmedic.diagnose import catalogue
 
     if args.code is None:
+        family = ""
         for entry in catalogue.entries():
-            print(f"{entry.code}  {entry.name:<32} {entry.summary}")
+            if entry.family != family:
+                print(*([""] if family else []), f"TM{entry.code[2]}xx: {entry.family}", sep="\n")
+                family = entry.family
+            print(f"  {entry.code}  {entry.name:<32} {entry.summary}")
         return ExitStatus.OK
     found = catalogue.find(args.code)
     if found is None:

@@ -1,12 +1,12 @@
-"""Check before a run what would hang or freeze it: the host, the GPUs, the script.
+"""Check the host, the GPUs and the script for causes of hangs and freezes, before a run.
 
 examples:
   torchmedic preflight
   torchmedic preflight train.py
   torchmedic preflight --format json train.py
 
-The script is read, not run. `fail` is what will certainly break, `warn` what may, with the number that it is based on.
-The exit status is 1 if a check fails.
+The script is read, not run. `fail` means that the run will certainly break, `warn` that it may. The exit status is 1 if
+a check fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "preflight"
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("script", nargs="?", type=Path, metavar="script.py", help="the training script to look at")
+    parser.add_argument("script", nargs="?", type=Path, metavar="script.py", help="the training script to check")
     parser.add_argument("-f", "--format", choices=("table", "json"), default="table")
 
 

@@ -1,4 +1,4 @@
-"""Show what a run found.
+"""Show the diagnoses of a run.
 
 examples:
   torchmedic report .torchmedic/2026-11-15T010203-train
@@ -19,7 +19,7 @@ NAME = "report"
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, or its report.json")
     parser.add_argument("-f", "--format", choices=("full", "concise", "json"), default="full")
-    parser.add_argument("--notes", action="store_true", help="show notes too: advice about what does no harm")
+    parser.add_argument("--notes", action="store_true", help="also show notes: advice about harmless findings")
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -35,13 +35,7 @@ def execute(args: argparse.Namespace) -> int:
         return ExitStatus.OK
     console = stdout_console()
     shown = [diagnosis for diagnosis in report.diagnoses if args.notes or diagnosis.severity != "note"]
-    for number, diagnosis in enumerate(shown):
-        if args.format == "concise":
-            terminal.print_concise(console, diagnosis)
-            continue
-        if number:
-            console.print()
-        terminal.print_full(console, diagnosis, folder)
+    terminal.print_all(console, shown, args.format, folder)
     if not shown:
         console.print(f"nothing was found: {report.outcome.steps} steps, exit status {report.outcome.exit_status}")
     return ExitStatus.OK

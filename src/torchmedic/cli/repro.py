@@ -1,19 +1,23 @@
-"""Write a standalone script of the operation that failed, and check that it fails in the same way.
+"""Write a standalone script with the operation that failed, and check that it fails in the same way.
 
 examples:
   torchmedic repro .torchmedic/2026-11-15T010203-train
   torchmedic repro --output nan.py .torchmedic/2026-11-15T010203-train
 
-The script holds the failing call with its inputs, shrunk as far as it still fails; it needs torch and nothing of yours.
-Values that do not fit into its text are in a .safetensors file of the same name beside it.
+The script contains the failing call with its inputs, made as small as possible. It needs torch, but none of your code.
+Values that do not fit into the script are in a .safetensors file of the same name beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchmedic.errors import ExitStatus, TorchmedicError, UnreadableRun, UsageError
+
+if TYPE_CHECKING:
+    from torchmedic.repro.check import Made
 
 NAME = "repro"
 
@@ -61,10 +65,10 @@ def _refuse_to_overwrite(output: Path | None) -> None:
 
 
 def _recipe(run: Path, folder: Path) -> Path:
-    """The recording that belongs to the first diagnosis which has one.
+    """The recording of the first diagnosis that has one.
 
     Raises:
-        UnreadableRun: There is none, with the reason.
+        UnreadableRun: There is no recording; the text is the reason.
     """
     from torchmedic.repro import recipe
     from torchmedic.runfolder import files, layout
@@ -87,10 +91,7 @@ def _recipe(run: Path, folder: Path) -> Path:
     raise UnreadableRun(why)
 
 
-def _shapes(made: object) -> str:
-    from torchmedic.repro.check import Made
-
-    assert isinstance(made, Made)
+def _shapes(made: Made) -> str:
     before, after = (
         ", ".join(map(str, shapes[:4])) + (", ..." if len(shapes) > 4 else "") for shapes in (made.before, made.after)
     )

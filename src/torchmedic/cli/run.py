@@ -1,4 +1,4 @@
-"""Run a training script, watch it, and say what went wrong if it fails.
+"""Run a training script under supervision, and explain the failure if it fails.
 
 examples:
   torchmedic run train.py --epochs 3
@@ -6,8 +6,8 @@ examples:
   torchmedic run -- torchrun --nproc-per-node 2 train.py
   torchrun --nproc-per-node 2 -m torchmedic run train.py
 
-Options before the script are torchmedic's, everything from the script on is the script's. The exit status is the
-script's own, 128 + N for a signal.
+Options before the script are for torchmedic, everything after it is for the script. The exit status is the script's
+own, or 128 + N if signal N ended it.
 """
 
 from __future__ import annotations
@@ -24,38 +24,36 @@ NAME = "run"
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="DIR", help="the run folder (default: .torchmedic/<time>-<script>)")
     parser.add_argument(
-        "-f", "--format", choices=("full", "concise", "json"), help="how a diagnosis is shown on stderr"
+        "-f", "--format", choices=("full", "concise", "json"), help="format of the diagnoses on stderr (default: full)"
     )
     parser.add_argument(
         "--fail-on",
         "--fail_on",
         choices=("error", "warning", "never"),
-        help="exit with 3 on such a finding although the script ended well (default: never)",
+        help="exit with status 3 on such a finding even if the script succeeds (default: never)",
     )
-    parser.add_argument(
-        "--confidential", action="store_true", default=None, help="no source and no values in what is written"
-    )
+    parser.add_argument("--confidential", action="store_true", default=None, help="write no source code and no values")
     parser.add_argument(
         "--no-checkup",
         "--no_checkup",
         dest="checkup",
         action="store_false",
         default=None,
-        help="do not look for mistakes that raise nothing (TM6xx)",
+        help="do not check for mistakes that raise no error (TM6xx)",
     )
     parser.add_argument(
         "--stall-after",
         "--stall_after",
         metavar="SECONDS",
-        help="examine a run that has not got on for so long; 0 is never (default: learned from the run, 30 at least)",
+        help="examine the run after this many seconds without progress; 0 disables (default: learned, at least 30)",
     )
     parser.add_argument(
         "--on-stall",
         "--on_stall",
         choices=("report", "kill", "checkpoint"),
-        help="what to do with a run that hangs, once it has been reported (default: report, and leave it alone)",
+        help="what to do with a hung run after it has been reported (default: report, which leaves it running)",
     )
-    parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as with python -m")
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, as with python -m")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="script.py ...", help="the script and its arguments"
     )
@@ -87,5 +85,5 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _script_of(command: list[str]) -> str:
-    """The word of a command that names the run best: its first Python or shell script."""
+    """The word of a command that names the run: its first Python or shell script, else the command."""
     return next((word for word in command if word.endswith((".py", ".sh"))), command[0])

@@ -4,8 +4,8 @@ examples:
   torchmedic watch
   torchmedic watch .torchmedic/2026-11-15T010203-train
 
-Without a folder it is the newest run under .torchmedic. The view ends with the run or with Ctrl-C, which leaves the run
-alone. Where the output is not a terminal, one snapshot is printed.
+The default is the newest run under .torchmedic. The view ends with the run, or with Ctrl-C, which does not stop the
+run. If the output is not a terminal, one snapshot is printed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from types import FrameType
 from torchmedic.errors import ExitStatus
 
 NAME = "watch"
-_INTERVAL = 0.5
-_LAST_WORDS = 5.0  # seconds for the parent of a process that is gone to say why
+_INTERVAL_SECONDS = 0.5
+_MAX_END_SECONDS = 5.0  # after a process is gone, for its supervisor to write the outcome
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -43,16 +43,16 @@ def execute(args: argparse.Namespace) -> int:
     else:
         from rich.live import Live
 
-        # The cursor is hidden meanwhile, and must come back.
+        # Live hides the cursor, which must be shown again.
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGTERM, _leave)
         shown = Live(live.render(view), console=console, auto_refresh=False)
-        try:  # and not `with`, which Ctrl-C can hit before it has begun
+        try:  # not `with`: Ctrl-C could come before the block is entered
             shown.start(refresh=True)
             gone = 0.0
-            while view.state in ("waiting", "running") or (view.state == "gone" and gone < _LAST_WORDS):
-                time.sleep(_INTERVAL)
-                gone = gone + _INTERVAL if view.state == "gone" else 0.0
+            while view.state in ("waiting", "running") or (view.state == "gone" and gone < _MAX_END_SECONDS):
+                time.sleep(_INTERVAL_SECONDS)
+                gone = gone + _INTERVAL_SECONDS if view.state == "gone" else 0.0
                 view = watch.look()
                 console.width = max(shutil.get_terminal_size((80, 24)).columns, 40)
                 shown.update(live.render(view), refresh=True)

@@ -1,4 +1,4 @@
-"""Regression on made-up measurements. One of 256 items is the same number eight times, which nobody has noticed."""
+"""Regression on synthetic measurements. One of the 256 items contains the same number eight times, by mistake."""
 
 import torch
 from torch import nn

@@ -10,12 +10,28 @@ import msgspec
 
 from torchmedic.diagnose import registry
 
+FAMILIES = {
+    "1": "autograd, shapes, dtypes, modules",
+    "2": "NaN and infinity",
+    "3": "devices, labels and indices",
+    "4": "memory",
+    "5": "hangs",
+    "6": "silent mistakes in the training loop",
+    "7": "several ranks",
+    "8": "process, data loading, host",
+    "9": "cause not known",
+}
+
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     name: str
     summary: str
     doc: str
+
+    @property
+    def family(self) -> str:
+        return FAMILIES[self.code[2]]
 
 
 def entries() -> list[Entry]:

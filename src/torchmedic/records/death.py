@@ -11,13 +11,13 @@ from torchmedic.records.memory import HeldMemory, MemorySample
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that ended without a word, as only an outsider can see it.
+    """A process that died without explaining itself, as seen from outside.
 
-    `part` says what it was to the run. `surfaced` is the line of another process that noticed, where one did.
-    `oom_kills` counts what the kernel killed for memory in the run's cgroup in the last seconds before the end,
-    `host_oom_kills` on the whole host, `limit_hits` how often the limit of the group was reached. `shm_low` is the
-    least free space of /dev/shm in that time. `samples` are of the host's memory in the last seconds, `holders` what
-    held most in the process when it was last looked at.
+    `part` is the role of the process in the run. `surfaced` is the line of another process that noticed the death.
+    In the last seconds before the end, `oom_kills` counts the kernel's out-of-memory kills in the run's cgroup,
+    `host_oom_kills` those on the whole host, `limit_hits` how often the cgroup reached its limit, and `shm_low` is the
+    least free space in /dev/shm. `samples` show the host's memory in that time. `holders` are the largest holders of
+    memory at the last look into the process.
     """
 
     pid: int
@@ -28,7 +28,6 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     ended: float = 0.0
     box: BoxContents | None = None
     threads: tuple[ThreadStack, ...] = ()
-    fatal_line: str = ""
     surfaced: StackFrame | None = None
     oom_kills: int | None = None
     host_oom_kills: int | None = None
@@ -40,7 +39,6 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     peak_rss: int | None = None
     host_memory: int | None = None
     swap_free: int | None = None
-    shm_free: int | None = None
     shm_low: int | None = None
     shm_size: int | None = None
     core_pattern: str = ""

@@ -1,4 +1,4 @@
-"""The GPUs of the host, as NVML sees them. Nothing here imports torch: the parent reads all of it."""
+"""The GPUs of the host, as NVML reports them. Nothing here imports torch: the parent reads all of it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import msgspec
 
 
 class Xid(msgspec.Struct, frozen=True, kw_only=True):
-    """An error that the driver reported of a GPU while the run went on, by NVIDIA's number for it."""
+    """An error of a GPU that the driver reported during the run. `code` is NVIDIA's number for it."""
 
     time: float
     code: int
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU, as NVML sees it. None where it does not say.
+    """One GPU, as NVML reports it. None where NVML gives no value.
 
-    `index` is NVML's own. `ordinal` is the number that the run's processes know it by, as far as the environment of
-    the run tells: None if they do not see it, or if the order cannot be known. `ecc_uncorrected` counts since the
-    driver was loaded, `ecc_new` since the run began. `memory_others` is held by processes that are not of this run.
-    `throttled` and `hottest` are of all the run, `throttle` and `temperature` of that moment. `lost` is NVML's word for
-    it if the GPU no longer answers. `utilisation` and `memory_utilisation` are percentages of the last moment in which
-    a kernel ran, and in which memory was read or written.
+    `index` is NVML's. `ordinal` is the number of the GPU in the run's processes, from the environment of the run: None
+    if they do not see the GPU, or if the order is unknown. `ecc_uncorrected` counts since the driver was loaded,
+    `ecc_new` since the start of the run. `memory_others` is held by processes outside the run. `throttled` and
+    `hottest` are for the whole run, `throttle` and `temperature` for this moment. `lost` is NVML's reason if the GPU no
+    longer answers. `utilisation` and `memory_utilisation` are the percentages of the last sample period in which a
+    kernel ran, and in which memory was read or written.
     """
 
     index: int
     uuid: str = ""
-    bus: str = ""
     name: str = ""
     ordinal: int | None = None
     lost: str = ""
@@ -51,13 +50,13 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs of the host when something about them last changed, and at the end of the run."""
+    """All GPUs of the host, recorded when their state changes and at the end of the run."""
 
     time: float
     driver: str = ""
     gpus: tuple[GpuState, ...] = ()
 
     def of(self, uuid: str) -> GpuState | None:
-        """One GPU by its UUID, with or without NVML's `GPU-` before it."""
+        """The GPU with a UUID, with or without NVML's prefix `GPU-`."""
         wanted = uuid.removeprefix("GPU-")
         return next((gpu for gpu in self.gpus if gpu.uuid.removeprefix("GPU-") == wanted), None)

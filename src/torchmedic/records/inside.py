@@ -1,7 +1,4 @@
-"""Records of what a process says of itself: its Python threads, its locks, its loaders, its device.
-
-Like `records/report.py`, nothing here imports torch: the parent reads all of it.
-"""
+"""Records in which a process describes itself: its Python threads, locks, loaders, device. Nothing imports torch."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import msgspec
 
 
 class PyFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """A Python frame. `user` is whether its file is the user's. `code` is the expression under way, if known."""
+    """A Python frame. `user`: its file is the user's. `code` is the expression that is being evaluated, if known."""
 
     file: str
     line: int
@@ -24,10 +21,10 @@ class PyFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LockView(msgspec.Struct, frozen=True, kw_only=True):
-    """A lock that a thread waits for or holds: the object, how the source names it, and the line that took it.
+    """A lock that a thread waits for or holds: the object, its name in the source, and the line that took it.
 
-    `timed` is that the wait was given a time limit. `count` is how many items a queue holds, or how many wait at a
-    barrier, `room` how many it can take, or takes. `process` is the child process that is waited for, `shared` that
+    `timed`: the wait has a time limit. `count` is the number of items in a queue, or of threads at a barrier; `room` is
+    the capacity of the queue, or the size of the barrier. `process` is the child process that is waited for. `shared`:
     other processes can end the wait.
     """
 
@@ -45,10 +42,10 @@ class LockView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LockFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file whose existence, or whose lock, a thread asks for again and again.
+    """A file whose existence, or whose lock, a thread polls.
 
-    `age` is in seconds. `writer` is the process number that it begins with, if it does. `holder` is the process that
-    has a lock on it, with its command line. `by_kernel` is that only such a lock matters, and not that the file exists.
+    `age` is in seconds. `writer` is the pid at the beginning of the file, if there is one. `holder` is the process that
+    has a lock on the file, `command` its command line. `by_kernel`: only such a lock counts, not the file's existence.
     """
 
     path: str
@@ -63,15 +60,14 @@ class LockFile(msgspec.Struct, frozen=True, kw_only=True):
 class PyThread(msgspec.Struct, frozen=True, kw_only=True):
     """A thread as Python shows it, innermost frame first.
 
-    `samples` are the positions of its innermost user frame in several looks: all equal means that it did not move.
-    `lock_file` is a file for whose disappearance it waits in a loop.
+    `samples` are the positions of its innermost user frame in several looks; if all are equal, the thread did not move.
+    `lock_file` is a file that the thread polls until it disappears.
     """
 
     ident: int
     tid: int = 0
     name: str = ""
     main: bool = False
-    daemon: bool = False
     frames: tuple[PyFrame, ...] = ()
     waits_for: LockView | None = None
     holds: tuple[LockView, ...] = ()
@@ -86,7 +82,7 @@ class PyThread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def user_frame(self) -> PyFrame | None:
-        """The innermost of the user's; what lies outside of the start of a forked process is its parent's."""
+        """The innermost user frame; frames outside the start of a forked process belong to its parent."""
         for frame in self.frames:
             if frame.user:
                 return frame
@@ -95,26 +91,23 @@ class PyThread(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def calls(self, function: str, file: str = "") -> PyFrame | None:
-        """The innermost frame of a function of this name, in a file whose path ends or contains so."""
+        """The innermost frame of the named function, in a file whose path contains `file`."""
         return next((each for each in self.frames if each.function == function and file in each.file), None)
 
 
 class LoaderView(msgspec.Struct, frozen=True, kw_only=True):
-    """A DataLoader that is being iterated over with workers, as its main process knows it.
+    """A DataLoader with workers that is being iterated, as its main process sees it.
 
-    `given` is, by worker, the dataset items that it has been given and has not delivered.
+    `given` lists, by worker, the dataset items that the worker was given and has not delivered.
     """
 
     workers: tuple[int, ...]
-    alive: tuple[bool, ...]
-    exit_codes: tuple[int | None, ...] = ()
     given: tuple[tuple[str, ...], ...] = ()
     timeout: float = 0.0
-    start_method: str = ""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """The job of several ranks that a process takes part in, by torch.distributed."""
+    """The torch.distributed job that a process belongs to."""
 
     backend: str
     rank: int
@@ -122,7 +115,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MarkView(msgspec.Struct, frozen=True, kw_only=True):
-    """A point of the run that the device has come to, or has not: see `observe/device/device_marks.py`."""
+    """A point of the run that the device has or has not reached: see `observe/device/device_marks.py`."""
 
     what: str
     step: int
@@ -131,18 +124,17 @@ class MarkView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InsideView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process says of itself. Absent where it could not answer, because the GIL is held, say.
+    """A process's description of itself. Absent if it could not answer, for example because the GIL was held.
 
-    `threads_at_fork` is how many threads the parent had when this process was forked. `item` is the dataset item
-    that a worker is reading, `batches` how many batches came while we looked, of `requests` asked for. `empty_loader`
-    is what is known of a loader that had none. `by_signal` is that it could not answer, and faulthandler wrote its
-    stacks: one look, no more. `partial` is that the device has not answered yet.
+    `threads_at_fork` is the number of threads of the parent when this process was forked. `item` is the dataset item
+    that a worker is reading. `batches` of `requests` batches arrived during the look. `empty_loader` describes a loader
+    without batches. `by_signal`: the process could not answer, and faulthandler wrote its stacks once. `partial`: the
+    device has not answered yet.
 
-    `compiles` are the seconds that earlier compilations took, `state_bytes` the size of what is being saved, `tunes`
-    whether cuDNN tries its algorithms out. `architectures` are those that this torch has code for, `gpus` the GPUs in
-    use with their compute capability.
-    `mark_made` and `mark_due` are the last mark that the device made and the next one, `marks_moved` whether it made
-    any while we looked.
+    `compiles` lists the seconds of earlier compilations, `state_bytes` is the size of what is being saved. `tunes`:
+    cuDNN tries its algorithms. `architectures` are those that this torch has code for, `gpus` the GPUs in use with
+    their compute capability. `mark_made` is the last mark that the device reached, `mark_due` the next one;
+    `marks_moved`: the device reached a mark during the look.
     """
 
     pid: int
@@ -178,10 +170,10 @@ class InsideView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopView(msgspec.Struct, frozen=True, kw_only=True):
-    """The innermost loop of the user's that the main thread is in, over several looks.
+    """The innermost user loop that the main thread is in, over several looks.
 
-    `unchanged` names what its exits read, where all of that stayed the same and nothing in every round could change
-    it; `values` shows it. `hopeless` is that the branches that could change it read nothing that changes either.
+    `unchanged` names what the exits of the loop read, if all of it stayed the same and nothing that runs in every round
+    can change it; `values` shows the values. `hopeless`: the branches that could change it read nothing that changes.
     """
 
     file: str
@@ -193,5 +185,3 @@ class LoopView(msgspec.Struct, frozen=True, kw_only=True):
     unchanged: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     hopeless: bool = False
-    iterates: str = ""
-    empty_iterable: bool = False

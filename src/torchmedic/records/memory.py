@@ -1,4 +1,4 @@
-"""Memory of the host: its limits, samples of it, who holds it, and an alarm. Nothing here imports torch."""
+"""Memory of the host: limits, samples, holders, and an alarm. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import msgspec
 
 
 class MemoryLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cgroups of the run say of memory. None where they do not say.
+    """The memory limits of the run's cgroups. None where there is no value.
 
-    `oom_kills` is of the innermost group; the rest is of the group, that one or one around it, that has the lowest
-    limit. `hits` counts how often it was reached.
+    `oom_kills` is of the innermost cgroup. All other values are of the cgroup with the lowest limit, which may be an
+    ancestor. `hits` counts how often the limit was reached.
     """
 
     oom_kills: int | None = None
@@ -23,12 +23,12 @@ class MemoryLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemorySample(msgspec.Struct, frozen=True, kw_only=True):
-    """The host's memory at one moment, as the parent sees it. None where that cannot be read.
+    """The host's memory at one moment, as the parent sees it. None where a value cannot be read.
 
-    `used` is what cannot be given back at once, of the `limit` that is nearest: that of the host, or of the run's
-    cgroup. `private` is what each process of the run holds for itself, by its number; pages that a forked child still
-    shares with its parent count for both. `waiting` is the share of the last ten seconds in percent in which all tasks
-    waited for memory, `swap_in` bytes per second.
+    `limit` is the nearest limit, of the host or of the run's cgroup; `used` is the part that cannot be reclaimed at
+    once. `private` is the private memory of each process of the run, by pid; pages that a forked child still shares
+    with its parent count for both. `waiting` is the percentage of the last ten seconds in which all tasks waited for
+    memory, `swap_in` is in bytes per second.
     """
 
     time: float
@@ -43,12 +43,12 @@ class MemorySample(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Of the limit, from 0 to 1."""
+        """The used share of the limit, from 0 to 1."""
         return self.used / self.limit if self.used is not None and self.limit else 0.0
 
 
 class HeldMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What one holder of the user's held at the last look into the process, and the line that fills it."""
+    """The memory of one of the user's holders at the last look into the process, and the line that fills it."""
 
     name: str
     nbytes: int
@@ -58,7 +58,7 @@ class HeldMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def comparable(samples: Sequence[MemorySample], seconds: float) -> list[MemorySample]:
-    """The last seconds, as far as they are about the same limit."""
+    """The samples of the last seconds that are about the same limit."""
     last = samples[-1] if samples else None
     return [
         each
@@ -71,12 +71,12 @@ def comparable(samples: Sequence[MemorySample], seconds: float) -> list[MemorySa
 
 
 class HostAlarm(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of the host is about to end, while the run still goes on.
+    """The host's memory is about to run out during the run.
 
-    `seconds_left` is None where memory does not run out soon but the host hardly gets on for want of it. `growing` is
-    the process of the run that has grown most in this time and by how much; it `trains`, or `loads` data for one that
-    does. `together` is how much all processes of the run have grown that did, `alike` how many of them about as much
-    as that one. `step`, `file` and `line` are where training is.
+    `seconds_left` is None if memory does not run out soon, but the host makes little progress because memory is short.
+    `growing` is the process of the run that has grown most, and by how many bytes; it `trains`, or `loads` data for a
+    process that does. `together` is the growth of all growing processes, `alike` the number of those that grew about as
+    much as that one. `step`, `file` and `line` are the current place of the training.
     """
 
     samples: tuple[MemorySample, ...]

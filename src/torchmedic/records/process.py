@@ -1,6 +1,6 @@
-"""Records of processes as the kernel shows them: their threads, what those wait for, and what they did meanwhile.
+"""Processes as the kernel shows them: their threads, what the threads wait for, and what they did between two looks.
 
-Like `records/report.py`, nothing here imports torch: the parent reads all of it.
+Nothing here imports torch: the parent reads all of it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from typing import Literal
 
 import msgspec
 
-LISTENER = "torchmedic"  # what the kernel calls the thread that torchmedic has in a process
+LISTENER = "torchmedic"  # the kernel's name for torchmedic's thread in a process
 
 
 class ThreadView(msgspec.Struct, frozen=True, kw_only=True):
     """One thread as the kernel shows it.
 
-    `busy` is its share of one core between two looks, `demand` the share that it would have taken had the machine not
-    been busy with others, `wakes` how often a second it was given one. `switches` is that in all, `waited` the seconds
-    that it had to wait for a core. `syscall` is `running` on a CPU, empty where the kernel holds it outside any call or
-    does not tell us. `asleep` is for how many seconds it has not run at all, where the kernel says so, `wakes_in` after
-    how many at most its sleep, or its wait with a time limit, ends by itself.
+    `busy` is its share of one core between two looks, `demand` the share that it would have used on an idle machine,
+    `wakes` how often per second it got a core. `switches` counts these in total, `waited` is the seconds that it waited
+    for a core. `syscall` is `running` on a CPU, and empty if the thread waits outside any system call or the call may
+    not be read. `asleep` is the seconds for which it has not run, `wakes_in` the seconds after which its sleep, or its
+    wait with a time limit, ends at the latest.
     """
 
     tid: int
@@ -41,11 +41,11 @@ class ThreadView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FutexWait(msgspec.Struct, frozen=True, kw_only=True):
-    """A thread that waits for a futex, and if that is a mutex, the thread that the mutex itself names as its owner.
+    """A thread that waits for a futex; if the futex is a mutex, with the owner that the mutex stores.
 
-    `owner_lives` is whether that is a thread of this process (for a mutex that processes share: of any).
-    `owner_process` is the process that has a thread of this number now. `joins` is the thread whose end is waited for,
-    if that is so. `timed` is that the wait ends by itself.
+    `owner_lives`: the owner is a thread of this process (for a shared mutex: of any process). `owner_process` is the
+    process that has a thread with this number now. `joins` is the thread whose end is waited for. `timed`: the wait has
+    a time limit.
     """
 
     tid: int
@@ -60,9 +60,9 @@ class FutexWait(msgspec.Struct, frozen=True, kw_only=True):
 class FileWait(msgspec.Struct, frozen=True, kw_only=True):
     """A thread in a system call on an open file.
 
-    `peers` are the processes that hold the other end of its pipe or socket; those of other users are hidden. `wants` is
-    what a poll waits for. `timed` is that the wait ends by itself. `remote` and `connection` are of a TCP socket:
-    `10.0.0.2:29500`, `SYN_SENT`. There is no descriptor (-1) yet in `open`.
+    `peers` are the processes at the other end of its pipe or socket, without those of other users. `wants` is what a
+    poll waits for. `timed`: the wait has a time limit. `remote` and `connection` describe a TCP socket, for example
+    `10.0.0.2:29500` and `SYN_SENT`. The descriptor of an `open` is -1.
     """
 
     tid: int
@@ -77,10 +77,10 @@ class FileWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LockHeld(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds the file lock that a thread waits for, by /proc/locks. `age` is that of the process that holds it.
+    """The holder of a file lock that a thread waits for, from /proc/locks. `age` is the age of the holder in seconds.
 
-    `holder_lives` is whether the process that took the lock is still there: else one that inherited the open file
-    holds it. A `holder` of 0 cannot be named.
+    `holder_lives`: the process that took the lock still exists; otherwise a process that inherited the open file holds
+    it. A `holder` of 0 is unknown.
     """
 
     kind: str
@@ -93,7 +93,7 @@ class LockHeld(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileGrowth(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that a process has open for writing and that grew between two looks; `rate` is in bytes a second."""
+    """A file that a process has open for writing and that grew between two looks. `rate` is in bytes per second."""
 
     path: str
     size: int
@@ -101,12 +101,12 @@ class FileGrowth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
-    """One process as the kernel shows it, and what changed between two looks (`elapsed` seconds apart).
+    """One process as the kernel shows it, and the changes between two looks (`elapsed` seconds apart).
 
-    `name` is the kernel's, `exit_status` that of a zombie, negative for a signal. `open_to_us` is whether the calls of
-    its threads may be seen. `taken` is the monotonic time of the look. `faults` (major ones) and `io` (rchar, wchar,
-    read_bytes, write_bytes) are the totals from which `major_faults`, `bytes_read` and `bytes_written`, all per second,
-    are made. `libraries` are the compilers of the CUDA driver that it has loaded.
+    `name` is the kernel's. `exit_status` is that of a zombie, negative for a signal. `open_to_us`: the system calls of
+    its threads may be read. `taken` is the monotonic time of the look. `faults` (major page faults) and `io` (rchar,
+    wchar, read_bytes, write_bytes) are totals; `major_faults`, `bytes_read` and `bytes_written` are per second.
+    `libraries` are the compilers of the CUDA driver that the process has loaded.
     """
 
     pid: int
@@ -130,7 +130,6 @@ class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
     caught_signals: int = 0
     name: str = ""
     group: int = 0
-    session: int = 0
     exit_status: int | None = None
     open_to_us: bool = True
     taken: float = 0.0
@@ -145,7 +144,7 @@ class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_threads(self) -> tuple[ThreadView, ...]:
-        """The threads of the process itself, without the one that torchmedic has in it."""
+        """The threads of the process, without torchmedic's thread."""
         return tuple(thread for thread in self.threads if thread.name != LISTENER)
 
     @property
@@ -154,7 +153,7 @@ class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def demand(self) -> float:
-        """How many cores its threads wanted between two looks, whether they got them or not."""
+        """Number of cores that its threads wanted between two looks."""
         return sum(thread.demand or 0.0 for thread in self.own_threads)
 
     def thread(self, tid: int) -> ThreadView | None:

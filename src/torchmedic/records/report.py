@@ -1,6 +1,6 @@
-"""The records that all stages share; those of one subject are in the `*_records.py` beside it.
+"""The records that all stages share: the diagnosis, the report, the black box.
 
-`Report` is `report.json`, the contract that others build on: fields are added, never renamed or removed.
+`Report` is the content of `report.json`, which other programs read: fields are added, never renamed or removed.
 Nothing here imports torch, so that the supervising parent can read and write all of it.
 """
 
@@ -39,9 +39,9 @@ class Location(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Treatment(msgspec.Struct, frozen=True, kw_only=True):
-    """Advice. It is `proven` only if a trial replay of the failing step passed with it; else `result` is a prediction.
+    """Advice. `proven`: a trial replay of the failing step passed with it; otherwise `result` is a prediction.
 
-    `patch` is a unified diff without context lines, as `patch -p0` takes it.
+    `patch` is a unified diff without context lines, for `patch -p0`.
     """
 
     title: str
@@ -52,7 +52,7 @@ class Treatment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """One named cause. The first location with role `cause` is the line to change or to look at."""
+    """One named cause. The first location with role `cause` is the line to change or to inspect."""
 
     code: str
     name: str
@@ -72,7 +72,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How the run ended. `symptom` is null when nothing was wrong."""
+    """The end of the run. `symptom` is null if nothing was wrong."""
 
     exit_status: int | None = None
     signal: str | None = None
@@ -87,7 +87,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A bug of ours that was contained."""
+    """A contained bug of torchmedic."""
 
     where: str
     error: str
@@ -95,7 +95,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the black box: where training was at an instant."""
+    """One entry of the black box: the place of the training at one moment."""
 
     time: float
     step: int
@@ -109,7 +109,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoxContents(msgspec.Struct, frozen=True, kw_only=True):
-    """A black box as read back, oldest moment first."""
+    """The contents of a black box, oldest moment first."""
 
     pid: int
     started: float
@@ -128,14 +128,14 @@ class StackFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
-    """A thread as faulthandler dumped it, innermost frame first."""
+    """A thread in a faulthandler dump, innermost frame first."""
 
     current: bool
     frames: tuple[StackFrame, ...]
 
 
 class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """What a DataLoader worker saw of its own exception, carried to the main process beside it."""
+    """A DataLoader worker's view of its own exception, sent to the main process with it."""
 
     pid: int
     worker: int | None
@@ -148,9 +148,9 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[int, int] = (1, 1)
     sample: str = ""
     sample_shapes: tuple[str, ...] = ()
-    shared: int = 0  # bytes that were to be shared with other processes when it failed
-    sizes: dict[str, int] = msgspec.field(default_factory=dict)  # of its memory, and its limits: VmSize, RLIMIT_AS
-    diagnosis: Diagnosis | None = None  # of memory that ran out, made where the frames were
+    shared: int = 0  # bytes that were being shared with other processes when it failed
+    sizes: dict[str, int] = msgspec.field(default_factory=dict)  # of its memory and limits: VmSize, RLIMIT_AS
+    diagnosis: Diagnosis | None = None  # of an out-of-memory, made in the worker
 
 
 def encode(record: msgspec.Struct) -> bytes:

@@ -1,7 +1,4 @@
-"""Records of a run that does not get on: what is known of it from outside and from inside.
-
-Like `records/report.py`, nothing here imports torch: the parent reads all of it.
-"""
+"""A run that makes no progress, seen from outside and from inside. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from torchmedic.records.process import ProcessView
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """Another process of the same run that may be a rank of the same job: from outside, and what it says of itself.
+    """Another process of the same run, which may be a rank of the same job.
 
-    `asked` is that it listens, so that it has an answer unless it came too late.
+    `asked`: the process listens and was asked; `inside` is its answer, if that came in time.
     """
 
     process: ProcessView
@@ -27,7 +24,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the weights of a hung process could be saved, and where, or why not."""
+    """The path of the saved weights of a hung process, or the reason why they were not saved."""
 
     pid: int
     path: str = ""
@@ -35,13 +32,13 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
-    """A process of the run that has not got on for longer than its phase ever took.
+    """A process of the run that has made no progress for longer than its phase ever took.
 
-    `pid` is the process whose progress is missing; `processes` are it, its children and theirs. `still` says for how
-    many seconds no step or phase has ended, `usual` what the longest such time was before, None in the first steps.
-    `ended` are wait statuses of processes that are gone, `mute` are those that listen and did not answer. `attached` is
-    that the run is not torchmedic's own. `peers` are the other processes of the run.
-    `outsiders` are processes at the other ends of its pipes and sockets, `above` its parent and the parents of that.
+    `pid` is that process; `processes` are it and its descendants. `still` is the number of seconds in which no step or
+    phase has ended, `usual` the longest such time before, None in the first steps. `ended` has the wait statuses of
+    processes that have ended, `mute` are processes that listen and did not answer. `attached`: torchmedic did not start
+    the run. `peers` are the other processes of the run. `outsiders` are processes at the other ends of its pipes and
+    sockets, `above` its ancestors.
     """
 
     pid: int
@@ -60,7 +57,6 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     gpu: GpuHealth | None = None
     ended: dict[int, int] = {}
     mute: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
     outsiders: tuple[ProcessView, ...] = ()
     above: tuple[int, ...] = ()
     peers: tuple[Peer, ...] = ()
@@ -82,5 +78,5 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def thread(self) -> PyThread | None:
-        """The main thread of the process that does not get on, as Python shows it."""
+        """The main thread of the process that makes no progress, as Python shows it."""
         return self.inner.main if self.inner is not None else None

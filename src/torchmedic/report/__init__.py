@@ -1,1 +1,1 @@
-"""The same Diagnosis in every dress."""
+"""Output formats of a diagnosis."""

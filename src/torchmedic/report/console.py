@@ -1,4 +1,4 @@
-"""The consoles: colour only on a terminal, NO_COLOR and COLUMNS respected, 80 columns where there is no terminal."""
+"""Consoles for stdout and stderr: colour only on a terminal, NO_COLOR and COLUMNS respected, 80 columns otherwise."""
 
 from __future__ import annotations
 

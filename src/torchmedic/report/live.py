@@ -1,4 +1,4 @@
-"""A run as `torchmedic watch` shows it: who is where, how fast, with how much memory, and what was last found."""
+"""The view of `torchmedic watch`: phase, speed and memory of each process, the GPUs, and the last diagnosis."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torchmedic.report.terminal import concise
 
 State = Literal["waiting", "running", "ended", "gone"]
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "cyan"}
-_QUIET = 10.0  # seconds without progress that are worth a colour
+_LONG_QUIET_SECONDS = 10.0  # without progress, shown in colour
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a run. None where its black box does not tell; `rate` is steps per second."""
+    """One process of a run. None where its black box has no value; `rate` is in steps per second."""
 
     name: str
     state: Literal["running", "ended", "gone", "unreadable"]
@@ -35,7 +35,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole run at one moment. `seconds` is how long it has gone on."""
+    """A run at one moment. `seconds` is its duration so far."""
 
     run: str
     state: State
@@ -48,10 +48,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ending(view: View) -> str:
-    """How a run has ended, in one line."""
+    """A line that says how the run ended."""
     outcome = view.outcome
     if outcome is None or outcome.exit_status is None:
-        return "the run has ended without a word: its processes are gone"
+        return "the run has ended without a report: its processes are gone"
     how = f"by {outcome.signal}" if outcome.signal else f"with status {outcome.exit_status}"
     return f"the run has ended {how} after {outcome.steps} step{'s' if outcome.steps != 1 else ''}"
 
@@ -87,7 +87,7 @@ def _processes(view: View) -> Table:
         table.add_column(name, justify="left" if name in ("process", "phase") else "right", no_wrap=True)
     for process in view.processes:
         quiet = Text(_pause(process.quiet))
-        if process.state == "running" and (process.quiet or 0) > _QUIET:
+        if process.state == "running" and (process.quiet or 0) > _LONG_QUIET_SECONDS:
             quiet.stylize("yellow")
         cells: list[str | Text] = [
             process.name,
@@ -123,7 +123,7 @@ def _gpu(gpu: GpuState) -> Text:
 
 
 def _size(count: int | None) -> str:
-    """Always four figures or fewer, so that columns stay where they are."""
+    """A size in at most four figures, so that columns keep their width."""
     if not count:
         return ""
     for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20)):

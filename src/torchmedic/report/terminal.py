@@ -1,11 +1,11 @@
-"""A diagnosis as a person reads it in a terminal: full, or one concise line."""
+"""Prints a diagnosis to a terminal: in full, or as one concise line."""
 
 from __future__ import annotations
 
 import itertools
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -19,18 +19,25 @@ _MIN_WIDTH = 40
 
 
 def concise(diagnosis: Diagnosis) -> str:
-    """One line, made to be searched."""
+    """The diagnosis in one line that is easy to search."""
     place = diagnosis.cause_location
     where = f"{place.file}:{place.line}:{place.column}: " if place is not None else ""
     return f"{where}{diagnosis.severity}[{diagnosis.code}] {diagnosis.message} ({diagnosis.grade})"
 
 
-def print_concise(console: Console, diagnosis: Diagnosis) -> None:
-    console.print(Text(concise(diagnosis)), soft_wrap=True)
+def print_all(console: Console, diagnoses: Sequence[Diagnosis], form: str, run: Path | None) -> None:
+    """Print diagnoses in the format `full` or `concise`; the full ones with a blank line between them."""
+    for number, diagnosis in enumerate(diagnoses):
+        if form == "concise":
+            console.print(Text(concise(diagnosis)), soft_wrap=True)
+            continue
+        if number:
+            console.print()
+        _print_full(console, diagnosis, run)
 
 
-def print_full(console: Console, diagnosis: Diagnosis, run: Path | None) -> None:
-    """The whole diagnosis: what, where, the evidence, the help."""
+def _print_full(console: Console, diagnosis: Diagnosis, run: Path | None) -> None:
+    """Print the whole diagnosis: message, places, evidence, help."""
     width = max(console.width, _MIN_WIDTH)
     for line in _lines(diagnosis, width):
         console.print(line, soft_wrap=True)
@@ -83,14 +90,14 @@ def _snippets(
 
 
 def _snippet(place: Location, gutter: int, style: str, width: int) -> Iterator[Text]:
-    """One source line, its underline, and the label beside it or, where it does not fit, below it."""
+    """One source line and its underline, with the label beside the underline or, if it does not fit, below it."""
     margin = Text(" " * (gutter + 1) + " | ", _GUTTER)
     if not place.code:
         if place.label:
             yield margin + Text(place.label)
         return
     room = max(width - gutter - 4, _MIN_WIDTH - 8)
-    margin_left = min(place.indent, 8)  # deep nesting is shown less deep
+    margin_left = min(place.indent, 8)  # deep indentation is shortened
     start = max(0, place.column - 1 - place.indent)
     length = max(1, place.end_column - place.column)
     code, start = _window(place.code, start, length, room - margin_left)
@@ -111,7 +118,7 @@ def _snippet(place: Location, gutter: int, style: str, width: int) -> Iterator[T
 
 
 def _window(code: str, start: int, length: int, room: int) -> tuple[str, int]:
-    """Cut a line that is too long so that the marked part stays in view."""
+    """Shorten a long line so that the marked part stays visible."""
     if len(code) <= room:
         return code, start
     if start + min(length, room // 2) <= room - 3:
@@ -151,7 +158,7 @@ _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)")
 
 
 def _patch(patch: str, gutter: int) -> Iterator[Text]:
-    """A unified diff as numbered lines that go and lines that come."""
+    """A unified diff as numbered lines, removed and added."""
     old = new = 0
     for line in patch.splitlines():
         hunk = _HUNK.match(line)

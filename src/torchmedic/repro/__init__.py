@@ -1,1 +1,1 @@
-"""A standalone script of the operation that failed: recorded when it fails, shrunk and checked when it is asked for."""
+"""A standalone script of the operation that failed: recorded at the failure, shrunk and checked on demand."""

@@ -1,4 +1,4 @@
-"""Live arguments of a call as parts of a recipe: tensors become inputs, the rest is written down as it is."""
+"""Converts live arguments of a call to parts of a recipe: tensors become inputs, other values stay as they are."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _GENERIC = "x y z a b c d e".split()
 _TAKEN = frozenset(
     {"torch", "result", "output", "layer", "load_file", "tensors", "error", *keyword.kwlist, *dir(builtins)}
 )
-_MOST = 1 << 28  # bytes of a single tensor that is copied at all
+_MAX_TENSOR_BYTES = 1 << 28  # larger tensors are not copied
 _PLAIN = (type(None), bool, int, float, str)
 
 
 class NotRecordable(Exception):
-    """An argument that a recipe has no words for; the text says which."""
+    """An argument that cannot be part of a recipe; the text says which."""
 
 
 class Inputs:
-    """The tensors that a recipe is given, each under a name of its own."""
+    """The input tensors of a recipe, each under its own name."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.specs: list[Input] = []
         self._names: dict[int, str] = {}
-        self._held: list[torch.Tensor] = []  # an address means something only as long as its owner lives
+        self._held: list[torch.Tensor] = []  # keeps the tensors alive, so that their ids stay valid
 
     def argument(self, value: Any, hint: str = "") -> Argument:
-        """One argument, whatever is in it.
+        """Convert one argument.
 
         Raises:
-            NotRecordable: It holds an object that is neither a tensor nor plain.
+            NotRecordable: It contains an object that is neither a tensor nor a plain value.
         """
         if isinstance(value, torch.Tensor):
             return Ref(self.add(value, hint))
@@ -49,7 +49,7 @@ class Inputs:
         if type(value) in _PLAIN:
             return Plain(value)
         if isinstance(value, torch.Generator):
-            return Plain(None)  # whether the call fails without it is seen when it is tried
+            return Plain(None)  # a trial shows whether the call fails without it
         if value is Ellipsis:
             return Special("...")
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
@@ -65,7 +65,7 @@ class Inputs:
         raise NotRecordable(f"an argument is a {type(value).__name__}")
 
     def add(self, tensor: torch.Tensor, hint: str = "", grad: Leafhood | None = None) -> str:
-        """An input for a tensor; the same tensor is the same input."""
+        """Add a tensor, and return the name of its input. The same tensor is added once."""
         known = self._names.get(id(tensor))
         if known is not None:
             return known
@@ -100,20 +100,20 @@ class Inputs:
 
 
 def _identifier(text: str) -> str:
-    """`self.fc.weight` -> `weight`; an expression has no name."""
+    """The last name of an expression: `self.fc.weight` gives `weight`; empty for anything but names."""
     match = re.fullmatch(r"(?:\w+\.)*([A-Za-z_]\w*)(?:\[\d+\])?", text)
     return match[1].strip("_")[:24] if match else ""
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """The values as a plain, contiguous tensor of the host's; zeros where a tensor has only a shape.
+    """A plain, contiguous copy on the CPU; zeros for a tensor without values (meta, fake).
 
     Raises:
-        NotRecordable: It is sparse, quantised, wrapped or too big.
+        NotRecordable: The tensor is sparse, quantised, wrapped or too large.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise NotRecordable("an argument is a sparse or quantised tensor")
-    if tensor.numel() * tensor.element_size() > _MOST:
+    if tensor.numel() * tensor.element_size() > _MAX_TENSOR_BYTES:
         raise NotRecordable(f"an argument of shape {list(tensor.shape)} is too big to keep")
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise NotRecordable("it ran under torch.func")
@@ -145,7 +145,7 @@ def _leafhood(tensor: torch.Tensor) -> Leafhood:
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Layout, tuple[int, ...]]:
-    """How a tensor lies in memory, as far as an operation could mind."""
+    """The memory layout of a tensor, as far as it can matter to an operation."""
     if tensor.is_contiguous():
         return "", ()
     sizes, strides = tuple(tensor.shape), tuple(tensor.stride())

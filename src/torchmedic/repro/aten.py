@@ -1,10 +1,11 @@
-"""How a person would write an operation that autograd's underside calls by another name.
+"""Readable spellings of an aten operation, as a person would write the call.
 
-The first spelling that gives the same result is taken; the last one is always the operation itself.
+The first spelling with the same result is used; the last one is always the operation itself.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ FRIENDLY = {"self": "x", "other": "y", "input": "x", "mat1": "a", "mat2": "b", "
 
 
 class Spelling(NamedTuple):
-    """A call that may be the same as the operation. `first` says that its result is the first of the operation's."""
+    """A call that may be equal to the operation. `first`: its result is the first of the operation's results."""
 
     target: str
     args: tuple[Any, ...]
@@ -76,7 +77,7 @@ def _without_defaults(
     while short and _is_default(arguments[len(short) - 1], short[-1]):
         short.pop()
     defaults = {argument.name: argument for argument in arguments}
-    # What stands behind the last one that is needed is clearer by name.
+    # Trailing arguments with a default are clearer by name.
     named: dict[str, Any] = {}
     while short and not _is_tensor(short[-1]) and arguments[len(short) - 1].has_default_value():
         value = short.pop()
@@ -102,29 +103,20 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _softmax(x: Any, dim: int, to_float: bool) -> Spelling:
-    return Spelling("torch.softmax", (x,), {"dim": dim, **({"dtype": torch.float32} if to_float else {})})
+def _softmax(target: str, x: Any, dim: int, to_float: bool) -> Spelling:
+    return Spelling(target, (x,), {"dim": dim, **({"dtype": torch.float32} if to_float else {})})
 
 
-def _log_softmax(x: Any, dim: int, to_float: bool) -> Spelling:
-    return Spelling("torch.log_softmax", (x,), {"dim": dim, **({"dtype": torch.float32} if to_float else {})})
-
-
-def _layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Spelling:
-    named = _given(weight=weight, bias=bias, eps=None if eps == 1e-5 else eps)
-    return Spelling(_F + "layer_norm", (x, list(shape)), named, True)
-
-
-def _group_norm(x: Any, weight: Any, bias: Any, n: Any, c: Any, hw: Any, groups: int, eps: float) -> Spelling:
-    named = _given(weight=weight, bias=bias, eps=None if eps == 1e-5 else eps)
-    return Spelling(_F + "group_norm", (x, groups), named, True)
+def _norm(target: str, args: tuple[Any, ...], weight: Any, bias: Any, eps: float, **named: Any) -> Spelling:
+    given = _given(weight=weight, bias=bias, eps=None if eps == 1e-5 else eps)
+    return Spelling(_F + target, args, {**given, **named}, True)
 
 
 def _batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, *rest: Any
 ) -> Spelling:
-    named = _given(weight=weight, bias=bias, eps=None if eps == 1e-5 else eps)
-    return Spelling(_F + "batch_norm", (x, mean, var), {**named, **({"training": True} if training else {})}, True)
+    named = {"training": True} if training else {}
+    return _norm("batch_norm", (x, mean, var), weight, bias, eps, **named)
 
 
 def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Spelling:
@@ -168,11 +160,13 @@ def _given(**named: Any) -> dict[str, Any]:
 
 
 _TRANSLATED: dict[str, Callable[..., Spelling | None]] = {
-    "_softmax": _softmax,
+    "_softmax": functools.partial(_softmax, "torch.softmax"),
     "_safe_softmax": lambda x, dim, dtype=None: Spelling("torch.softmax", (x,), {"dim": dim}),
-    "_log_softmax": _log_softmax,
-    "native_layer_norm": _layer_norm,
-    "native_group_norm": _group_norm,
+    "_log_softmax": functools.partial(_softmax, "torch.log_softmax"),
+    "native_layer_norm": lambda x, shape, weight, bias, eps: _norm("layer_norm", (x, list(shape)), weight, bias, eps),
+    "native_group_norm": lambda x, weight, bias, n, c, hw, groups, eps: _norm(
+        "group_norm", (x, groups), weight, bias, eps
+    ),
     "native_batch_norm": _batch_norm,
     "_native_batch_norm_legit": _batch_norm,
     "_batch_norm_with_update": lambda x, w, b, mean, var, momentum, eps: _batch_norm(

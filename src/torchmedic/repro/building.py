@@ -1,4 +1,4 @@
-"""From an operation and its live arguments to a program."""
+"""Builds a program from an operation and its live arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchmedic.repro.recipe import Line, Recipe
 
 
 def called(spelling: Spelling, names: list[str], inputs: Inputs, *, result: str = "result") -> Line:
-    """A spelling as a line of a recipe; its tensors become inputs."""
+    """The line of a recipe for a spelling; its tensors become inputs."""
     padded = [*names, *[""] * len(spelling.args)]
     return Line(
         target=spelling.target,
@@ -26,7 +26,7 @@ def called(spelling: Spelling, names: list[str], inputs: Inputs, *, result: str 
 
 
 def named(captured: Captured, spelling: Spelling) -> list[str]:
-    """Names for the arguments of a spelling, which may come in another order than the operation's."""
+    """Names for the arguments of a spelling, whose order may differ from the operation's."""
     known = {
         id(value): hint
         for value, hint in zip(captured.args, hints(captured.func, captured.args), strict=False)
@@ -36,10 +36,5 @@ def named(captured: Captured, spelling: Spelling) -> list[str]:
 
 
 def made(header: Recipe, inputs: Inputs, lines: list[Line], outcome: Any) -> Program:
-    recipe = msgspec.structs.replace(
-        header,
-        inputs=tuple(inputs.specs),
-        lines=tuple(lines),
-        outcome=outcome,
-    )
+    recipe = msgspec.structs.replace(header, inputs=tuple(inputs.specs), lines=tuple(lines), outcome=outcome)
     return Program(recipe, inputs.tensors)

@@ -1,4 +1,4 @@
-"""Have a script made of a recipe, and run it once before anybody else does. Imports no torch."""
+"""Makes the script of a recipe in a separate process, and runs it once to check it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import msgspec
 
 from torchmedic.errors import TorchmedicError, UnreadableRun
 
-_TIME_LIMIT = 300.0
+_MAX_SECONDS = 300.0
 
 
 class Made(msgspec.Struct, frozen=True):
-    """A script that was written. Shapes are those of its inputs, as recorded and as they are now."""
+    """A script that was written. `before` and `after` are the shapes of its inputs, as recorded and as written."""
 
     lines: int
     values: str | None
@@ -24,14 +24,14 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """One run of a script."""
+    """The result of one run of a script."""
 
     reproduced: bool
     said: str
 
 
 def make(recipe: Path, output: Path, *, shrink: bool = True) -> Made | None:
-    """Write the script of a recipe; None if that did not come to an end.
+    """Write the script of a recipe; None if the process that writes it crashed or took too long.
 
     Raises:
         UnreadableRun: The recipe or its values are damaged, or the script cannot be written.
@@ -52,7 +52,7 @@ def check(script: Path) -> Checked:
     """Run a script as a person would."""
     done = _run([sys.executable, script.name], cwd=script.parent)
     if done is None:
-        return Checked(False, f"it did not end within {_TIME_LIMIT:.0f} s")
+        return Checked(False, f"it did not end within {_MAX_SECONDS:.0f} s")
     if done.returncode == 0:
         return Checked(True, (done.stdout.strip().splitlines() or [""])[-1])
     said = (done.stderr.strip() or done.stdout.strip()).splitlines()
@@ -70,7 +70,7 @@ def _run(command: list[str], cwd: Path | None) -> subprocess.CompletedProcess[st
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_TIME_LIMIT,
+            timeout=_MAX_SECONDS,
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Calls of torch's own functions and layers, as lines of a recipe."""
+"""Calls of torch functions and layers, as lines of a recipe."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def function_lines(
     *,
     layers: bool = False,
 ) -> list[Line]:
-    """The lines that call a function of torch's.
+    """The lines that call a torch function.
 
     Raises:
-        NotRecordable: It is not a function of torch's, or an argument is not plain.
+        NotRecordable: It is no torch function, or an argument is not plain.
     """
     layer = _layer_of(function)
     if layer is not None and layers:
@@ -56,12 +56,12 @@ def function_lines(
 
 
 def _spelled(function: Any) -> str:
-    """How a script calls a function of torch's."""
+    """The name of a torch function in a script."""
     name = str(getattr(function, "__name__", ""))
     if isinstance(function, torch._ops.OpOverload) and function.namespace == "aten":
         return f"torch.ops.{function}"
     if isinstance(function, str) and hasattr(torch.Tensor, function):
-        return f"Tensor.{function}"  # a method, as torch.compile notes it
+        return f"Tensor.{function}"  # a method, as torch.compile records it
     if name in INFIX and getattr(operator, name) is function:
         return f"operator.{name}"
     owner = getattr(function, "__self__", None)
@@ -80,7 +80,7 @@ def _spelled(function: Any) -> str:
 
 
 def _argument_names(function: Any, count: int) -> list[str]:
-    """What the operation of the same name calls its arguments."""
+    """The argument names of the aten operation with the same name."""
     packet = getattr(torch.ops.aten, str(getattr(function, "__name__", "")), None)
     with contextlib.suppress(Exception):
         schema = getattr(packet, packet.overloads()[0])._schema  # type: ignore[union-attr]
@@ -90,7 +90,7 @@ def _argument_names(function: Any, count: int) -> list[str]:
 
 
 def _layer_of(function: Any) -> torch.nn.Module | None:
-    """The layer of torch's own that is called, by itself or through its `forward`."""
+    """The torch.nn layer that is called, directly or through its `forward`."""
     owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
     if not isinstance(owner, torch.nn.Module) or getattr(torch.nn, type(owner).__name__, None) is not type(owner):
         return None
@@ -98,7 +98,7 @@ def _layer_of(function: Any) -> torch.nn.Module | None:
 
 
 def _built(layer: torch.nn.Module, inputs: Inputs) -> Line:
-    """The constructor of a layer, from what its `repr` says of it. Its weights are new."""
+    """The constructor call of a layer, from its `repr`. Its weights are new."""
     try:
         node = ast.parse(repr(layer), mode="eval").body
         assert isinstance(node, ast.Call)

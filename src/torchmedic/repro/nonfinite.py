@@ -1,4 +1,4 @@
-"""The operation that made NaN or infinity of healthy numbers, as a program: forward, or forward and its gradient."""
+"""A program for the operation that turned finite numbers into NaN or infinity: forward, or forward and backward."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torchmedic.repro.building import called, made, named
 from torchmedic.repro.program import Program, badness
 from torchmedic.repro.recipe import Bad, Line, Plain, Recipe, Ref
 
-_LOOKED_AT = 3  # operations of a derivative: each may take another replay
+_MAX_DERIVATIVE_OPS = 3  # each may need another replay
 
 
 def program(evidence: NumbersEvidence, header: Recipe) -> Program:
-    """The failing operation of a step that turned to NaN.
+    """The failing operation of a step that produced NaN or infinity.
 
     Raises:
-        NotRecordable: There is none, with the reason.
+        NotRecordable: There is no such operation; the text is the reason.
     """
     birth = evidence.birth
     if birth is None:
@@ -70,7 +70,7 @@ def _forward(captured: Captured, header: Recipe) -> Program | None:
 def _with_position(program: Program, wanted: torch.Tensor, bad: Bad) -> Program | None:
     try:
         item = _position(program.run()["result"], wanted)
-    except Exception:  # no such function, or not with these arguments
+    except Exception:  # no such function, or it does not take these arguments
         return None
     if item is None:
         return None
@@ -79,7 +79,7 @@ def _with_position(program: Program, wanted: torch.Tensor, bad: Bad) -> Program 
 
 
 def _position(result: Any, wanted: torch.Tensor) -> tuple[int | None] | None:
-    """Where in a result the bad tensor is: (None,) for the result itself."""
+    """The position of the bad tensor in a result; (None,) for the result itself."""
     if isinstance(result, torch.Tensor):
         return (None,) if _same_damage(result, wanted) else None
     if isinstance(result, list | tuple):
@@ -99,7 +99,7 @@ def _same_damage(result: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def _gradient(evidence: NumbersEvidence, op: Op, header: Recipe) -> Program | None:
-    """The forward operation and `backward` through it, where a gradient went wrong."""
+    """The forward operation and `backward` through it, for a bad gradient."""
     assert evidence.scope is not None
     assert evidence.birth is not None
     forward = evidence.scope.forward_of(op)
@@ -117,7 +117,7 @@ def _gradient(evidence: NumbersEvidence, op: Op, header: Recipe) -> Program | No
                     return found
                 other = other or found
         if other is not None:
-            return other  # what was born as infinity may be NaN at the end of the same derivative
+            return other  # infinity can become NaN within the same derivative
     return None
 
 
@@ -126,7 +126,7 @@ def _kind(program: Program) -> str:
 
 
 def _incoming(evidence: NumbersEvidence, op: Op, forward: Op, output: torch.Tensor) -> Iterator[torch.Tensor]:
-    """What may be the gradient that arrived at the operation: tensors of its shape from further back in backward."""
+    """Candidates for the gradient that arrived at the operation: tensors of its shape from earlier in backward."""
     assert evidence.scope is not None
     scope = evidence.scope
     mine = [other for other in scope.ops if other.forward == forward.index and other.node == op.node]
@@ -134,9 +134,9 @@ def _incoming(evidence: NumbersEvidence, op: Op, forward: Op, output: torch.Tens
     looked_at = 0
     for other in mine:
         sources = [scope.source(value) for value in other.inputs]
-        # What the forward pass saved is older; what the derivative itself has computed is its own.
+        # Exclude tensors saved by the forward pass, and those that the derivative computed itself.
         arrived = [isinstance(at, int) and at > forward.index and at not in indices for at in sources]
-        if not any(arrived) or looked_at >= _LOOKED_AT:
+        if not any(arrived) or looked_at >= _MAX_DERIVATIVE_OPS:
             continue
         looked_at += 1
         captured = evidence.values_of(other)

@@ -1,4 +1,4 @@
-"""A recipe with its tensors at hand: run it, and see whether it fails as it must."""
+"""A recipe with its tensors: runs it, and checks that it fails as recorded."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torchmedic.repro.wording import statement
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?:(?:\s*x\s*|,\s*)-?\d+(?:\.\d+)?)*")
 
-_TOLD, _LONGEST = 16, 60  # characters
+_MIN_FRAGMENT, _MAX_FRAGMENT = 16, 60  # characters
 
 
 class Program:
-    """Calls and their inputs. Programs are not changed: every `with_...` gives another one.
+    """Calls and their inputs. Programs are immutable: every `with_...` returns another one.
 
-    All of it runs on the host, so that anybody can run it; `at_home` is for what fails only where it was recorded.
+    Everything runs on the CPU, so that anyone can run it; with `at_home`, inputs are on the devices of the recording.
     """
 
     def __init__(self, recipe: Recipe, tensors: dict[str, torch.Tensor], *, at_home: bool = False) -> None:
@@ -38,7 +38,7 @@ class Program:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds; a tensor of one repeated value counts as none."""
+        """Number of stored values; a tensor of one repeated value counts as none."""
         return sum(self.tensors[given.name].numel() for given in self.inputs if given.fill is None)
 
     @property
@@ -46,36 +46,34 @@ class Program:
         return sum(self.tensors[given.name].nbytes for given in self.inputs if given.fill is None)
 
     def with_tensors(self, changed: dict[str, torch.Tensor]) -> Program:
-        """The same calls on other values, of the same dtypes."""
-        inputs = tuple(
-            msgspec.structs.replace(given, shape=tuple(changed[given.name].shape), fill=None)
-            if given.name in changed
-            else given
-            for given in self.inputs
+        """The same calls with other values of the same dtypes."""
+        return self._with_inputs(
+            {name: {"shape": tuple(new.shape), "fill": None} for name, new in changed.items()}, changed
         )
-        return self._like(msgspec.structs.replace(self.recipe, inputs=inputs), {**self.tensors, **changed})
+
+    def with_shapes(self, changed: dict[str, torch.Tensor]) -> Program:
+        """The same calls with parts of the same tensors; an input of one repeated value stays one."""
+        return self._with_inputs({name: {"shape": tuple(new.shape)} for name, new in changed.items()}, changed)
 
     def with_fill(self, name: str, value: bool | int | float) -> Program:
-        """All elements of one input the same."""
+        """The same calls with one repeated value in one input."""
         old = self.tensors[name]
-        inputs = tuple(
-            msgspec.structs.replace(given, fill=value) if given.name == name else given for given in self.inputs
-        )
         filled = torch.full(tuple(old.shape), value, dtype=old.dtype, device="cpu")
-        return self._like(msgspec.structs.replace(self.recipe, inputs=inputs), {**self.tensors, name: filled})
+        return self._with_inputs({name: {"fill": value}}, {name: filled})
 
     def with_input(self, name: str, **changes: Any) -> Program:
-        """One input described otherwise: its layout, or whether it has a gradient."""
-        inputs = tuple(
-            msgspec.structs.replace(given, **changes) if given.name == name else given for given in self.inputs
-        )
-        return self._like(msgspec.structs.replace(self.recipe, inputs=inputs), self.tensors)
+        """The same calls with one changed input: its layout, or whether it has a gradient."""
+        return self._with_inputs({name: changes}, {})
+
+    def _with_inputs(self, changes: dict[str, dict[str, Any]], tensors: dict[str, torch.Tensor]) -> Program:
+        inputs = tuple(msgspec.structs.replace(given, **changes.get(given.name, {})) for given in self.inputs)
+        return self._like(msgspec.structs.replace(self.recipe, inputs=inputs), {**self.tensors, **tensors})
 
     def with_recipe(self, **changes: Any) -> Program:
         return self._like(msgspec.structs.replace(self.recipe, **changes), self.tensors)
 
     def variants(self) -> list[Program]:
-        """On the host, and where there were others, on the devices of its inputs."""
+        """The program on the CPU and, if inputs were on other devices, the program on those devices."""
         if all(given.device == "cpu" for given in self.inputs):
             return [self]
         return [self, Program(self.recipe, self.tensors, at_home=True)]
@@ -85,7 +83,7 @@ class Program:
 
     @property
     def device(self) -> str:
-        """The kind of device that most of it runs on."""
+        """The type of device that the program runs on."""
         kinds = (self.device_of(given).partition(":")[0] for given in self.inputs)
         return next((kind for kind in kinds if kind not in ("cpu", "meta")), "cpu")
 
@@ -96,7 +94,7 @@ class Program:
         return other
 
     def holds(self) -> bool:
-        """Whether it fails as its recipe says."""
+        """Whether the program fails as its recipe says."""
         wanted = self.recipe.outcome
         if isinstance(wanted, Raises):
             raised = self.error()
@@ -104,7 +102,7 @@ class Program:
         return isinstance(wanted, Bad) and self._clean(wanted) and self.badness(wanted) == wanted.kind
 
     def error(self) -> Exception | None:
-        """What it raises."""
+        """The exception that the program raises."""
         try:
             self.run()
         except Exception as error:
@@ -112,7 +110,7 @@ class Program:
         return None
 
     def badness(self, at: Bad) -> str | None:
-        """What is wrong with a value after a run: `nan`, `inf`, or nothing."""
+        """`nan` or `inf` if a value is bad after a run, else None."""
         try:
             names = self.run()
             value = names[at.of]
@@ -120,13 +118,13 @@ class Program:
                 value = value[at.item]
             value = value.grad if at.gradient else value
             if at.gradient and any(badness(result) for result in _results(self.recipe, names)):
-                return None  # then it is the forward pass that went wrong, not the gradient
+                return None  # the forward pass is bad, not only the gradient
         except Exception:
             return None
         return badness(value)
 
     def run(self) -> dict[str, Any]:
-        """All variables after the last call. Random numbers are drawn, but nobody else's."""
+        """Run the calls, and return all variables. The state of the random generators is restored."""
         if self._code is None:
             text = "\n".join(statement(line) for line in self.recipe.lines)
             self._code = compile(text, "<repro>", "exec", dont_inherit=True)
@@ -171,7 +169,7 @@ def _results(recipe: Recipe, names: dict[str, Any]) -> Iterator[Any]:
 
 
 def badness(value: Any) -> str | None:
-    """`nan` if a tensor holds any, else `inf`, else None."""
+    """`nan` if a tensor contains NaN, else `inf` if it contains infinity, else None."""
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return None
     value = value.detach()
@@ -183,7 +181,7 @@ def badness(value: Any) -> str | None:
 
 
 def built(values: torch.Tensor, given: Input) -> torch.Tensor:
-    """An input as the calls get it: in its layout, with its place in the graph."""
+    """The tensor that the calls get for an input: in its layout, with its place in the graph."""
     tensor = values.detach().clone(memory_format=torch.contiguous_format)
     if given.grad != "no":
         tensor.requires_grad_()
@@ -208,15 +206,15 @@ def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def pattern(error: BaseException) -> str:
-    """The first line of an error's text with the numbers taken out: they change when shapes shrink."""
+    """The first line of an error's text without its numbers, which change when shapes shrink."""
     return _NUMBERS.sub("#", first_line(error))[:200]
 
 
 def fragment(error: BaseException) -> str:
-    """A part of an error's text that holds no number: the first that is long enough to be told, else the longest."""
+    """A part of an error's text without numbers: the first that is long enough to be specific, else the longest."""
     parts = [part.strip(" ,.:;()[]'\"`=") for part in _NUMBERS.split(first_line(error))]
-    told = next((part for part in parts if len(part) >= _TOLD), max(parts, key=len, default=""))
-    return told if len(told) <= _LONGEST else told[:_LONGEST].rpartition(" ")[0]
+    told = next((part for part in parts if len(part) >= _MIN_FRAGMENT), max(parts, key=len, default=""))
+    return told if len(told) <= _MAX_FRAGMENT else told[:_MAX_FRAGMENT].rpartition(" ")[0]
 
 
 def first_line(error: BaseException) -> str:

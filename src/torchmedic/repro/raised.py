@@ -1,4 +1,4 @@
-"""The operation that raised, as a program: read off the live frames, else caught in a replay of the step."""
+"""A program for the operation that raised: from the live frames, else from a replay of the step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchmedic.source.lookup.failing_call import UNKNOWN, Call
 from torchmedic.source.lookup.safe_eval import OPERATORS
 from torchmedic.source.segment.cut import CannotCut
 
-_TIME_LIMIT = 30.0
+_MAX_REPLAY_SECONDS = 30.0
 _PLAIN_PYTHON = frozenset(
     "KeyError NameError AttributeError ImportError OSError ArithmeticError RecursionError".split()
 )
@@ -35,14 +35,14 @@ def program(evidence: RaisedEvidence, header: Recipe) -> Program:
     """The failing call of a step that raised.
 
     Raises:
-        NotRecordable: There is none, with the reason.
+        NotRecordable: There is no such call; the text is the reason.
     """
     reason = _hopeless(evidence)
     if reason:
         raise NotRecordable(reason)
     inside = any(frame.function == "_engine_run_backward" for frame in evidence.frames)
     why = "backward itself failed, not one operation" if inside else "no operation of torch raised it"
-    # What the user has written reads best; a layer, whose weights would be new ones, is the last resort.
+    # The user's own call reads best. A layer is the last resort, because its weights would be new.
     for layers in (False, True):
         for call in reversed(evidence.calls):
             try:
@@ -76,7 +76,7 @@ def _may_be_torch(evidence: RaisedEvidence) -> bool:
 
 
 def _verified(evidence: RaisedEvidence, header: Recipe, lines: Callable[[Inputs], list[Line]]) -> Program | None:
-    """A program of these lines, if it raises what the step raised."""
+    """The program of the given lines, if it raises the same error as the step."""
     inputs = Inputs()
     made_lines = lines(inputs)
     wanted = outcome_of(evidence.error)
@@ -90,7 +90,7 @@ def _verified(evidence: RaisedEvidence, header: Recipe, lines: Callable[[Inputs]
                 return variant
         raised = found.error() if evidence.is_traced else None
         if raised is not None and type(raised).__name__ in evidence.message:
-            # The tracer of torch.compile wraps what fake tensors raised, which is worded otherwise.
+            # torch.compile wraps the error of fake tensors, which has another text.
             return found.with_recipe(outcome=outcome_of(raised))
     return None
 
@@ -134,7 +134,7 @@ def _operator_line(call: Call, inputs: Inputs) -> Line:
 
 
 class _Catcher(TorchFunctionMode):
-    """Holds on to the innermost call of torch's Python API that raises."""
+    """Records the innermost call of torch's Python API that raises."""
 
     def __init__(self, deadline: float) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def _replayed(evidence: RaisedEvidence, header: Recipe) -> Program | None:
         step = evidence.failing_step()
     except CannotCut:
         return None
-    catcher = _Catcher(time.monotonic() + _TIME_LIMIT)
+    catcher = _Catcher(time.monotonic() + _MAX_REPLAY_SECONDS)
     played = step.runner.play(catcher)
     same = played.error is not None and pattern(played.error) == pattern(evidence.error)
     if not same or catcher.caught is None:

@@ -1,7 +1,7 @@
-"""What a run folder keeps of the operation that failed: a few calls, their arguments, and what must go wrong.
+"""The recipe of a failed operation in a run folder: a few calls, their arguments, and the expected failure.
 
-`repro-<n>.json` belongs to `diagnosis-<n>.json` beside it; values are in `repro-<n>.safetensors`. Both may come from
-somebody else, so what is read back is data, never code: every word that ends up in a script is checked first.
+`repro-<n>.json` belongs to `diagnosis-<n>.json` beside it; values are in `repro-<n>.safetensors`. The files may come
+from another person, so they are read as data, never as code: every word that goes into a script is checked first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Plain(msgspec.Struct, frozen=True, tag="plain"):
 
 
 class Special(msgspec.Struct, frozen=True, tag="special"):
-    """What JSON has no word for: `inf`, `-inf`, `nan`, `...`, or an attribute of torch such as `torch.float16`."""
+    """A value that JSON cannot express: `inf`, `-inf`, `nan`, `...`, or an attribute such as `torch.float16`."""
 
     text: str
 
@@ -65,7 +65,7 @@ Argument = Ref | Plain | Special | Many | Slice
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One call.
 
-    `target` is a function of torch's, `Tensor.<method>`, `operator.<name>`, `call` for a layer, or `sum_backward`.
+    `target` is a torch function, `Tensor.<method>`, `operator.<name>`, `call` for a layer, or `sum_backward`.
     """
 
     target: str
@@ -77,7 +77,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor that the calls are given; `fill` stands for its values where all are the same."""
+    """An input tensor of the calls. `fill` is its value if all its elements are equal."""
 
     name: str
     dtype: str
@@ -90,7 +90,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Raises(msgspec.Struct, frozen=True, tag="raises"):
-    """The last call raises. `pattern` is the message with its numbers taken out, `fragment` a part that has none."""
+    """The last call raises. `pattern` is the message without its numbers, `fragment` a part of it without numbers."""
 
     kind: str
     fragment: str
@@ -98,17 +98,17 @@ class Raises(msgspec.Struct, frozen=True, tag="raises"):
 
 
 class Bad(msgspec.Struct, frozen=True, tag="bad"):
-    """A value is NaN or infinite, though the inputs are not."""
+    """A value is NaN or infinite although the inputs are not."""
 
     kind: Literal["nan", "inf"]
-    of: str  # the name of a result, or of an input whose gradient is meant
+    of: str  # the name of a result, or of an input if `gradient` is true
     item: int | None = None
     gradient: bool = False
-    given_inf: bool = False  # infinities among the inputs are on purpose
+    given_inf: bool = False  # infinities in the inputs are intended
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """The failing calls, or in `why_not` one line that says why there are none."""
+    """The failing calls, or the reason in `why_not` if there are none."""
 
     format: int = FORMAT
     code: str
@@ -149,7 +149,7 @@ def read(path: Path) -> Recipe:
     """Read a recipe back.
 
     Raises:
-        UnreadableRun: It is damaged, of a later format, or holds what does not belong into a recipe.
+        UnreadableRun: It is damaged, of a later format, or contains something that is not allowed in a recipe.
     """
     try:
         recipe = msgspec.json.decode(path.read_bytes(), type=Recipe)
@@ -162,10 +162,10 @@ def read(path: Path) -> Recipe:
 
 
 def check(recipe: Recipe) -> None:
-    """Nothing that a script will be made of may be anything but a name, a number or a word of torch's.
+    """Check that a recipe contains only names, numbers and attributes of torch.
 
     Raises:
-        ValueError: Something is.
+        ValueError: It contains anything else.
     """
     if recipe.format != FORMAT:
         raise ValueError(f"format {recipe.format}, not {FORMAT}")

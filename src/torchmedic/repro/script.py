@@ -1,4 +1,4 @@
-"""The script that is handed over: what it is about, the inputs, the calls, and a check that it still fails."""
+"""The text of the script: a docstring, the inputs, the calls, and a check that it still fails."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from torchmedic.repro.recipe import Bad, Input, Raises
 from torchmedic.repro.values import INLINE
 from torchmedic.repro.wording import statement
 
-MOST_LINES = 40
+MAX_INLINE_LINES = 40
 _WIDTH = 110
-_FEW = 4
+_MAX_LITERAL_VALUES = 4
 
 
 def text(program: Program, values: Path, *, inline: bool | None = None) -> tuple[str, bool]:
     """The source of the script.
 
     Args:
-        program: What fails.
-        values: Where big values will be.
-        inline: Whether all values stand in the text; by default, where they are few.
+        program: The failing program.
+        values: The file for large values.
+        inline: Whether all values are in the text; by default if there are few.
 
     Returns:
         The source, and whether it needs the file of values.
     """
     if inline is None:
         source, _ = text(program, values, inline=True) if program.size <= INLINE else ("", False)
-        if source and source.count("\n") <= MOST_LINES:
+        if source and source.count("\n") <= MAX_INLINE_LINES:
             return source, False
         inline = False
     loads = not inline and any(_is_loaded(given, program) for given in program.inputs)
@@ -68,7 +68,7 @@ def _escaped(line: str) -> str:
 
 
 def _is_loaded(given: Input, program: Program) -> bool:
-    return given.fill is None and program.tensors[given.name].numel() > _FEW
+    return given.fill is None and program.tensors[given.name].numel() > _MAX_LITERAL_VALUES
 
 
 def _input(given: Input, program: Program, inline: bool) -> list[str]:
@@ -79,7 +79,7 @@ def _input(given: Input, program: Program, inline: bool) -> list[str]:
         else:
             source = f'tensors["{given.name}"]'
     else:
-        most = _FEW if isinstance(program.recipe.outcome, Bad) else 0
+        most = _MAX_LITERAL_VALUES if isinstance(program.recipe.outcome, Bad) else 0
         source = _literal(given, tensor, tensor.numel() <= most or not given.shape)
     device = program.device_of(given)
     if device != "cpu":
@@ -110,7 +110,7 @@ def _laid_out(given: Input, source: str) -> str:
 
 
 def _literal(given: Input, tensor: torch.Tensor, few: bool) -> str:
-    """The call that makes a tensor; `few` if its values shall be seen although one word could stand for them."""
+    """The call that makes a tensor; with `few`, its values are written out even if all are equal."""
     shape = ", ".join(map(str, given.shape))
     default = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}.get(given.dtype)
     dtype = f", dtype=torch.{given.dtype}"
@@ -138,7 +138,7 @@ def _values(tensor: torch.Tensor) -> str:
 
 
 def _number(value: torch.Tensor) -> str:
-    """The shortest text that gives back the same number."""
+    """The shortest text for the same number."""
     if not value.is_floating_point():
         return repr(value.item())
     number = float(value.item())

@@ -1,4 +1,4 @@
-"""The search for a smaller program: the best one so far, and what may still be tried."""
+"""The state of the search for a smaller program: the best one so far, and the remaining budget."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torchmedic.repro.program import Program
 
 
 class Budget(NamedTuple):
-    """How often the program may be tried, and for how long."""
+    """The maximum number of trials, and of seconds."""
 
     queries: int = 400
     seconds: float = 10.0
 
 
 class Shrinker:
-    """Holds the smallest program so far."""
+    """Keeps the smallest program so far. With `enough`, the search ends at a program of so many bytes."""
 
     def __init__(self, program: Program, budget: Budget, enough: int | None = None) -> None:
         self.best = program
@@ -31,14 +31,14 @@ class Shrinker:
         return self.queries <= 0 or time.monotonic() > self._deadline
 
     def offer(self, candidate: Program | None) -> bool:
-        """Take a candidate if it still fails."""
+        """Keep a candidate if it still fails."""
         if candidate is None or not self.still_fails(candidate):
             return False
         self.best = candidate
         return True
 
     def still_fails(self, candidate: Program) -> bool:
-        """Try a candidate, as long as there is time."""
+        """Whether a candidate still fails; False without a trial if the search is over."""
         if self.is_over:
             return False
         self.queries -= 1

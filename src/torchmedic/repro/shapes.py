@@ -1,4 +1,4 @@
-"""Smaller shapes: dimensions that belong together are halved as long as the failure is in one of the halves."""
+"""Smaller shapes: dimensions that belong together are cropped as long as the program still fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Place = tuple[str, int]  # an input and one of its dimensions
 
 
 def crop(shrinker: Shrinker) -> None:
-    """Halve dimensions that seem to belong together, as long as the failure is in one of the halves."""
+    """Crop groups of dimensions that seem to belong together, as long as the program still fails."""
     culprits = _culprits(shrinker)
     tried: set[tuple[frozenset[Place], tuple[int, ...]]] = set()
     progress = True
@@ -29,7 +29,7 @@ def crop(shrinker: Shrinker) -> None:
 
 
 def _culprits(shrinker: Shrinker) -> dict[str, list[int]]:
-    """Whole numbers that fail by themselves. In a smaller table every index would be out of range: these must stay."""
+    """Index values that fail by themselves. These must stay, because in a smaller table every index is out of range."""
     found = {}
     for given in shrinker.best.inputs:
         tensor = shrinker.best.tensors[given.name]
@@ -46,7 +46,7 @@ def _crop_group(shrinker: Shrinker, group: frozenset[Place], size: int, culprits
     cropped = False
     while size > 1 and not shrinker.is_over:
         half = size // 2
-        # One element is the usual answer, so the ends are tried first.
+        # Usually one element is enough, so the ends are tried first.
         spans = [(0, 1), (size - 1, size), (0, half), (half, size), (0, size - 1), (1, size)]
         for start, stop in dict.fromkeys(spans):
             candidate = _cropped(shrinker.best, group, start, stop)
@@ -72,15 +72,11 @@ def _cropped(program: Program, group: frozenset[Place], start: int, stop: int) -
     for name, dim in group:
         tensor = changed.get(name, program.tensors[name])
         changed[name] = tensor.narrow(dim, start, stop - start)
-    smaller = program.with_tensors({name: tensor.contiguous() for name, tensor in changed.items()})
-    for given in program.inputs:
-        if given.name in changed and given.fill is not None:
-            smaller = smaller.with_input(given.name, fill=given.fill)
-    return smaller
+    return program.with_shapes({name: tensor.contiguous() for name, tensor in changed.items()})
 
 
 def _groups(program: Program) -> Iterator[frozenset[Place]]:
-    """Dimensions of equal size: all of them, those at one place from the end or from the start, pairs, single ones."""
+    """Groups of dimensions of equal size: all, those at one position from the end or the start, pairs, single ones."""
     places: dict[int, list[Place]] = {}
     dims = {given.name: len(given.shape) for given in program.inputs}
     for given in program.inputs:
@@ -102,7 +98,7 @@ def _groups(program: Program) -> Iterator[frozenset[Place]]:
 
 
 def squeeze(shrinker: Shrinker) -> None:
-    """Dimensions of size one that nobody needs, where all tensors have them: what is left is as easy to read."""
+    """Remove dimensions of size one that all tensors have and that the failure does not need."""
     for _ in range(6):
         ranks = {len(given.shape) for given in shrinker.best.inputs}
         if len(ranks) != 1 or min(ranks) < 2:
@@ -116,13 +112,5 @@ def squeeze(shrinker: Shrinker) -> None:
             }
             if changed:
                 candidates.append(changed)
-        if not any(shrinker.offer(_reshaped(shrinker.best, changed)) for changed in candidates):
+        if not any(shrinker.offer(shrinker.best.with_shapes(changed)) for changed in candidates):
             return
-
-
-def _reshaped(program: Program, changed: dict[str, torch.Tensor]) -> Program:
-    other = program.with_tensors(changed)
-    for given in program.inputs:
-        if given.name in changed and given.fill is not None:
-            other = other.with_input(given.name, fill=given.fill)
-    return other

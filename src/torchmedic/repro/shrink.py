@@ -1,7 +1,7 @@
-"""Make a failing program smaller, as a property-based tester would: change it, keep the change if it still fails.
+"""Makes a failing program smaller, as property-based testing does: change it, keep the change if it still fails.
 
-What made it fail must stay the cause. So a zero is never put where there was none and never taken away, signs and
-infinities stay, no dimension becomes empty, and NaN for infinity is no fair exchange.
+The cause of the failure must stay the same. So zeros are neither added nor removed, signs and infinities stay, no
+dimension becomes empty, and infinity must not turn into NaN.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torchmedic.repro.search import Budget, Shrinker
 
 
 def shrunk(program: Program, budget: Budget | None = None, *, enough: int | None = None) -> Program:
-    """A smaller program that fails in the same way, or the same one.
+    """A smaller program that fails in the same way, or the program itself.
 
     Args:
-        program: One that fails.
-        budget: When to stop.
-        enough: Stop as soon as it takes no more bytes than this.
+        program: The failing program.
+        budget: The limits of the search.
+        enough: Stop at a program of at most this many bytes.
     """
     shrinker = Shrinker(program, budget or Budget(), enough)
     if not program.holds():

@@ -1,4 +1,4 @@
-"""Shorter calls: without arguments, list members, gradients and layouts that the failure does not need."""
+"""Simpler calls: without arguments, list members, gradients and layouts that the failure does not need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plain_layouts(shrinker: Shrinker) -> None:
 def drop_gradients(shrinker: Shrinker) -> None:
     recipe = shrinker.best.recipe
     if isinstance(recipe.outcome, Raises) and any("backward" in line.target for line in recipe.lines):
-        return  # that there was a graph is the point
+        return  # the failure needs the graph
     for given in shrinker.best.inputs:
         if given.grad == "no" or shrinker.offer(shrinker.best.with_input(given.name, grad="no")):
             continue
@@ -36,16 +36,16 @@ def drop_gradients(shrinker: Shrinker) -> None:
 
 
 def drop_arguments(shrinker: Shrinker) -> None:
-    """What the failing call would do without: defaults that were written out, a bias."""
+    """Drop arguments that the failing call does not need, such as a bias."""
     at = len(shrinker.best.recipe.lines) - 1
     if not isinstance(shrinker.best.recipe.outcome, Raises) or "backward" in shrinker.best.recipe.lines[at].target:
-        return  # another default could be another reason for NaN, and in a sub-graph the call itself did not fail
+        return  # a default could be another reason for NaN, and in a sub-graph the call itself does not fail
     for key in list(shrinker.best.recipe.lines[at].kwargs):
         line = shrinker.best.recipe.lines[at]
         rest = {name: value for name, value in line.kwargs.items() if name != key}
         shrinker.offer(_with_line(shrinker.best, at, msgspec.structs.replace(line, kwargs=rest)))
     if shrinker.best.recipe.lines[at].target.startswith("Tensor."):
-        return  # the sizes of `view` are no defaults
+        return  # the arguments of methods such as `view` are no defaults
     while len(args := shrinker.best.recipe.lines[at].args) > 1:
         line = msgspec.structs.replace(shrinker.best.recipe.lines[at], args=args[:-1])
         if line.target.startswith("operator.") or not shrinker.offer(_with_line(shrinker.best, at, line)):
@@ -53,7 +53,7 @@ def drop_arguments(shrinker: Shrinker) -> None:
 
 
 def drop_list_members(shrinker: Shrinker) -> None:
-    """Of the tensors that `cat` or `stack` is given, most are innocent."""
+    """Drop tensors from the list of `cat` or `stack` that the failure does not need."""
     for at, line in enumerate(shrinker.best.recipe.lines):
         for position, argument in enumerate(line.args):
             if isinstance(argument, Many) and len(argument.items) > 1 and isinstance(argument.items[0], Ref):
@@ -74,7 +74,7 @@ def _without_member(program: Program, at: int, position: int, member: int) -> Pr
 
 
 def simple_backward(shrinker: Shrinker) -> None:
-    """`result.sum().backward()` where the gradient that arrived is not what matters."""
+    """Use `result.sum().backward()` if the incoming gradient does not matter."""
     lines = shrinker.best.recipe.lines
     for at, line in enumerate(lines):
         if line.target == "Tensor.backward" and len(line.args) == 2:

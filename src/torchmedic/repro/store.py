@@ -1,4 +1,4 @@
-"""Values of a recipe's inputs in a safetensors file: numbers and shapes, never a pickle."""
+"""Stores the values of a recipe's inputs in a safetensors file, which contains no code, unlike a pickle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMPLEX = {"complex64": torch.float32, "complex128": torch.float64, "complex32"
 
 
 def encoded(program: Program) -> bytes | None:
-    """The bytes of a safetensors file; None where every input is one repeated value."""
+    """The bytes of a safetensors file; None if every input is one repeated value."""
     tensors = {
         given.name: _storable(program.tensors[given.name].contiguous())
         for given in program.inputs
@@ -32,7 +32,7 @@ def _storable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def read(recipe: Recipe, path: Path) -> Program:
-    """A recipe with its values.
+    """Read the values of a recipe.
 
     Raises:
         UnreadableRun: The file is missing, damaged, or does not fit the recipe.

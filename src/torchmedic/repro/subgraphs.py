@@ -1,4 +1,4 @@
-"""Failures of backward that take more than one operation, as the fewest lines that fail in the same way."""
+"""Programs for failures of backward that need more than one operation: the fewest lines that fail in the same way."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from torchmedic.repro.program import Program
 from torchmedic.repro.raised import outcome_of
 from torchmedic.repro.recipe import Input, Leafhood, Line, Plain, Recipe, Ref
 
-_TIME_LIMIT = 60.0
+_MAX_REPLAY_SECONDS = 60.0
 _OVERWRITTEN = "modified by an inplace operation"
 _NO_GRAPH = "does not require grad and does not have a grad_fn"
 _FREED = "backward through the graph a second time"
 
 
 def program(evidence: RaisedEvidence, header: Recipe) -> Program | None:
-    """The sub-graph of a failed backward; None where the failure is that of one call.
+    """The sub-graph of a failed backward; None if a single call fails.
 
     Raises:
-        NotRecordable: It takes more than a few lines.
+        NotRecordable: The failure needs more than a few lines.
     """
     if evidence.says(_OVERWRITTEN):
         step = BackwardFailure(evidence).step
@@ -47,9 +47,6 @@ def program(evidence: RaisedEvidence, header: Recipe) -> Program | None:
         step = BackwardFailure(evidence).step
         return _cut(step, header) if step is not None else None
     return None
-
-
-# A tensor that backward needs was written to
 
 
 class _Kept(NamedTuple):
@@ -82,7 +79,7 @@ def _watched(scope: Microscope) -> Iterator[None]:
 
 
 def _overwritten(step: Step, header: Recipe) -> Program | None:
-    deadline = time.monotonic() + _TIME_LIMIT
+    deadline = time.monotonic() + _MAX_REPLAY_SECONDS
     scope = Microscope(deadline=deadline)
     error = step.runner.play(scope, _watched(scope)).error
     if not isinstance(error, _Overwritten):
@@ -94,7 +91,7 @@ def _overwritten(step: Step, header: Recipe) -> Program | None:
     if saver is None or not writes:
         return None
     again = Microscope(capture=frozenset({saver.index, writes[0].index}), deadline=deadline)
-    step.runner.play(again, _watched(again))  # the hooks too: with them, other operations run
+    step.runner.play(again, _watched(again))  # with the same hooks, which change the operations that run
     captured = [_same(again, op) for op in (saver, writes[0])]
     if captured[0] is None:
         return None
@@ -112,7 +109,7 @@ def _same(scope: Microscope, op: Op) -> Captured | None:
 
 
 def _saver(scope: Microscope, kept: _Kept, node: str) -> Op | None:
-    """The operation whose derivative needs the tensor: a result is saved after it has run, an argument before."""
+    """The operation whose derivative needs the tensor: it saves a result after it has run, an argument before."""
     near = scope.ops[max(0, kept.after - 1) : kept.after + 3]
     return next((op for op in near if _is_of(node, op) and not op.is_backward), None)
 
@@ -123,7 +120,7 @@ def _is_of(node: str, op: Op) -> bool:
 
 
 class _Target(NamedTuple):
-    """The tensor that is written to: the result of the saver, or one of its arguments."""
+    """The tensor that is overwritten: the result of the saving operation, or one of its arguments."""
 
     position: int | None
     grad: Leafhood
@@ -161,7 +158,7 @@ def _writes(writer: Captured | None) -> Iterator[Spelling | None]:
 def _three_lines(
     saver: Captured, spelling: Spelling, write: Spelling | None, target: _Target, ops: tuple[Op, Op], header: Recipe
 ) -> Program:
-    """Save, write, backward."""
+    """A program of three lines: save, write, backward."""
     inputs = Inputs()
     line = msgspec.structs.replace(
         called(spelling, named(saver, spelling), inputs), note=_place("saved for backward", ops[0])
@@ -169,7 +166,7 @@ def _three_lines(
     changed = "result"
     if target.position is not None:
         tensor = saver.tensors[target.position]
-        changed = inputs.add(tensor)  # is known already: this only gives its name
+        changed = inputs.add(tensor)  # already added: returns its name
     inputs.specs = [_with_grad(spec, inputs, target.grad if spec.name == changed else "leaf") for spec in inputs.specs]
     if write is None:
         second = Line(target="Tensor.add_", args=(Ref(changed), Plain(1)))
@@ -193,11 +190,8 @@ def _place(text: str, op: Op) -> str:
     return f"{text}: {where.file}:{where.line}"
 
 
-# A loss without a graph
-
-
 class _Calls(Provenance):
-    """Also keeps what was called, with its arguments."""
+    """Records the calls with their arguments."""
 
     def __init__(self) -> None:
         super().__init__()

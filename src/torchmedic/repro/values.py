@@ -1,4 +1,4 @@
-"""Simpler values: zeros and ones where they do, else fewer digits. Zeros, signs and infinities stay what they are."""
+"""Simpler values: zeros and ones if the program still fails, else fewer digits. Zeros, signs and infinities stay."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import torch
 from torchmedic.repro.recipe import Raises
 from torchmedic.repro.search import Shrinker
 
-INLINE = 64  # numbers that a script holds in its text
+INLINE = 64  # values that a script may contain in its text
 
 
 def constant(shrinker: Shrinker) -> None:
-    """Where only shapes and types matter, as in most exceptions, values are noise."""
+    """Replace values by a constant if only shapes and types matter, as in most exceptions."""
     if not isinstance(shrinker.best.recipe.outcome, Raises):
         _constant_where_all_are(shrinker)
         return
     for given in shrinker.best.inputs:
         if given.fill is None:
             zero, one = (False, True) if given.dtype == "bool" else (0, 1)
-            # Where ones do and zeros do not, or the other way round, it is the values that matter.
+            # If ones fail and zeros do not, or the other way round, the values matter.
             if shrinker.still_fails(shrinker.best.with_fill(given.name, one)):
                 shrinker.offer(shrinker.best.with_fill(given.name, zero))
 
@@ -37,7 +37,7 @@ def _constant_where_all_are(shrinker: Shrinker) -> None:
 
 
 def rounded(shrinker: Shrinker) -> None:
-    """Whole tensors: ones of the same signs, else fewer digits."""
+    """Simplify whole tensors: ones with the same signs, else fewer digits."""
     for given in shrinker.best.inputs:
         tensor = shrinker.best.tensors[given.name]
         if given.fill is not None or not tensor.is_floating_point() or not tensor.numel():
@@ -51,7 +51,7 @@ def rounded(shrinker: Shrinker) -> None:
 
 
 def one_by_one(shrinker: Shrinker) -> None:
-    """Element by element, where there are few."""
+    """Simplify element by element, if there are few."""
     zero = isinstance(shrinker.best.recipe.outcome, Raises)
     for given in shrinker.best.inputs:
         tensor = shrinker.best.tensors[given.name]
@@ -73,7 +73,7 @@ def _simpler(value: torch.Tensor, zero: bool) -> list[torch.Tensor]:
         whole = int(value.item())
         sign = -1 if whole < 0 else 1
         sizes = sorted({0 if zero else 1, 1, 2, 10, 100, 1000, abs(whole) // 2, abs(whole) - 1})
-        # A negative index is another mistake than one that is too big.
+        # A negative index and an index that is too large are different mistakes.
         candidates = [value.new_tensor(sign * size) for size in sizes if 0 <= size < abs(whole) and (sign > 0 or size)]
     found: list[torch.Tensor] = []
     for candidate in candidates:
@@ -84,7 +84,7 @@ def _simpler(value: torch.Tensor, zero: bool) -> list[torch.Tensor]:
 
 
 def _rounded(tensor: torch.Tensor, digits: int) -> torch.Tensor:
-    """With so many significant digits; with none, 1 or -1. Zeros, infinities and tiny numbers stay."""
+    """Round to significant digits; with 0 digits, to 1 or -1. Zeros, infinities and subnormal numbers stay."""
     wide = tensor.double()
     kept = (wide == 0) | ~wide.isfinite() | (wide.abs() < torch.finfo(tensor.dtype).tiny)
     if digits == 0:

@@ -1,4 +1,4 @@
-"""The calls of a recipe as Python source. What is executed while it is shrunk is the same text as in the script."""
+"""The calls of a recipe as Python source. The search for a smaller program executes the same text as the script."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def argument(given: Argument) -> str:
 
 
 def call(line: Line) -> str:
-    """The expression or, for an assignment in place, the statement of one call."""
+    """The expression of one call or, for an in-place assignment, the statement."""
     args = [argument(given) for given in line.args]
     kind, _, name = line.target.rpartition(".")
     if kind == "operator":
@@ -70,7 +70,7 @@ def call(line: Line) -> str:
 
 
 def statement(line: Line) -> str:
-    """One line of source, or two under `no_grad`."""
+    """One line of source; two with `no_grad`."""
     text = call(line)
     in_place = line.target in ("operator.setitem", "operator.delitem") or line.target.startswith("operator.i")
     if line.result and (not in_place or line.target == "operator.invert"):

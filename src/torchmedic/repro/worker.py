@@ -1,7 +1,7 @@
-"""Turn a recipe into a script, in a process of its own: `python -m torchmedic.repro.worker RECIPE OUTPUT [--as-it-is]`.
+"""Turns a recipe into a script: `python -m torchmedic.repro.worker RECIPE OUTPUT [--as-it-is]`.
 
-It runs the failing operation again and again, so whatever that does, it does not do it to the command line. Prints a
-`Made` as JSON.
+Runs in a separate process, because it executes the failing operation many times, which may crash. Prints a `Made` as
+JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _failing(program: Program) -> Program:
-    """On the host if it fails there too: a script for everybody. Else on the devices that it failed on."""
+    """The program on the CPU if it fails there too, so that anyone can run it; else on the recorded devices."""
     return next((variant for variant in program.variants() if variant.holds()), program)
 
 

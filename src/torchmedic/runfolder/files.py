@@ -1,4 +1,4 @@
-"""The files of a run folder, which `layout.py` lists: written atomically; a damaged file is skipped or named."""
+"""Readers and writers of the files that `layout.py` lists. Writes are atomic; damaged files are skipped or reported."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import tempfile
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import Diagnosis, Fault, Report, StackFrame, encode
-from torchmedic.runfolder.confidential import confidential
 from torchmedic.runfolder.layout import is_confidential, process_folders, rank_of, worker_folders
 
 REPORT = "report.json"
@@ -22,11 +22,13 @@ EVENTS = "events.jsonl"
 STACKS = "stacks"
 _PARTS = ".parts"
 _SPARE = ".spare"
-_SPARE_SIZE = 64 * 1024
+_SPARE_BYTES = 64 * 1024
+
+_Event = TypeVar("_Event", bound=msgspec.Struct)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file so that a reader sees the old or the new one, never half of one."""
+    """Replace a file; a reader sees the old or the new content, never a part of it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -43,10 +45,10 @@ def write_report(run: Path, report: Report) -> None:
 
 
 def read_report(run: Path) -> Report:
-    """Read `report.json` of a run folder, or a `report.json` itself.
+    """Read the `report.json` of a run folder; `run` may also be the path of a `report.json`.
 
     Raises:
-        UnreadableRun: There is none, or it is damaged.
+        UnreadableRun: The file is missing or damaged.
     """
     path = run / REPORT if run.is_dir() else run
     if not path.exists():
@@ -60,7 +62,7 @@ def read_report(run: Path) -> Report:
 
 
 def write_part(run: Path, rank: int, report: Report) -> list[Report]:
-    """Put down one rank's report beside those of the others; all of them, by rank."""
+    """Write the report of one rank, and return the reports of all ranks, ordered by rank."""
     folder = run / _PARTS
     folder.mkdir(mode=0o700, exist_ok=True)
     write_atomically(folder / f"{rank}.json", encode(report))
@@ -68,7 +70,7 @@ def write_part(run: Path, rank: int, report: Report) -> list[Report]:
 
 
 def errors_of_others(run: Path, rank: int) -> list[Diagnosis]:
-    """What other ranks, or those who watch them, have put down as errors of their own."""
+    """Errors that other ranks, or their supervisors, have written."""
     own = [
         each for folder in process_folders(run) if rank_of(folder) != rank for each in read_diagnoses(folder).values()
     ]
@@ -77,7 +79,7 @@ def errors_of_others(run: Path, rank: int) -> list[Diagnosis]:
 
 
 def is_concluded(run: Path, rank: int) -> bool:
-    """Whether who watches a rank has said how it ended."""
+    """Whether the supervisor of a rank has reported how the rank ended."""
     return any(number == rank and part.outcome.symptom is not None for number, part in _parts(run / _PARTS))
 
 
@@ -88,25 +90,25 @@ def _parts(folder: Path) -> Iterator[tuple[int, Report]]:
 
 
 def reserve(folder: Path) -> None:
-    """Set some room aside, so that a full disk can still be reported as one."""
+    """Reserve some disk space, so that a full disk can still be reported."""
     with open(folder / _SPARE, "wb") as file:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, _SPARE_SIZE)
+            os.posix_fallocate(file.fileno(), 0, _SPARE_BYTES)
 
 
 def release(folder: Path) -> None:
-    """Give up the room that was set aside."""
+    """Give up the reserved disk space."""
     with contextlib.suppress(OSError):
         (folder / _SPARE).unlink()
 
 
 def next_diagnosis(folder: Path) -> int:
-    """The number that the next diagnosis of a process will have."""
+    """The number of the next diagnosis of a process."""
     return len(list(folder.glob("diagnosis-*.json")))
 
 
 def write_diagnosis(folder: Path, diagnosis: Diagnosis) -> int:
-    """Put down what was found in one process; its number there."""
+    """Write a diagnosis of one process, and return its number."""
     if is_confidential(folder.parent):
         diagnosis = confidential(diagnosis)
     count = next_diagnosis(folder)
@@ -120,7 +122,7 @@ def write_diagnosis(folder: Path, diagnosis: Diagnosis) -> int:
 
 
 def read_diagnoses(folder: Path, known: Container[Path] = ()) -> dict[Path, Diagnosis]:
-    """The diagnoses made inside one process, by their files, but those that are known; a damaged one is passed over."""
+    """The diagnoses made inside one process, by file. Known and damaged files are skipped."""
     found = {}
     for name in _names(folder):
         if name.startswith("diagnosis-") and name.endswith(".json") and (path := folder / name) not in known:
@@ -130,7 +132,7 @@ def read_diagnoses(folder: Path, known: Container[Path] = ()) -> dict[Path, Diag
 
 
 def _names(folder: Path) -> list[str]:
-    """Asked for several times a second while a run goes on, for which `glob` takes too long."""
+    """The names in a folder. Called several times a second during a run, where `glob` is too slow."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -150,7 +152,7 @@ class ExceptionLine(msgspec.Struct, tag="exception", tag_field="kind"):
 
 
 class DeathLine(msgspec.Struct, tag="death", tag_field="kind"):
-    """An exception in this process was only the news that another process has died."""
+    """An exception in this process only reported the death of another process."""
 
     pid: int
     signal: str
@@ -159,7 +161,7 @@ class DeathLine(msgspec.Struct, tag="death", tag_field="kind"):
 
 
 class LostRankLine(msgspec.Struct, tag="lost-rank", tag_field="kind"):
-    """An exception in this process was only the news that another rank is gone, and nobody had told yet why."""
+    """An exception in this process only reported that another rank is gone, for a reason still unknown."""
 
     rank: int
 
@@ -168,12 +170,23 @@ _Line = StartLine | FaultLine | ExceptionLine | DeathLine | LostRankLine
 
 
 def read_events(folder: Path) -> list[_Line]:
-    """The lines of one process's events that the parent acts on; other lines and damaged ones are passed over."""
+    """The events of one process that the parent acts on. Other lines and damaged lines are skipped."""
     found: list[_Line] = []
     with contextlib.suppress(OSError):
         for line in (folder / EVENTS).read_bytes().splitlines():
             with contextlib.suppress(msgspec.DecodeError):
                 found.append(msgspec.json.decode(line, type=_Line))
+    return found
+
+
+def events_of(folder: Path, kind: str, record: type[_Event]) -> list[_Event]:
+    """The events of one kind that a process has written, oldest first. Damaged lines are skipped."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in (folder / EVENTS).read_bytes().splitlines():
+            if f'"{kind}"'.encode() in line:
+                with contextlib.suppress(msgspec.DecodeError):
+                    found.append(msgspec.json.decode(line, type=record))
     return found
 
 
@@ -186,32 +199,47 @@ def folder_of(run: Path, pid: int) -> Path | None:
 
 
 def worker_folder_of(run: Path, pid: int, *, is_worker: bool) -> Path | None:
-    """The folder of a DataLoader worker; if it is one, then of another: all do the same, and only one of them looks."""
+    """The folder of a DataLoader worker. All workers do the same and only one is examined, so any folder will do."""
     found = worker_folders(run)
     own = [folder for folder in found if folder.name.endswith(f".{pid}")]
     return next(iter([*own, *(reversed(found) if is_worker else ())]), None)
 
 
 def read_faults(folder: Path) -> list[Fault]:
-    """Contained faults of one process."""
+    """The contained faults of one process."""
     return [line.fault for line in read_events(folder) if isinstance(line, FaultLine)]
 
 
 def read_symptom(folder: Path) -> str | None:
-    """How the exception that ended one process showed itself."""
+    """The symptom of the exception that ended one process."""
     return next((line.symptom for line in read_events(folder) if isinstance(line, ExceptionLine)), None)
 
 
 def stack_files(run: Path) -> dict[int, Path]:
-    """Faulthandler's file of every process that has one."""
+    """The faulthandler files, by pid."""
     folder = run / STACKS
     names = (name for name in _names(folder) if name.endswith(".txt") and name[:-4].isdecimal())
     return {int(name[:-4]): folder / name for name in names}
 
 
 def drop_empty_stacks(run: Path) -> None:
-    """Remove the files of processes that had nothing to say and are gone."""
+    """Remove the empty faulthandler files of processes that have ended."""
     for pid, path in stack_files(run).items():
         with contextlib.suppress(OSError):
             if not path.stat().st_size and not Path(f"/proc/{pid}").exists():
                 path.unlink()
+
+
+def confidential(diagnosis: Diagnosis) -> Diagnosis:
+    """The code, the grade and the places of a diagnosis, without source text and without values of the user's data."""
+    return replace(
+        diagnosis,
+        message=diagnosis.name.replace("-", " "),
+        cause="left out, as the run was started with --confidential",
+        locations=tuple(replace(place, code="", label="") for place in diagnosis.locations),
+        evidence=(),
+        treatments=tuple(
+            replace(each, title="a cure was tried" if each.proven else "see explain", result="", patch="")
+            for each in diagnosis.treatments
+        ),
+    )

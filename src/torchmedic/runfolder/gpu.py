@@ -1,9 +1,9 @@
-"""What the parent leaves in the run folder about the GPU, for the dying child and for the report.
+"""GPU facts that the parent writes to the run folder, for the dying child and for the report.
 
-kernel[.<rank>].txt     what failed checks of kernels said on stderr
-gpu[.<rank>].json       how the GPUs are: Xid events, ECC, throttling, temperature
+kernel[.<rank>].txt     messages of failed checks in CUDA kernels, from stderr
+gpu[.<rank>].json       state of the GPUs: Xid events, ECC, throttling, temperature
 
-With a rank where every rank has a parent of its own.
+The names contain the rank if every rank has its own parent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def write_kernel_words(run: Path, text: str, rank: int | None = None) -> None:
 
 
 def read_kernel_words(run: Path, rank: int | None = None) -> str:
-    """What the kernels said: to the parent of this rank (by default our own), or else to the one parent of all."""
+    """The kernel messages from the parent of a rank (by default our own), or else from the common parent."""
     for path in _candidates(run / KERNEL_WORDS, rank):
         with contextlib.suppress(OSError):
             return path.read_text("utf-8", "replace")
@@ -39,7 +39,7 @@ def write_gpu_health(run: Path, health: GpuHealth, rank: int | None = None) -> N
 
 
 def read_gpu_health(run: Path, rank: int | None = None) -> GpuHealth | None:
-    """How the GPUs were when something last changed; None where there are none, or nobody could tell."""
+    """The last recorded state of the GPUs; None if there is none."""
     for path in _candidates(run / GPU_HEALTH, rank):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(path.read_bytes(), type=GpuHealth)

@@ -1,19 +1,19 @@
-"""The folder of a run: private, never overwritten, shared by all its processes. What lies in it:
+"""The run folder: private, never overwritten, shared by all processes of the run. Its contents:
 
-report.json                 the contract, one for all processes of the run
-stacks/<pid>.txt            faulthandler's last words of a process
-.parts/<rank>.json          the report of one rank, where each has a torchmedic of its own; report.json is all of them
+report.json                 the report, one for all processes of the run
+stacks/<pid>.txt            stacks written by faulthandler when a process dies
+.parts/<rank>.json          the report of one rank, if every rank has its own torchmedic; report.json merges them
 worker-<N>.<pid>/           events and diagnoses of a DataLoader worker of rank N that has found something
 rank<N>[.<pid>]/            one folder per watched process
-    blackbox                the memory-mapped ring
-    events.jsonl            what happened, a line each
-    diagnosis-<n>.json      found in that process; merged into report.json by the parent
-    .spare                  room that is given up when something has failed, there only during the run
+    blackbox                the memory-mapped ring buffer
+    events.jsonl            events, one per line
+    diagnosis-<n>.json      diagnoses made in that process; the parent merges them into report.json
+    .spare                  disk space that is released on a failure; exists only during the run
     repro-<n>.json          the operation that failed, with its values in repro-<n>.safetensors
-.confidential               there if no value may be kept
-.no-checkup                 there if nobody shall look for mistakes that raise nothing
-kernel.txt, gpu.json        what the parent knows of the GPU: see runfolder/gpu.py
-inside/                     questions to its processes: see runfolder/questions.py
+.confidential               exists if no values may be kept
+.no-checkup                 exists if mistakes that raise no error shall not be searched for
+kernel.txt, gpu.json        what the parent knows about the GPUs: see runfolder/gpu.py
+inside/                     questions to the processes: see runfolder/questions.py
 
 `runfolder/files.py` reads and writes the rest.
 """
@@ -37,10 +37,10 @@ _NO_CHECKUP = ".no-checkup"
 
 
 def create(requested: str | None, script: str, cwd: Path, job: str | None = None) -> Path:
-    """Make the folder of a new run, private to its owner; all processes of one `job` get the same.
+    """Make the folder of a new run, private to its owner. All processes of one `job` get the same folder.
 
     Raises:
-        UsageError: The requested folder holds something else, or cannot be made.
+        UsageError: The requested folder is not empty, or cannot be made.
         OSError: No folder can be made anywhere.
     """
     if requested is not None:
@@ -58,7 +58,7 @@ def create(requested: str | None, script: str, cwd: Path, job: str | None = None
     try:
         return _fresh(cwd / ".torchmedic", name, job)
     except OSError:
-        # A read-only or full working directory is no reason not to train.
+        # A read-only or full working directory must not stop the training.
         return _fresh(_private_temporary(), name, job)
 
 
@@ -68,14 +68,14 @@ def _is_taken(path: Path, job: str | None) -> bool:
     try:
         return path.is_file() or (path.is_dir() and any(path.iterdir()))
     except OSError:
-        return False  # making it will say what is wrong
+        return False  # making the folder will report the error
 
 
 def _private_temporary() -> Path:
     shared = Path(tempfile.gettempdir()) / f"torchmedic-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         shared.mkdir(mode=0o700)
-    # Anybody may have put a folder of that name there.
+    # Another user may have made a folder with this name.
     return shared if shared.lstat().st_uid == os.getuid() else Path(tempfile.mkdtemp(prefix="torchmedic-"))
 
 
@@ -121,7 +121,7 @@ def _signature(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a file's lock against the other processes of a job; where a file system has none, go on without."""
+    """Hold a file lock against the other processes of a job; without a lock if the file system has none."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         with contextlib.suppress(OSError):
@@ -136,7 +136,7 @@ def _slug(script: str) -> str:
 
 
 def mark_confidential(run: Path) -> None:
-    """Tell every process of the run that it may keep no value of the user's."""
+    """Tell every process of the run to keep none of the user's values."""
     (run / _CONFIDENTIAL).touch(mode=0o600)
 
 
@@ -145,7 +145,7 @@ def is_confidential(run: Path) -> bool:
 
 
 def mark_no_checkup(run: Path) -> None:
-    """Tell every process of the run that it shall not look for mistakes that raise nothing."""
+    """Tell every process of the run not to check for mistakes that raise no error."""
     (run / _NO_CHECKUP).touch(mode=0o600)
 
 
@@ -165,7 +165,7 @@ def claim_process_folder(run: Path, rank: int) -> Path:
 
 
 def claim_worker_folder(run: Path, rank: int) -> Path:
-    """Make the folder of a DataLoader worker that has something to say."""
+    """Make the folder of a DataLoader worker that has something to report."""
     path = run / f"worker-{rank}.{os.getpid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     return path
@@ -180,7 +180,7 @@ def process_folders(run: Path) -> list[Path]:
 
 
 def _folders(run: Path, start: str) -> list[Path]:
-    """Asked for several times a second while a run goes on, for which `glob` takes too long."""
+    """Folders whose name begins with `start`. Called several times a second, where `glob` is too slow."""
     try:
         names = sorted(os.listdir(run))
     except OSError:

@@ -1,18 +1,19 @@
-"""How the parent asks a process of the run about itself, and where the answer is found.
+"""Questions of the parent to a process of the run, and their answers.
 
-inside/<pid>.ask     a named pipe: a byte written here is a question
-inside/<pid>.heard   there as soon as the question was heard
+inside/<pid>.ask     a named pipe: each byte is a question
+inside/<pid>.heard   exists as soon as the process has heard the question
 inside/<pid>.json    the answer, replaced as a whole
-inside/<pid>.saved   where the weights were saved to, if that was the question
-inside/<pid>.held    who holds its memory, if that was the question
-inside/<pid>.busy    there as long as torchmedic itself keeps the process from going on
-inside/<pid>.txt     the stacks, written by faulthandler on a signal if nobody answers
+inside/<pid>.saved   the path of the saved weights, if that was the question
+inside/<pid>.held    the holders of its memory, if that was the question
+inside/<pid>.busy    exists while torchmedic itself holds the process up
+inside/<pid>.txt     the stacks, written by faulthandler on a signal if the process does not answer
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -27,48 +28,33 @@ from torchmedic.runfolder.files import write_atomically
 
 FOLDER = "inside"
 LOOK = b"?"
-GLANCE = b"p"  # of those who examine another process: any answer from now on will do
+GLANCE = b"p"  # for a process that is not itself examined: any answer from now on will do
 SAVE = b"s"
 HOLD = b"h"
 
 
-def question(run: Path, pid: int) -> Path:
-    return run / FOLDER / f"{pid}.ask"
+def _path(suffix: str, run: Path, pid: int) -> Path:
+    return run / FOLDER / f"{pid}.{suffix}"
 
 
-def answer(run: Path, pid: int) -> Path:
-    return run / FOLDER / f"{pid}.json"
-
-
-def heard(run: Path, pid: int) -> Path:
-    return run / FOLDER / f"{pid}.heard"
-
-
-def saved(run: Path, pid: int) -> Path:
-    return run / FOLDER / f"{pid}.saved"
-
-
-def held(run: Path, pid: int) -> Path:
-    return run / FOLDER / f"{pid}.held"
-
-
-def busy(run: Path, pid: int) -> Path:
-    return run / FOLDER / f"{pid}.busy"
-
-
-def dump(run: Path, pid: int) -> Path:
-    return run / FOLDER / f"{pid}.txt"
+question = functools.partial(_path, "ask")
+answer = functools.partial(_path, "json")
+heard = functools.partial(_path, "heard")
+saved = functools.partial(_path, "saved")
+held = functools.partial(_path, "held")
+busy = functools.partial(_path, "busy")
+dump = functools.partial(_path, "txt")
 
 
 def signal_number() -> int | None:
-    """A signal that nobody else uses, where the system has such."""
+    """A signal that no one else uses; None if the system has no such signal."""
     first = getattr(signal, "SIGRTMIN", None)
     return None if first is None else int(first) + 11
 
 
 @contextlib.contextmanager
 def kept_waiting(run: Path, pid: int) -> Iterator[None]:
-    """Tell the parent for how long a process does not go on because of us."""
+    """Tell the parent that torchmedic itself holds the process up."""
     path = busy(run, pid)
     with contextlib.suppress(OSError):
         path.touch()
@@ -80,7 +66,7 @@ def kept_waiting(run: Path, pid: int) -> Iterator[None]:
 
 
 def ask(run: Path, pid: int, word: bytes = LOOK) -> bool:
-    """Ask a process; whether there is one that listens."""
+    """Ask a process, and return whether it listens."""
     if word not in (GLANCE, HOLD):
         for path in (heard(run, pid), answer(run, pid) if word == LOOK else saved(run, pid)):
             with contextlib.suppress(OSError):
@@ -120,14 +106,14 @@ def write_held(run: Path, pid: int, holders: Sequence[HeldMemory]) -> None:
 
 
 def read_held(run: Path, pid: int) -> tuple[HeldMemory, ...]:
-    """What held most when a process was last asked, the biggest first."""
+    """The largest holders of memory when a process was last asked, largest first."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(held(run, pid).read_bytes(), type=tuple[HeldMemory, ...])
     return ()
 
 
 def holders_known(run: Path) -> set[int]:
-    """The processes that have said what they hold. One that has ended well since has left nothing else."""
+    """The processes that have answered what they hold, including those that have ended since."""
     return {int(path.stem) for path in (run / FOLDER).glob("*.held") if path.stem.isdecimal()}
 
 
@@ -137,7 +123,7 @@ def listeners(run: Path) -> list[int]:
 
 
 def remove(run: Path, *, over: bool) -> None:
-    """Clear away what processes that are gone had opened, but not what they said; of all of them if the run is over."""
+    """Remove the pipes and empty files of processes that have ended, or of all processes if the run is over."""
     for path in (run / FOLDER).glob("*"):
         with contextlib.suppress(OSError):
             gone = over or not os.path.exists(f"/proc/{path.stem}")
@@ -146,9 +132,9 @@ def remove(run: Path, *, over: bool) -> None:
 
 
 def ask_for_dump(pid: int, listener: int) -> bool:
-    """Have faulthandler write the stacks of a process, by a signal to the thread of ours in it and to no other.
+    """Make faulthandler write the stacks of a process.
 
-    A system call of any other thread would be interrupted by it.
+    The signal goes to torchmedic's own thread only, because it would interrupt a system call of any other thread.
     """
     number = signal_number()
     if number is None:

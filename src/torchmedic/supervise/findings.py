@@ -1,4 +1,4 @@
-"""What the processes of a run have found out about themselves, and which of it is the root and which an echo."""
+"""The diagnoses that the processes of a run wrote about themselves, and which of them are root causes."""
 
 from __future__ import annotations
 
@@ -7,55 +7,52 @@ import time
 from pathlib import Path
 
 from torchmedic.diagnose.registry import is_fallback, is_silent
-from torchmedic.errors import UnreadableRun
-from torchmedic.observe.step import blackbox
 from torchmedic.records import Diagnosis
 from torchmedic.runfolder import files, layout
-from torchmedic.supervise.folder_news import News
+from torchmedic.supervise.boxes import read_box
+from torchmedic.supervise.folder_news import FolderNews
 from torchmedic.supervise.job import same_finding
 from torchmedic.supervise.proc import process
 
 _KILLED = "TM805"
 _WORKER_GONE = "TM822"
 _SHARED = ("TM414", "TM415")
-_PATIENCE = 10.0  # seconds that the parents of other ranks may take
+_MAX_WAIT_SECONDS = 10.0  # for the supervisors of other ranks
 
 
 class Findings:
-    """The diagnoses in the folders of a run; only those of one rank where other ranks have a parent of their own."""
+    """The diagnoses in the folders of a run; those of one rank only where every rank has its own supervisor."""
 
     def __init__(self, run: Path, rank: int | None) -> None:
         self._run = run
         self._rank = rank
         self._seen: set[Path] = set()
-        self._news = News()
+        self._news = FolderNews()
         self._known: list[Path] = []  # folders, as they were last listed
-        self._full: set[object] = set()  # where a limit of the host was said to be reached
+        self._full: set[object] = set()  # places where a limit of the host was reported
         self._waiting: dict[Path, Diagnosis] = {}
 
     def folders(self) -> list[Path]:
-        """The folders that are ours to report on."""
-        found = layout.process_folders(self._run)
-        return found if self._rank is None else [folder for folder in found if layout.rank_of(folder) == self._rank]
+        """The process folders that this supervisor reports on."""
+        return self._own(layout.process_folders(self._run))
 
-    def _workers(self) -> list[Path]:
-        found = layout.worker_folders(self._run)
-        return found if self._rank is None else [folder for folder in found if layout.rank_of(folder) == self._rank]
+    def _own(self, folders: list[Path]) -> list[Path]:
+        return [folder for folder in folders if self._rank is None or layout.rank_of(folder) == self._rank]
 
     def new(self, *, at_end: bool = False) -> list[Diagnosis]:
-        """What has been explained since the last look. What may be an echo of a death waits for the end."""
+        """The diagnoses since the last call. Possible echoes of a death are kept back for `roots`."""
         found = []
         if at_end:
-            self._news = News()
-        if self._news.may_be_in(self._run):
-            self._known = [*self._workers(), *self.folders()]
+            self._news = FolderNews()
+        if self._news.may_have_changed(self._run):
+            self._known = [*self._own(layout.worker_folders(self._run)), *self.folders()]
         for folder in self._known:
-            if not self._news.may_be_in(folder):
+            if not self._news.may_have_changed(folder):
                 continue
             for path, diagnosis in files.read_diagnoses(folder, self._seen).items():
                 self._seen.add(path)
                 if diagnosis.code in _SHARED:
-                    # All workers of a loader run into it at about the same time.
+                    # All workers of a loader reach the limit at about the same time.
                     known = (diagnosis.rank, same_finding(diagnosis))
                     if known in self._full:
                         continue
@@ -67,17 +64,17 @@ class Findings:
         return found
 
     def roots(self, deaths: list[Diagnosis]) -> list[Diagnosis]:
-        """Of the deaths and of what waited for the end, that which the rest is an echo of."""
+        """The root causes among the deaths and the diagnoses that were kept back."""
         gone = [diagnosis for diagnosis in self._waiting.values() if diagnosis.code == _WORKER_GONE]
         if gone and all(death.code == _KILLED for death in deaths):
-            return gone  # the main process knows what the worker was reading; from outside it was just killed
+            return gone  # the main process knows more: which item the worker was reading
         return deaths or [*gone, *self._unexplained()]
 
     def _unexplained(self) -> list[Diagnosis]:
-        """What nobody could explain and is nobody's echo.
+        """The unexplained failures that are no echo of another failure.
 
-        Where one process of a run fails, others fail because of it: launchers, peers that lose their connection.
-        So this is told only where no other process explains it, and then only what came first.
+        One failed process makes others fail: launchers, and peers that lose their connection. So an unexplained failure
+        is reported only if no other process explains it, and then only the first one.
         """
         everyone = {
             path: diagnosis
@@ -98,7 +95,7 @@ class Findings:
 
 
 def _explains(diagnosis: Diagnosis) -> bool:
-    """Whether it can be why another process has failed: mistakes that raise nothing are not."""
+    """Whether a diagnosis can be the reason why another process failed; mistakes that raise nothing cannot."""
     return not is_fallback(diagnosis) and not is_silent(diagnosis)
 
 
@@ -109,8 +106,8 @@ def _written(path: Path) -> float:
 
 
 def _told_by_others(run: Path, rank: int) -> bool:
-    """Whether another rank has an error that is explained. Who watches one that has died may be about to tell."""
-    end = time.monotonic() + _PATIENCE
+    """Whether another rank has an explained error. The supervisor of a dead rank may still be writing its report."""
+    end = time.monotonic() + _MAX_WAIT_SECONDS
     while not (told := any(map(_explains, files.errors_of_others(run, rank)))):
         others = (folder for folder in layout.process_folders(run) if layout.rank_of(folder) != rank)
         if time.monotonic() > end or not any(_is_open(run, folder) for folder in others):
@@ -120,10 +117,9 @@ def _told_by_others(run: Path, rank: int) -> bool:
 
 
 def _is_open(run: Path, folder: Path) -> bool:
-    """Whether a process is gone without a word, and its parent has not said yet how it ended."""
-    with contextlib.suppress(UnreadableRun):
-        box = blackbox.read(folder / files.BLACK_BOX)
-        view = process.read(box.pid)
-        gone = view is None or view.state in "ZX"
-        return gone and not box.clean_exit and not files.is_concluded(run, layout.rank_of(folder))
-    return False
+    """Whether a process died and its supervisor has not reported yet how it ended."""
+    box = read_box(folder)
+    if box is None or box.clean_exit:
+        return False
+    view = process.read(box.pid)
+    return (view is None or view.state in "ZX") and not files.is_concluded(run, layout.rank_of(folder))

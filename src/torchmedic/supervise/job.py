@@ -1,6 +1,6 @@
-"""Several ranks, each with a torchmedic of its own, as `torchrun ... -m torchmedic run` starts them: one report.
+"""One report for several ranks that each run under their own torchmedic (`torchrun ... -m torchmedic run`).
 
-The ranks of one machine share a run folder. Each puts its part there, and whoever comes last has written the whole.
+The ranks of one machine share a run folder. Each rank writes its part and merges all parts into `report.json`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from torchmedic.records import Diagnosis, Outcome, Report
 from torchmedic.runfolder import files, layout
 
 
 def identity(environ: Mapping[str, str]) -> str | None:
-    """A text that all local ranks of one launch share and no other launch has; None where we are alone."""
+    """A text that identifies one launch: the same for all its local ranks. None if there is only one rank."""
     sizes = (environ.get(name, "") for name in ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
     if not any(size.isdecimal() and int(size) > 1 for size in sizes):
         return None
@@ -29,13 +31,13 @@ def identity(environ: Mapping[str, str]) -> str | None:
             "SLURM_STEP_ID",
         )
     ]
-    # Run ids and ports are used again; the launcher that is our parent is there once.
+    # Run ids and ports are used again; the launcher, which is our parent, is unique.
     return ":".join([*named, str(os.getppid()), _started(os.getppid())])
 
 
 def _started(pid: int) -> str:
     with contextlib.suppress(OSError, IndexError):
-        # The name in front of it may hold spaces and brackets.
+        # The process name comes first and may contain spaces and brackets.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     import psutil
 
@@ -45,14 +47,14 @@ def _started(pid: int) -> str:
 
 
 class Ledger:
-    """`report.json` of a run: ours alone, or shared with the other ranks."""
+    """The `report.json` of a run, which several ranks may share."""
 
     def __init__(self, run: Path, rank: int | None) -> None:
         self._run = run
         self._rank = rank
 
     def publish(self, report: Report) -> frozenset[object]:
-        """Write the report; what other ranks have found, as `same_finding` names it."""
+        """Write the report, and return the keys (`same_finding`) of what other ranks have found."""
         if self._rank is None:
             files.write_report(self._run, report)
             return frozenset()
@@ -69,21 +71,16 @@ class Ledger:
 
 
 def same_finding(diagnosis: Diagnosis) -> object:
-    """Equal for the same thing found on several ranks."""
+    """A key that is equal for the same finding on several ranks."""
     place = diagnosis.cause_location
     return (diagnosis.code, None if place is None else (place.file, place.line))
 
 
 def merged(parts: list[Report]) -> Report:
-    """One report of several ranks. The outcome is that of the first rank that has a diagnosis, else a bad status."""
+    """Merge the reports of several ranks. The outcome is of the first rank with a diagnosis, else with a bad status."""
     telling = [part for part in parts if part.diagnoses] + [part for part in parts if part.outcome.exit_status] + parts
     outcome = telling[0].outcome if telling else Outcome()
     return Report(
-        outcome=Outcome(
-            exit_status=outcome.exit_status,
-            signal=outcome.signal,
-            steps=max((part.outcome.steps for part in parts), default=0),
-            symptom=outcome.symptom,
-        ),
+        outcome=replace(outcome, steps=max((part.outcome.steps for part in parts), default=0)),
         diagnoses=tuple(diagnosis for part in parts for diagnosis in part.diagnoses),
     )

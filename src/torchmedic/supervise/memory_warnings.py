@@ -1,4 +1,4 @@
-"""Warnings of memory while the run goes on, and which of them are said again, and better, when it has ended."""
+"""Memory warnings during the run, and how they become part of the diagnosis when memory does run out."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from torchmedic.records import Diagnosis
-from torchmedic.supervise.host.memory_guard import HostGuard
+from torchmedic.supervise.host.memory_guard import MemoryGuard
 
 _WARNINGS = "TM45"
-_OF_HOST = "TM455"  # it says only that memory is about to end, whoever holds it
+_OF_HOST = "TM455"  # names no holder: only says that the host's memory is about to run out
 _REFUSED = "TM4"
 _KILLED = ("TM806", "TM417")
 
 
-def new(guard: HostGuard) -> list[Diagnosis]:
-    """What the guard has to say, once."""
+def new(guard: MemoryGuard) -> list[Diagnosis]:
+    """Diagnoses of new alarms, each returned once."""
     alarms = guard.alarms()
     if not alarms:
         return []
@@ -28,11 +28,7 @@ def new(guard: HostGuard) -> list[Diagnosis]:
 
 
 def folded(said: Sequence[Diagnosis], diagnosis: Diagnosis) -> list[Diagnosis]:
-    """What was said and what is new, as one list in which nothing is told twice.
-
-    Memory that has ended was about to end before: a warning of that becomes a part of the diagnosis. One of something
-    else stays what it is.
-    """
+    """Add a diagnosis to the list; a warning that it confirms becomes part of it."""
     if diagnosis.severity != "error" or not diagnosis.code.startswith((_REFUSED, *_KILLED)):
         return [*said, diagnosis]
     known = [each for each in said if each.rank == diagnosis.rank and _is_part(each, diagnosis)]
@@ -52,7 +48,7 @@ def _is_part(warning: Diagnosis, diagnosis: Diagnosis) -> bool:
     if warning.severity != "warning" or not warning.code.startswith(_WARNINGS):
         return False
     if warning.code == _OF_HOST or diagnosis.code in _KILLED:
-        return True  # who is killed cannot say who held it
+        return True  # a killed process cannot say who held the memory
     one, two = warning.cause_location, diagnosis.cause_location
     if one is not None and two is not None and (one.file, one.line) == (two.file, two.line):
         return True
@@ -60,6 +56,6 @@ def _is_part(warning: Diagnosis, diagnosis: Diagnosis) -> bool:
 
 
 def _holders(*texts: str) -> set[str]:
-    """The names that texts put in backticks, each by its last identifier."""
+    """The names in backticks, each by its last identifier."""
     names = [re.sub(r"\[.*?\]", "", name) for text in texts for name in re.findall(r"`([\w.]+(?:\[[^`]*\])*)`", text)]
     return {name.rpartition(".")[2] for name in names} - {""}

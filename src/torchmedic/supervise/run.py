@@ -1,4 +1,4 @@
-"""One run from start to end. The child is started first, and what only the watching needs is loaded beside it."""
+"""One run from start to end. The child is started first; modules for the supervision are loaded while it starts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchmedic.contained import contained, on_fault, owning_up
+from torchmedic.contained import contained, fault_line, on_fault
 from torchmedic.errors import UsageError
 from torchmedic.records import Fault
 from torchmedic.runfolder import layout
 from torchmedic.settings import Settings, rank
 from torchmedic.supervise.child import launch, tee
-from torchmedic.supervise.child.kernel_messages import Overheard
+from torchmedic.supervise.child.kernel_messages import KernelMessages
 from torchmedic.supervise.child.signals import Forwarder, shell_status
 from torchmedic.supervise.job import identity
 
@@ -24,32 +24,24 @@ if TYPE_CHECKING:
 
 
 def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) -> int:
-    """Run a command under supervision; the exit status is the command's own unless `--fail-on` raises it.
+    """Run a command under supervision, and return its exit status, which `--fail-on` may raise.
 
     Args:
-        command: What to start.
-        settings: The user's.
-        name: What the run folder is called after.
-        hide: Whether the script shall not see what is added to its environment. Else the command may be a shell or a
-            launcher, which passes its environment on.
+        command: The command.
+        settings: The user's settings.
+        name: A name for the run folder.
+        hide: Whether to hide the added environment variables from the script. Must be false for a shell or a launcher,
+            which passes its environment on.
     """
     job = identity(os.environ)
-    try:
-        folder = layout.create(settings.output, name, Path(os.getcwd()), job)
-        if settings.confidential:
-            layout.mark_confidential(folder)
-        if not settings.checkup:
-            layout.mark_no_checkup(folder)
-    except OSError as error:
-        sys.stderr.write(f"torchmedic: not watching, no run folder can be made: {error.strerror or error}\n")
-        folder = None
+    folder = _run_folder(settings, name, job)
     environment = dict(os.environ) if folder is None else launch.environment(folder, hide=hide)
     faults: list[Fault] = []
     on_fault(faults.append)
     number = rank() if job else None
-    heard = Overheard(folder, number) if folder is not None else None
+    messages = KernelMessages(folder, number) if folder is not None else None
     forwarder = Forwarder()
-    stream = contained("supervise.tee")(tee.choose)(heard.feed) if heard is not None else None
+    stream = contained("supervise.tee")(tee.choose)(messages.feed) if messages is not None else None
     stream = stream or tee.Stream()
     forwarder.speaking = stream.speaking
     try:
@@ -64,8 +56,8 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
 
         def watch() -> None:
             stream.look()
-            if heard is not None:
-                heard.look()
+            if messages is not None:
+                messages.flush()
             if supervisor is not None:
                 supervisor.watch(child.pid)
 
@@ -73,19 +65,32 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
         forwarder.hold_on()
         try:
             contained("supervise.tee_end")(stream.finish)()
-            if heard is not None:
-                heard.look()
+            if messages is not None:
+                messages.flush()
             if supervisor is None:
-                sys.stderr.writelines(owning_up(fault) for fault in faults[:1])
+                sys.stderr.writelines(fault_line(fault) for fault in faults[:1])
                 return shell_status(status)
             for fault in faults:
-                supervisor.note_fault(fault)  # from before there was one to tell
+                supervisor.note_fault(fault)  # from before the supervisor existed
             return supervisor.conclude(child.pid, status, killed=forwarder.killed, through_shell=not hide)
         finally:
             with contextlib.suppress(Exception):
                 stream.let_go()
     finally:
         forwarder.release()
+
+
+def _run_folder(settings: Settings, name: str, job: str | None) -> Path | None:
+    try:
+        folder = layout.create(settings.output, name, Path(os.getcwd()), job)
+        if settings.confidential:
+            layout.mark_confidential(folder)
+        if not settings.checkup:
+            layout.mark_no_checkup(folder)
+    except OSError as error:
+        sys.stderr.write(f"torchmedic: not watching, no run folder can be made: {error.strerror or error}\n")
+        return None
+    return folder
 
 
 def _supervisor(folder: Path, settings: Settings, rank: int | None, stream: tee.Stream) -> Supervisor:

@@ -1,4 +1,4 @@
-"""What the parent does while the run goes on and when it is over: collect, explain, report."""
+"""The parent's work during the run and at its end: collect, explain, report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from torchmedic.contained import contained, on_fault, owning_up
+from msgspec.structs import replace
+
+from torchmedic.contained import contained, fault_line, on_fault
 from torchmedic.detect.failures.death import signal_name
 from torchmedic.diagnose.registry import is_hang, is_silent
 from torchmedic.errors import ExitStatus
@@ -16,19 +18,19 @@ from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.death import Death
 from torchmedic.report.emit import Emitter
 from torchmedic.runfolder import files, questions
-from torchmedic.runfolder.confidential import confidential
+from torchmedic.runfolder.files import confidential
 from torchmedic.settings import Settings
 from torchmedic.supervise import deaths, job, memory_warnings, short_of_memory
 from torchmedic.supervise.child.signals import shell_status
 from torchmedic.supervise.findings import Findings
-from torchmedic.supervise.host.watch import Vigil
+from torchmedic.supervise.host.watch import HostWatch
 from torchmedic.supervise.stall.response import Response
 
 
 class Supervisor:
     """The parent's side of one run.
 
-    `speaking` is put around words of ours while the child runs, so that they come after what it has written.
+    `speaking` is entered around every message while the child runs, so that it comes after the child's own output.
     """
 
     def __init__(
@@ -46,25 +48,25 @@ class Supervisor:
         self._findings = Findings(run, rank)
         self._ledger = job.Ledger(run, rank)
         self._diagnoses: list[Diagnosis] = []
-        self._vigil = Vigil(run, rank)
+        self._host = HostWatch(run, rank)
         self._stalls = Response(run, rank, settings, self._add, self._amend, self._say)
         self._outcome = Outcome()
         self._fault: Fault | None = None
         on_fault(self.note_fault)
 
     def watch(self, pid: int) -> None:
-        """Called a few times a second while the child runs."""
+        """Look at the run. Called a few times a second while the child runs."""
         self._watch()
         self._watch_progress(pid)
 
     @contained("supervise.stall")
     def _watch_progress(self, pid: int) -> None:
-        self._stalls.look(pid, self._vigil)
+        self._stalls.look(pid, self._host)
 
     @contained("supervise.watch")
     def _watch(self) -> None:
-        self._vigil.look()
-        for diagnosis in [*self._findings.new(), *memory_warnings.new(self._vigil.guard)]:
+        self._host.look()
+        for diagnosis in [*self._findings.new(), *memory_warnings.new(self._host.guard)]:
             self._add(diagnosis)
 
     def _add(self, diagnosis: Diagnosis) -> None:
@@ -93,13 +95,13 @@ class Supervisor:
             sys.stderr.flush()
 
     def _write(self) -> frozenset[object]:
-        # A full disk must not hide what is already on the screen.
+        # A full disk must not keep a diagnosis off the screen.
         with contextlib.suppress(OSError):
             return self._ledger.publish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
         return frozenset()
 
     def conclude(self, pid: int, status: int, *, killed: bool, through_shell: bool) -> int:
-        """The child has ended: explain what is still open, close the report, and return the status for a shell."""
+        """Explain what is still open after the child's end, close the report, and return the exit status."""
         self._close(pid, status, killed, through_shell)
         with contextlib.suppress(Exception):
             self._say_faults()
@@ -107,11 +109,11 @@ class Supervisor:
 
     @contained("supervise.conclude")
     def _close(self, pid: int, status: int, killed: bool, through_shell: bool) -> None:
-        self._vigil.last_look()
+        self._host.last_look()
         contained("supervise.stall")(self._stalls.last_look)()
         for folder in self._findings.folders():
             files.release(folder)
-        left = deaths.read_left(self._run, self._findings.folders())
+        left = deaths.read_traces(self._run, self._findings.folders())
         self._outcome = Outcome(
             exit_status=shell_status(status),
             signal=signal_name(status) if status < 0 else None,
@@ -120,18 +122,13 @@ class Supervisor:
         for diagnosis in self._findings.new(at_end=True):
             self._add(diagnosis)
         killed = killed or self._stalls.killed
-        dead = [] if killed else deaths.find(left, self._vigil, pid, status, through_shell=through_shell)
-        if status != 0:  # else whatever was raised or died, the run got over it
+        dead = [] if killed else deaths.find(left, self._host, pid, status, through_shell=through_shell)
+        if status != 0:  # with status 0, the run recovered from whatever was raised or died
             for diagnosis in self._findings.roots([self._explained(death) for death in dead]):
                 self._add(diagnosis)
             for diagnosis in short_of_memory.explained(self._findings.folders()):
                 self._add(diagnosis)
-        self._outcome = Outcome(
-            exit_status=self._outcome.exit_status,
-            signal=self._outcome.signal,
-            steps=self._outcome.steps,
-            symptom="death" if dead else self._symptom(),
-        )
+        self._outcome = replace(self._outcome, symptom="death" if dead else self._symptom())
         self._write()
         files.drop_empty_stacks(self._run)
         questions.remove(self._run, over=self._rank is None)
@@ -150,7 +147,7 @@ class Supervisor:
         return next((found for found in symptoms if found is not None), None)
 
     def _with_findings(self, status: int) -> int:
-        """`--fail-on` turns a finding into exit status 3 where the script itself ended well."""
+        """The exit status under `--fail-on`: 3 if there is such a finding and the script itself succeeded."""
         failing = {"never": set(), "warning": {"error", "warning"}, "error": {"error"}}[self._settings.fail_on]
         if status == 0 and any(diagnosis.severity in failing for diagnosis in self._diagnoses):
             return ExitStatus.FINDINGS
@@ -160,11 +157,11 @@ class Supervisor:
         self._fault = self._fault or fault
 
     def _say_faults(self) -> None:
-        """Own up to a bug of ours, once, whichever process it was in."""
+        """Print one contained fault, of whichever process."""
         faults: list[tuple[Fault, Path | None]] = [
             (fault, folder) for folder in self._findings.folders() for fault in files.read_faults(folder)
         ]
         if self._fault is not None:
             faults.append((self._fault, None))
         for fault, folder in faults[:1]:
-            sys.stderr.write(owning_up(fault, "" if folder is None else str(folder / files.EVENTS)))
+            sys.stderr.write(fault_line(fault, "" if folder is None else str(folder / files.EVENTS)))

@@ -1,34 +1,34 @@
-"""A run folder read from another terminal, while its run goes on or after it is over. Nothing in it is changed."""
+"""Reads a run folder from another terminal, during the run or after it. Nothing in the folder is changed."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from pathlib import Path
 
 from torchmedic.errors import UnreadableRun
-from torchmedic.observe.step import blackbox
 from torchmedic.records import BoxContents, Moment, Report
 from torchmedic.records.gpu import GpuHealth, GpuState
 from torchmedic.report.live import State, View, Watched
 from torchmedic.runfolder import files, layout
 from torchmedic.runfolder import gpu as gpu_files
-from torchmedic.supervise.gpu.nvml import Gpus
+from torchmedic.source.text import relative
+from torchmedic.supervise.boxes import read_box
+from torchmedic.supervise.gpu.nvml import connect
 
 _HOME = ".torchmedic"
 _MARKS = (files.REPORT, files.STACKS, ".confidential", ".no-checkup", ".job", ".parts", "rank*", "gpu*.json")
-_WINDOW = 30.0  # seconds of steps that a rate is taken from
-_FRESH = 10.0  # seconds for which a sign of life counts although there is no such process
-_READ = 3.0
+_RATE_SECONDS = 30.0  # the window in which steps are counted
+_FRESH_SECONDS = 10.0  # a black box written within this time is alive even if its process cannot be seen
+_GPU_INTERVAL_SECONDS = 3.0
 
 
 def find_run(requested: Path | None, cwd: Path) -> Path:
-    """The folder to watch: the one named, or the newest of this working folder.
+    """The folder to watch: the requested one, or the newest in the working folder.
 
     Raises:
-        UnreadableRun: There is none, or it is something else.
+        UnreadableRun: There is no such folder, or it is not a run folder.
     """
     if requested is None:
         with contextlib.suppress(OSError):
@@ -47,7 +47,7 @@ def find_run(requested: Path | None, cwd: Path) -> Path:
 
 
 class Watch:
-    """Looks at one run folder again and again."""
+    """Reads one run folder repeatedly."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
@@ -57,7 +57,7 @@ class Watch:
         now = time.time()
         report = self._report()
         folders = sorted(layout.process_folders(self._run), key=lambda folder: (layout.rank_of(folder), folder.name))
-        boxes = {folder: _box(folder) for folder in folders}
+        boxes = {folder: read_box(folder) for folder in folders}
         outcome = report.outcome if report is not None else None
         closed = outcome is not None and outcome.exit_status is not None
         processes = tuple(_watched(folder, box, now, closed=closed) for folder, box in boxes.items())
@@ -67,7 +67,7 @@ class Watch:
         until = now if state in ("waiting", "running") else last
         diagnoses = [found for found in (report.diagnoses if report is not None else ()) if found.severity != "note"]
         return View(
-            run=_name(self._run),
+            run=relative(str(self._run)),
             state=state,
             seconds=until - began if began is not None and until is not None else None,
             outcome=outcome,
@@ -83,7 +83,7 @@ class Watch:
         return None
 
     def _cards(self, *, live: bool) -> tuple[GpuState, ...]:
-        """The cards of the run as its parent last wrote them, with what is to be had now."""
+        """The GPUs of the run as its parent last wrote them, updated with NVML's current values."""
         written = [_health(path) for path in sorted(self._run.glob("gpu*.json"))]
         known = {gpu.uuid: gpu for health in written if health is not None for gpu in health.gpus}
         if not known:
@@ -94,7 +94,7 @@ class Watch:
 
 
 class _GpuReader:
-    """Asks NVML in a thread of its own, which may wait as long as it likes."""
+    """Asks NVML in a thread, because the driver may answer late or never."""
 
     def __init__(self) -> None:
         self._health: GpuHealth | None = None
@@ -107,18 +107,15 @@ class _GpuReader:
         return self._health
 
     def _read(self) -> None:
-        with contextlib.suppress(Exception):  # no driver here, or one that does not talk to us
-            import pynvml
-
-            pynvml.nvmlInit()
-            gpus = Gpus(pynvml)
-            while True:
+        with contextlib.suppress(Exception):
+            gpus = connect()
+            while gpus is not None:
                 self._health = gpus.read(frozenset())
-                time.sleep(_READ)
+                time.sleep(_GPU_INTERVAL_SECONDS)
 
 
 def _newer(gpu: GpuState, now: GpuHealth | None) -> GpuState:
-    """What changes all the time from now, what was heard in the run from the run."""
+    """The recorded state, with the values that change all the time replaced by current ones."""
     import msgspec
 
     fresh = now.of(gpu.uuid) if now is not None else None
@@ -139,24 +136,13 @@ def _health(path: Path) -> GpuHealth | None:
     return gpu_files.read_gpu_health(path.parent, int(rank) if rank.isdecimal() else None)
 
 
-def _name(run: Path) -> str:
-    name = os.path.relpath(run)
-    return str(run) if name.startswith("..") else name
-
-
-def _box(folder: Path) -> BoxContents | None:
-    with contextlib.suppress(UnreadableRun):
-        return blackbox.read(folder / files.BLACK_BOX)
-    return None
-
-
 def _watched(folder: Path, box: BoxContents | None, now: float, *, closed: bool) -> Watched:
     if box is None:
         return Watched(name=folder.name, state="unreadable")
     last = box.last
     quiet = now - (last.time if last is not None else box.started)
-    # In another container or on another host the number means nothing; what was just written does.
-    alive = lives(box.pid, box.started) or (quiet < _FRESH and not box.clean_exit and not closed)
+    # On another host or in another container the pid means nothing, but a fresh entry does.
+    alive = lives(box.pid, box.started) or (quiet < _FRESH_SECONDS and not box.clean_exit and not closed)
     return Watched(
         name=folder.name,
         state="running" if alive else "ended" if box.clean_exit else "gone",
@@ -171,7 +157,7 @@ def _watched(folder: Path, box: BoxContents | None, now: float, *, closed: bool)
 
 
 def lives(pid: int, started: float) -> bool:
-    """Whether a process is there and is the one that opened its black box then, not another with its number."""
+    """Whether a process lives and existed at the time `started`, so that it is no later process with the same pid."""
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError):
@@ -181,14 +167,14 @@ def lives(pid: int, started: float) -> bool:
 
 
 def _rate(moments: tuple[Moment, ...]) -> float | None:
-    """Steps per second over the last while before the last sign of life."""
+    """Steps per second in the last seconds before the last entry."""
     if len(moments) < 2:
         return None
     last = moments[-1]
-    # The moment at which each step was first seen; the step that goes on counts for nothing yet.
+    # The moment at which each step was first seen; the current step does not count yet.
     seen: dict[int, float] = {}
     for moment in moments:
-        if moment.time >= last.time - _WINDOW:
+        if moment.time >= last.time - _RATE_SECONDS:
             seen.setdefault(moment.step, moment.time)
     if len(seen) < 2:
         return None
@@ -201,7 +187,7 @@ def _state(processes: tuple[Watched, ...], *, closed: bool) -> State:
         return "running"
     if closed:
         return "ended"
-    # Between two processes of a run that goes on there may be none: only one that was cut off tells of the end.
+    # A run may have no process for a moment between two of them. Only a process that died shows the end.
     if any(process.state == "gone" for process in processes):
         return "gone"
     return "waiting"

@@ -47,7 +47,7 @@ def told_of_rank_0(run: Path) -> list[Diagnosis]:
 
 
 def test_the_parent_of_the_other_rank_is_waited_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "_PATIENCE", 100.0)
+    monkeypatch.setattr(findings, "_MAX_WAIT_SECONDS", 100.0)
 
     def conclude() -> None:
         time.sleep(0.3)
@@ -70,9 +70,9 @@ def test_a_silent_mistake_of_its_own_does_not_hide_it(tmp_path: Path) -> None:
 
 
 def test_it_is_told_if_nobody_can_say_more(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "_PATIENCE", 0.3)
+    monkeypatch.setattr(findings, "_MAX_WAIT_SECONDS", 0.3)
     assert told_of_rank_0(run) == [LOST], "its parent says nothing"
-    monkeypatch.setattr(findings, "_PATIENCE", 100.0)
+    monkeypatch.setattr(findings, "_MAX_WAIT_SECONDS", 100.0)
     files.write_part(run, 1, Report(outcome=ENDED))
     assert told_of_rank_0(run) == [LOST], "its parent does not know either"
     files.write_diagnosis(run / "rank1", LOST)
@@ -82,8 +82,8 @@ def test_it_is_told_if_nobody_can_say_more(run: Path, monkeypatch: pytest.Monkey
 
 
 def test_it_does_not_hide_a_death_from_a_parent_of_both(run: Path) -> None:
-    vigil: Any = SimpleNamespace(ended={DEAD: 1, DEAD + 1: -9})
-    left = deaths.read_left(run, [run / "rank0", run / "rank1"])
-    assert deaths._signals(left, vigil, 1, 1, through_shell=True) == {DEAD + 1: "SIGKILL"}
+    host: Any = SimpleNamespace(ended={DEAD: 1, DEAD + 1: -9})
+    left = deaths.read_traces(run, [run / "rank0", run / "rank1"])
+    assert deaths._signals(left, host, 1, 1, through_shell=True) == {DEAD + 1: "SIGKILL"}
     files.write_diagnosis(run / "rank1", LOST)
-    assert deaths._signals(left, vigil, 1, 1, through_shell=True) == {}, "it has failed by itself"
+    assert deaths._signals(left, host, 1, 1, through_shell=True) == {}, "it has failed by itself"

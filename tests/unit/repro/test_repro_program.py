@@ -17,7 +17,7 @@ from torchmedic.repro import store
 from torchmedic.repro.arguments import Inputs, NotRecordable
 from torchmedic.repro.program import Program, fragment, pattern
 from torchmedic.repro.recipe import Bad, Input, Line, Plain, Raises, Recipe, Ref, Slice, Special
-from torchmedic.repro.script import MOST_LINES, text
+from torchmedic.repro.script import MAX_INLINE_LINES, text
 from torchmedic.repro.search import Budget
 from torchmedic.repro.shrink import shrunk
 from torchmedic.repro.wording import call
@@ -60,7 +60,7 @@ def run(folder: Path, made: Program) -> str:
         assert values is not None
         path.with_suffix(".safetensors").write_bytes(values)
     runpy.run_path(str(path), run_name="__main__")  # SystemExit if it does not fail
-    assert source.count("\n") <= MOST_LINES
+    assert source.count("\n") <= MAX_INLINE_LINES
     assert source.isascii()
     return source
 

@@ -47,7 +47,7 @@ def test_a_thread_that_is_at_it_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_stands_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "_PAUSE", 0.1)
+    monkeypatch.setattr(answers, "_MAX_PAUSE_SECONDS", 0.1)
     with child(LISTENS.format(does="time.sleep(1000)")) as started:
         view = seen(started.pid, _listens)
         asked = _heard(tmp_path, started.pid)

@@ -34,31 +34,31 @@ def change(folder: Path, when: int) -> None:
 
 def test_a_quiet_folder_is_looked_into_once_a_second(tmp_path: Path, clock: Clock) -> None:
     change(tmp_path, BEGIN - 5 * SECOND)
-    asked = folder_news.News()
+    asked = folder_news.FolderNews()
     answers = []
     for tick in range(9):
         clock.now = BEGIN + tick * SECOND // 4
-        answers.append(asked.may_be_in(tmp_path))
+        answers.append(asked.may_have_changed(tmp_path))
 
     assert answers == [True, False, False, False] * 2 + [True]
 
 
 def test_a_change_is_seen_at_once_also_where_time_is_coarse(tmp_path: Path, clock: Clock) -> None:
     change(tmp_path, BEGIN - 5 * SECOND)
-    asked = folder_news.News()
-    asked.may_be_in(tmp_path)
+    asked = folder_news.FolderNews()
+    asked.may_have_changed(tmp_path)
     clock.now += SECOND // 4
     change(tmp_path, BEGIN)
 
-    assert asked.may_be_in(tmp_path)
+    assert asked.may_have_changed(tmp_path)
     clock.now += SECOND // 4
-    assert asked.may_be_in(tmp_path)  # another change could have been given the same time
+    assert asked.may_have_changed(tmp_path)  # another change could have been given the same time
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    asked = folder_news.News()
+    asked = folder_news.FolderNews()
     folder = tmp_path / "later"
-    assert asked.may_be_in(folder)
+    assert asked.may_have_changed(folder)
     folder.mkdir()
     change(folder, time.time_ns())
-    assert asked.may_be_in(folder)
+    assert asked.may_have_changed(folder)

@@ -102,7 +102,6 @@ WELL = {
     "nvmlDeviceGetPowerUsage": 350_500,
     "nvmlDeviceGetEnforcedPowerLimit": 700_000,
     "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(used=30, total=100),
-    "nvmlDeviceGetPciInfo": types.SimpleNamespace(busId=b"0000:3B:00.0"),
     "nvmlDeviceGetComputeRunningProcesses": [
         types.SimpleNamespace(pid=11, usedGpuMemory=20),
         types.SimpleNamespace(pid=12, usedGpuMemory=7),
@@ -123,7 +122,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 def test_everything_that_is_told(nvml: FakeNvml) -> None:
     health = Gpus(nvml).read(frozenset({11}))
     first, second = health.gpus
-    assert (health.driver, first.uuid, first.bus, first.name) == ("570.1", "GPU-0", "0000:3B:00.0", "H200")
+    assert (health.driver, first.uuid, first.name) == ("570.1", "GPU-0", "H200")
     assert (first.index, first.ordinal, second.ordinal) == (0, 0, 1)
     assert (first.ecc_uncorrected, first.ecc_new, first.rows_remapped, first.remap_pending) == (2, 0, 3, False)
     assert (first.pages_retired, first.throttle, first.temperature) == (0, ("power cap",), 61)
@@ -211,7 +210,7 @@ def test_who_uses_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def watch(monkeypatch: pytest.MonkeyPatch, run: Path) -> GpuWatch:
     monkeypatch.setattr(gpu_health, "_DEVICES", (str(run),))  # there
     monkeypatch.setattr(gpu_health, "uses_gpu", lambda pid: pid == 11)
-    monkeypatch.setattr(gpu_health, "_GLANCE", 0.01)
+    monkeypatch.setattr(gpu_health, "_EVENT_SECONDS", 0.01)
     return GpuWatch(run)
 
 

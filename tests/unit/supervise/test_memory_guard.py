@@ -17,7 +17,7 @@ from torchmedic.records import BoxContents, Diagnosis, Location
 from torchmedic.records.death import Death
 from torchmedic.records.memory import HeldMemory, HostAlarm, MemorySample
 from torchmedic.supervise import memory_warnings
-from torchmedic.supervise.host.memory_guard import HostGuard
+from torchmedic.supervise.host.memory_guard import MemoryGuard
 
 GIB = 1 << 30
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -81,7 +81,7 @@ def machine(folder: Path, *, pages: int, limit: int, held: int | None = None) ->
 
 def test_a_cache_of_files_is_no_use_of_memory(tmp_path: Path) -> None:
     proc, groups = machine(tmp_path, pages=1000, limit=GIB, held=GIB // 10)
-    guard = HostGuard(tmp_path, proc, groups)
+    guard = MemoryGuard(tmp_path, proc, groups)
     guard.look([7])
     (sample,) = guard.samples
     assert (sample.bound, sample.used, sample.limit) == ("cgroup", GIB // 10, GIB)
@@ -112,7 +112,7 @@ def test_an_alarm_is_raised_once_with_the_process_and_its_holders(
     monkeypatch.setattr(memory_guard.time, "monotonic", lambda: now[0])
     proc, groups = machine(tmp_path, pages=0, limit=GIB)
     (proc / "7" / "comm").write_text("pt_data_worker\n")
-    guard = HostGuard(tmp_path, proc, groups)
+    guard = MemoryGuard(tmp_path, proc, groups)
     raised = []
     for share in (0.5, 0.6, 0.7, 0.8, 0.9, 0.92, 0.94):
         machine(tmp_path, pages=int(share * GIB / PAGE), limit=GIB)
@@ -283,7 +283,7 @@ def test_a_process_that_grows_is_asked_who_holds_it(tmp_path: Path, monkeypatch:
     now = [100.0]
     monkeypatch.setattr(memory_guard.time, "monotonic", lambda: now[0])
     proc, groups = machine(tmp_path, pages=0, limit=GIB)
-    guard = HostGuard(tmp_path, proc, groups)
+    guard = MemoryGuard(tmp_path, proc, groups)
     raised = []
     for share in (0.3, 0.3, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9):
         machine(tmp_path, pages=int(share * GIB / PAGE), limit=GIB)

@@ -11,7 +11,7 @@ import pytest
 
 from torchmedic.records.memory import MemoryLimits
 from torchmedic.supervise.host import postmortem
-from torchmedic.supervise.host.watch import Vigil, exit_status
+from torchmedic.supervise.host.watch import HostWatch, exit_status
 
 
 def test_version_2(tmp_path: Path) -> None:
@@ -83,18 +83,18 @@ def test_how_a_process_that_is_not_ours_has_ended(tmp_path: Path) -> None:
     )
     assert shell.stdout is not None
     victim = int(shell.stdout.readline())
-    vigil = Vigil(tmp_path)
+    watch = HostWatch(tmp_path)
     (tmp_path / "stacks" / f"{victim}.txt").write_text("")
     time.sleep(0.25)
-    vigil.look()
+    watch.look()
     os.kill(victim, 9)
     shell.communicate()
-    vigil.last_look()
+    watch.last_look()
 
-    if vigil.ended == {}:
+    if watch.ended == {}:
         pytest.skip("this kernel tells the end of a process only to its parent (before 6.15)")
-    assert vigil.ended == {victim: -9}
-    assert vigil.oom_kills in (0, None)
+    assert watch.ended == {victim: -9}
+    assert watch.oom_kills in (0, None)
 
 
 def test_a_handle_of_something_else(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_healthy_machine_and_script_then_a_team_that_never_fills(
     assert "DataLoader workers  at most 1, train.py:8" in captured.out
     assert all(len(line) <= 80 for line in captured.out.splitlines())
 
-    monkeypatch.setattr(examine, "_TRIAL", 2.0)
+    monkeypatch.setattr(examine, "_MAX_TRIAL_SECONDS", 2.0)
     script = "import os\nos.environ['OMP_THREAD_LIMIT'] = '1'\nimport torch\ntorch.set_num_threads(2)\n"
     (tmp_path / "train.py").write_text(script)
     assert main(["preflight", "--format", "json", "train.py"]) == 1

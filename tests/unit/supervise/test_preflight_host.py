@@ -10,7 +10,7 @@ from preflights import GIB, HOST, LOADER, TORCH, problems, situation
 
 from torchmedic.records.gpu import GpuHealth, GpuState
 from torchmedic.records.host import HostPressure, Psi
-from torchmedic.supervise.preflight import disks, gpus, installed, limits, memory, processors
+from torchmedic.supervise.preflight import disks, gpus, limits, memory, processors
 from torchmedic.supervise.preflight.cards import Card, Cards
 from torchmedic.supervise.preflight.finding import Situation
 from torchmedic.supervise.preflight.questions import TorchFacts
@@ -160,6 +160,6 @@ def test_what_torch_makes_of_the_cards(tmp_path: Path) -> None:
     assert (
         problems(gpus.check(situation("torch.cuda.set_per_process_memory_fraction(0.8)", tmp_path, cards=shown))) == {}
     )
-    assert problems(installed.check(situation(torch=TorchFacts(error="torch cannot be imported: No module")))) == {
+    assert problems(gpus.check(situation(torch=TorchFacts(error="torch cannot be imported: No module")))) == {
         "torch": "fail: torch cannot be imported: No module"
     }

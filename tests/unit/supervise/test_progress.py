@@ -12,9 +12,9 @@ from torchmedic.observe.step import blackbox
 from torchmedic.observe.step.blackbox import BlackBox
 from torchmedic.observe.step.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER
 from torchmedic.runfolder import questions
-from torchmedic.supervise.host.watch import Vigil
+from torchmedic.supervise.host.watch import HostWatch
 from torchmedic.supervise.stall import watch
-from torchmedic.supervise.stall.progress import FIRST, LEAST, Progress
+from torchmedic.supervise.stall.progress import FIRST_STEP_SECONDS, MIN_STALL_SECONDS, Progress
 
 
 class Run:
@@ -45,10 +45,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_short_steps_have_the_least_limit_and_long_ones_five_of_them(run: Run) -> None:
-    assert run.progress.limit(None) == FIRST
+    assert run.progress.limit(None) == FIRST_STEP_SECONDS
     for _ in range(50):
         run.step(0.2)
-    assert run.progress.limit(None) == LEAST
+    assert run.progress.limit(None) == MIN_STALL_SECONDS
     for _ in range(100):
         run.step(10.0)
     assert 45 < run.progress.limit(None) < 55
@@ -64,7 +64,7 @@ def test_a_long_validation_once_makes_the_next_one_no_surprise(run: Run) -> None
     assert run.progress.limit(None) == pytest.approx(200, abs=1)
     run.phase(BACKWARD, 0.0)
     run.progress.look()
-    assert run.progress.limit(None) == LEAST
+    assert run.progress.limit(None) == MIN_STALL_SECONDS
 
 
 def test_a_forward_pass_is_progress_and_to_ask_an_empty_loader_is_none(run: Run) -> None:
@@ -109,7 +109,7 @@ def test_who_is_kept_waiting_by_us_does_not_stand_still(tmp_path: Path, monkeypa
     def look() -> None:
         watching._due = 0.0
         for _ in range(2):  # what the first begins, the second goes on with
-            list(watching.look(Vigil(tmp_path)))
+            list(watching.look(HostWatch(tmp_path)))
 
     busy = questions.busy(tmp_path, os.getpid())
     busy.touch()

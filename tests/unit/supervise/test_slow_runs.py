@@ -14,7 +14,8 @@ from torchmedic.records.inside import JobView, LockView, PyThread
 from torchmedic.records.process import LISTENER, FutexWait, ProcessView, ThreadView
 from torchmedic.records.stall import Peer, Stall
 from torchmedic.supervise.host import host_pressure
-from torchmedic.supervise.proc import growing_files, libraries, sleeps
+from torchmedic.supervise.proc import growing_files, sleeps
+from torchmedic.supervise.proc.process import compilers
 
 _SLEEPS = ("clock_nanosleep", "nanosleep")
 
@@ -83,8 +84,8 @@ def test_a_file_that_grows(tmp_path: Path) -> None:
 def test_compilers_of_the_driver_by_what_is_mapped(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "maps").write_text("7f00-7f01 r-xp 0 00:00 0  /usr/lib/libnvidia-ptxjitcompiler.so.1\n")
-    assert libraries.compilers(7, proc=tmp_path) == ("libnvidia-ptxjitcompiler",)
-    assert libraries.compilers(8, proc=tmp_path) == ()
+    assert compilers(7, proc=tmp_path) == ("libnvidia-ptxjitcompiler",)
+    assert compilers(8, proc=tmp_path) == ()
 
 
 def _pressure(tmp_path: Path, throttled: int) -> host_pressure.HostPressure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchmedic.observe.inside.loop_exits import Loop, exits_of, has_no_way_out
 from torchmedic.observe.inside.peek import MISSING, fingerprint, shown, tree_of, value_of, variables
@@ -77,7 +77,6 @@ def _described(loop: Loop, frame: FrameType, looks: list[Look]) -> LoopView:
     same = bool(read) and all(_same(text, frame, looks) for text in read)
     with variables(frame) as known:
         values = tuple(shown(value_of(node, frame, known)) for node in read.values()) if same else ()
-        empty = isinstance(loop, ast.For) and _is_empty(value_of(loop.iter, frame, known))
     guarded = exits is not None and exits.guards_judged
     return LoopView(
         file=frame.f_code.co_filename,
@@ -89,8 +88,6 @@ def _described(loop: Loop, frame: FrameType, looks: list[Look]) -> LoopView:
         unchanged=tuple(read) if same else (),
         values=values,
         hopeless=same and guarded and exits is not None and all(_same(text, frame, looks) for text in exits.guards),
-        iterates=ast.unparse(loop.iter) if isinstance(loop, ast.For) else "",
-        empty_iterable=empty,
     )
 
 
@@ -98,10 +95,6 @@ def _same(text: str, frame: FrameType, looks: list[Look]) -> bool:
     """Whether something had one and the same value in all looks."""
     prints = {look.prints.get(f"{id(frame)}:{text}", "") for look in looks}
     return len(prints) == 1 and "" not in prints
-
-
-def _is_empty(value: Any) -> bool:
-    return type(value) in (list, tuple, dict, set, range, str) and len(value) == 0
 
 
 def _loops_around(file: str, *lines: int) -> list[Loop]:

@@ -102,7 +102,6 @@ def _thread(
         tid=getattr(known, "native_id", None) or 0,
         name=getattr(known, "name", ""),
         main=ident == main,
-        daemon=bool(getattr(known, "daemon", False)),
         frames=tuple(_frame(frame) for frame in _telling(frames)),
         waits_for=waits if isinstance(waits, LockView) else None,
         holds=tuple(locks),
@@ -148,11 +147,8 @@ def _loader(iterator: Any, agent: Any) -> LoaderView | None:
         given.append(tuple(str(plain(item)) for item in flat if item is not None)[:64])
     return LoaderView(
         workers=tuple(process.pid for process in processes),
-        alive=tuple(process.is_alive() for process in processes),
-        exit_codes=tuple(process.exitcode for process in processes),
         given=tuple(given),
         timeout=float(getattr(iterator, "_timeout", 0) or 0),
-        start_method=type(processes[0]).__name__.removesuffix("Process").lower(),
     )
 
 

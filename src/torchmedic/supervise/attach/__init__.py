@@ -1,1 +1,1 @@
-"""A verdict on processes that are hung now and were not started by torchmedic. Nothing is done to them."""
+"""A verdict on running processes that torchmedic did not start. They are not stopped or changed."""

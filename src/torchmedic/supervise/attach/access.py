@@ -1,4 +1,4 @@
-"""Which process is meant, and whether we may look into it: every answer for a person is one line."""
+"""Finds the process for a number and checks that it may be read. Every error is one line."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from torchmedic.errors import UsageError
 from torchmedic.records.process import ProcessView
 from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import process
-from torchmedic.supervise.proc.process import PROC
+from torchmedic.supervise.proc.process import PROC, status_words
 
 _CAPABILITY = "in a container: `docker run --cap-add SYS_PTRACE`"
 
 
 def resolve(pid: int) -> int:
-    """The process that a number stands for.
+    """The process of a pid; the number of a thread stands for its process.
 
     Raises:
-        UsageError: There is nothing to look at, or it is not for us.
+        UsageError: There is no such process, or it may not be read.
     """
     if not sys.platform.startswith("linux"):
         raise UsageError("attach needs the /proc of Linux; elsewhere try `py-spy dump --pid PID`")
-    status = text(f"{PROC}/{pid}/status")
-    if status is None:
+    group = status_words(f"{PROC}/{pid}/status", "Tgid")
+    if not group:
         raise UsageError(f"there is no process {pid} here (in a container, only its own processes can be seen)")
-    with contextlib.suppress(ValueError):
-        pid = int(status.partition("\nTgid:")[2].split("\n", 1)[0])  # the number of a thread will do
+    pid = int(group[0])
     view = process.read(pid)
     if view is None:
         raise UsageError(f"process {pid} has just ended")
@@ -48,7 +47,7 @@ def _how(view: ProcessView) -> str:
 
 
 def _check_owner(view: ProcessView) -> None:
-    """Of a process of another user we see that it exists, and nothing of what it does."""
+    """Refuse a process that may not be read, because it belongs to another user or is closed to tracing."""
     owner = _owner(view.pid)
     if owner is None or view.open_to_us or os.access(f"{PROC}/{view.pid}/fd", os.R_OK):
         return
@@ -59,15 +58,14 @@ def _check_owner(view: ProcessView) -> None:
 
 
 def with_sudo(pid: int, user: str = "root") -> str:
-    """What to type; the environment of sudo has not our PATH."""
+    """The command to type. It has a full path, because sudo does not keep PATH."""
     whose = "" if user == "root" else f" -u {user}"
     return f"`sudo{whose} {sys.executable} -m torchmedic attach {pid}`, or {_CAPABILITY}"
 
 
 def _owner(pid: int) -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int((text(f"{PROC}/{pid}/status") or "").partition("\nUid:")[2].split()[1])
-    return None
+    words = status_words(f"{PROC}/{pid}/status", "Uid")
+    return int(words[1]) if len(words) > 1 else None
 
 
 def _name(user: int) -> str:
@@ -77,7 +75,7 @@ def _name(user: int) -> str:
 
 
 def hidden(view: ProcessView) -> str:
-    """Why the calls of a process of our own cannot be seen, and how to permit it; empty if they can."""
+    """Why the system calls of the user's own process cannot be read, and how to permit it; empty if they can."""
     if view.open_to_us:
         return ""
     scope = (text(f"{PROC}/sys/kernel/yama/ptrace_scope") or "").strip()

@@ -1,4 +1,4 @@
-"""`torchmedic attach`: look, judge, and put into words what was found and what could not be seen."""
+"""`torchmedic attach`: look, judge, and report what was found and what could not be read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchmedic.supervise.proc.pyspy import NOT_PERMITTED
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """`lines` are for a person who sees no diagnosis, `notes` are what could not be seen and how to see it."""
+    """`lines` are printed if there is no diagnosis. `notes` say what could not be read, and how to permit it."""
 
     hung: bool
     diagnoses: tuple[Diagnosis, ...] = ()
@@ -32,10 +32,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def attach(
     pid: int, *, seconds: float, native: bool = False, rules: registry.Family[Stall] = registry.STALLED
 ) -> Answer:
-    """A verdict on a process and all that it started.
+    """A verdict on a process and its descendants.
 
     Raises:
-        UsageError: There is nothing to look at, or it is not for us.
+        UsageError: There is no such process, or it may not be read.
     """
     pid = access.resolve(pid)
     seen = looks.look(pid, seconds=seconds, native=native)
@@ -55,10 +55,10 @@ def attach(
 
 
 def _roots(stalls: tuple[Stall, ...], hung: dict[int, Verdict], rules: registry.Family[Stall]) -> list[Verdict]:
-    """Of a process and one that it has started, both hung, the one with the more specific reason.
+    """The verdicts to report: of a hung process and a hung descendant, the one with the more specific reason.
 
-    The rules are listed so. Where it is the same, that of the upper one, which names both; where there is none, the
-    lower one, for which the upper one waits.
+    The rules are ordered from specific to general. If both have the same reason, the ancestor is reported, because its
+    diagnosis names both. If there is no reason, the descendant is reported, because the ancestor waits for it.
     """
     order = [registry.load(rule).code for rule in rules]
     below = {stall.pid: {view.pid for view in stall.processes} - {stall.pid} for stall in stalls}
@@ -76,17 +76,17 @@ def _roots(stalls: tuple[Stall, ...], hung: dict[int, Verdict], rules: registry.
 
 
 def _distinct(verdicts: list[Verdict]) -> tuple[Diagnosis, ...]:
-    """What several ranks have in common is told once, of the first; so is that they wait for each other."""
+    """The diagnoses. One that several ranks share is listed once, and so is that ranks wait for each other."""
     found: dict[object, list[Diagnosis]] = {}
     for verdict in verdicts:
         diagnosis = verdict.diagnosis
         if diagnosis is not None:
             mutual = diagnosis.code == waits_for_collective.CODE
             found.setdefault(diagnosis.code if mutual else same_finding(diagnosis), []).append(diagnosis)
-    return tuple(_of_all(group) for group in found.values())
+    return tuple(_merged(group) for group in found.values())
 
 
-def _of_all(group: list[Diagnosis]) -> Diagnosis:
+def _merged(group: list[Diagnosis]) -> Diagnosis:
     first, *others = group
     if not others:
         return first
@@ -106,7 +106,7 @@ def _line(verdict: Verdict, seconds: float) -> str:
 
 
 def _reservations(seen: looks.Seen, verdicts: list[Verdict]) -> list[str]:
-    """Nobody has counted the steps of a run that is not ours."""
+    """Warnings about what a look from outside cannot tell."""
     busy = any(each.diagnosis is not None and each.diagnosis.code == long_work.CODE for each in verdicts)
     return ["a loop without an end looks the same from outside; `torchmedic run` counts steps"] * (
         busy and seen.run is None

@@ -1,4 +1,4 @@
-"""Several looks at a tree of processes from outside: /proc always, py-spy where it is installed."""
+"""Several looks at a process tree from outside: through /proc, and through py-spy if it is installed."""
 
 from __future__ import annotations
 
@@ -10,37 +10,34 @@ from pathlib import Path
 import msgspec
 
 from torchmedic.diagnose.words.stall import IDLE
-from torchmedic.errors import UnreadableRun
-from torchmedic.observe.step import blackbox
-from torchmedic.records import BoxContents
 from torchmedic.records.gpu import GpuHealth
 from torchmedic.records.inside import InsideView
 from torchmedic.records.process import ProcessView, ThreadView
 from torchmedic.records.stall import Peer, Stall
-from torchmedic.runfolder import files as run_files
-from torchmedic.runfolder import layout
 from torchmedic.settings import RUN_DIR_VARIABLE
 from torchmedic.supervise.attach import targets
 from torchmedic.supervise.attach.python_locks import with_locks
 from torchmedic.supervise.attach.stacks import Stacks
+from torchmedic.supervise.boxes import recent_box_of
 from torchmedic.supervise.gpu.gpu_health import uses_gpu
+from torchmedic.supervise.gpu.nvml import connect
 from torchmedic.supervise.host import host_pressure
 from torchmedic.supervise.host.cgroups import text
-from torchmedic.supervise.proc import growing_files, libraries, outsiders, process, tree, waits
+from torchmedic.supervise.proc import growing_files, outsiders, process, tree, waits
 from torchmedic.supervise.proc.process import PROC
 from torchmedic.supervise.proc.syscalls import RUNNING
 
 SECONDS = 2.0
 _LOOKS = 4
-_MOST_STACKS = 32  # processes; those further up in the tree come first
-_NOWHERE = Path("/proc")
-_NVML = 1.5  # seconds that the driver of a GPU may take to answer
+_MAX_STACKS = 32  # processes whose stacks are read, ancestors first
+_NO_RUN_FOLDER = Path("/proc")
+_MAX_NVML_SECONDS = 1.5  # for an answer of the GPU driver
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was seen: a stall for each process that trains, and why there are no Python stacks, if so.
+    """The result of all looks: a stall for each training process, and the reason if there are no Python stacks.
 
-    `unseen` are processes whose stacks are missing, while there are those of others.
+    `unseen` are processes whose stacks are missing although others were read.
     """
 
     stalls: tuple[Stall, ...] = ()
@@ -55,23 +52,23 @@ def look(pid: int, *, seconds: float = SECONDS, native: bool = False) -> Seen:
 
     Args:
         pid: The process.
-        seconds: For how long.
-        native: Whether py-spy may stop each process for a moment, to see frames of C.
+        seconds: Length of the look in seconds.
+        native: Whether py-spy may stop each process for a moment to read C frames.
     """
     begun = time.monotonic()
     before = tree.tree(pid)
     python = {view.pid for view in before if targets.is_python(view)}
     numbers = [view.pid for view in before]
     pressure = host_pressure.read(pid, numbers)
-    files = growing_files.sizes(numbers, _NOWHERE)
-    stacks = Stacks([view.pid for view in before if view.pid in python and not targets.is_helper(view)][:_MOST_STACKS])
+    files = growing_files.sizes(numbers, _NO_RUN_FOLDER)
+    stacks = Stacks([view.pid for view in before if view.pid in python and not targets.is_helper(view)][:_MAX_STACKS])
     glances: list[dict[int, ProcessView]] = []
     for number in range(_LOOKS):
         _sleep_until(begun + seconds * number / (_LOOKS - 1))
         stacks.take(native=native and number == _LOOKS - 1)
         glances.append({each: view for each in python if (view := process.read(each)) is not None})
     after = waits.with_waits(tree.compare_all(before, tree.tree(pid)))
-    after = growing_files.with_growth(after, files, growing_files.sizes(numbers, _NOWHERE))
+    after = growing_files.with_growth(after, files, growing_files.sizes(numbers, _NO_RUN_FOLDER))
     after = tuple(stacks.with_native(view) for view in after)
     later = host_pressure.read(pid, numbers)
     gpu = _gpus(frozenset(numbers)) if any(map(uses_gpu, numbers)) else None
@@ -93,7 +90,7 @@ def look(pid: int, *, seconds: float = SECONDS, native: bool = False) -> Seen:
     )
     peers = [Peer(process=view, inside=inside.get(view.pid)) for view in trains]
     return Seen(
-        stalls=tuple(_stall(common, view, after, inside, peers, _box(run, view.pid), glances) for view in trains),
+        stalls=tuple(_stall(common, view, after, inside, peers, run, glances) for view in trains),
         processes=after,
         no_stacks=stacks.failure,
         unseen=tuple(pid for pid in stacks.unseen() if pid in known and known[pid].state not in "ZX"),
@@ -107,16 +104,17 @@ def _stall(
     views: tuple[ProcessView, ...],
     inside: dict[int, InsideView],
     peers: list[Peer],
-    box: BoxContents | None,
+    run: Path | None,
     glances: list[dict[int, ProcessView]],
 ) -> Stall:
-    """What was seen of one process that trains."""
+    """The stall of one training process."""
+    box = recent_box_of(run, view.pid) if run is not None else None
     family = targets.below(view.pid, views)
     numbers = {each.pid for each in family}
     last = box.last if box is not None else None
     own = {number: found for number, found in inside.items() if number in numbers}
     family = tuple(
-        msgspec.structs.replace(each, libraries=libraries.compilers(each.pid)) if each.pid == view.pid else each
+        msgspec.structs.replace(each, libraries=process.compilers(each.pid)) if each.pid == view.pid else each
         for each in family
     )
     return msgspec.structs.replace(
@@ -136,7 +134,7 @@ def _stall(
 
 
 def asleep(family: tuple[ProcessView, ...]) -> float | None:
-    """For how many seconds none of the main threads of these processes has run."""
+    """Seconds for which no main thread of these processes has run; None if unknown."""
     times = [
         view.main.asleep
         for view in family
@@ -147,13 +145,13 @@ def asleep(family: tuple[ProcessView, ...]) -> float | None:
 
 
 def _described(inner: InsideView, known: dict[int, ProcessView]) -> InsideView:
-    """What of a process's account of itself can be told from outside."""
+    """Add facts about a process that can be read from outside."""
     view = known[inner.pid]
     return msgspec.structs.replace(inner, forked=_is_forked(view), job=targets.job_of(view))
 
 
 def _is_forked(view: ProcessView) -> bool:
-    """Whether it is a copy of its parent: then it has the addresses that the kernel chose for that."""
+    """Whether a process was forked without exec: it then has the same random addresses (auxv) as its parent."""
     own = _bytes(f"{PROC}/{view.pid}/auxv")
     return bool(own) and own == _bytes(f"{PROC}/{view.parent}/auxv")
 
@@ -165,9 +163,9 @@ def _bytes(path: str) -> bytes:
 
 
 def _is_mute(view: ProcessView, inner: InsideView, glances: list[dict[int, ProcessView]]) -> bool:
-    """Whether one thread kept the GIL in all looks, while it slept itself or others did nothing but ask for it.
+    """Whether one thread held the GIL in all looks while it slept, or while others did nothing but ask for it.
 
-    Python gives the GIL up before it waits for anything. Who asks for it sleeps in a futex for 5 ms, again and again.
+    Python releases the GIL before every wait. A thread that asks for the GIL sleeps in a futex for 5 ms, repeatedly.
     """
     holder = [thread for thread in inner.threads if thread.holds_gil and len(thread.samples) > 1 and not thread.moved]
     if len(holder) != 1:
@@ -180,7 +178,7 @@ def _is_mute(view: ProcessView, inner: InsideView, glances: list[dict[int, Proce
 
 
 def _asks(row: ThreadView, glances: list[ProcessView | None]) -> bool:
-    """Whether a thread was always in one and the same futex, or about to go back to it, and did no work in between."""
+    """Whether a thread was in the same futex in all looks, or about to return to it, and did no work in between."""
     rows = [each.thread(row.tid) if each is not None else None for each in glances]
     calls = {(each.syscall, each.arguments[:1]) if each is not None else ("", ()) for each in rows} - {(RUNNING, ())}
     return (
@@ -200,36 +198,21 @@ def _run_of(pid: int) -> Path | None:
     return None
 
 
-def _box(run: Path | None, pid: int) -> BoxContents | None:
-    if run is None:
-        return None
-    folder = run_files.folder_of(run, pid)
-    for each in [folder] if folder is not None else layout.process_folders(run):
-        with contextlib.suppress(UnreadableRun):
-            box = blackbox.read(each / run_files.BLACK_BOX)
-            if box.pid == pid:
-                return msgspec.structs.replace(box, moments=box.moments[-64:])
-    return None
-
-
 def _gpus(pids: frozenset[int]) -> GpuHealth | None:
-    """What NVML says, asked in a thread: the driver of a GPU that is gone can take its time."""
+    """The GPUs from NVML, asked in a thread, because the driver of a lost GPU may answer late."""
     answers: list[GpuHealth] = []
 
     def ask() -> None:
         with contextlib.suppress(Exception):
-            import pynvml
-
-            from torchmedic.supervise.gpu.nvml import Gpus
-
-            pynvml.nvmlInit()
-            answers.append(Gpus(pynvml).read(pids))
+            gpus = connect()
+            if gpus is not None:
+                answers.append(gpus.read(pids))
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(_NVML)
+    asking.join(_MAX_NVML_SECONDS)
     if not answers:
         return None
-    # By which number the processes know a GPU is a matter of their environment, not of ours.
+    # The CUDA number of a GPU depends on the environment of those processes, not on ours.
     gpus = tuple(msgspec.structs.replace(gpu, ordinal=None) for gpu in answers[0].gpus)
     return msgspec.structs.replace(answers[0], gpus=gpus)

@@ -1,9 +1,9 @@
-"""Which locks of Python's the threads of another process wait for and hold, by their lines and the source.
+"""The Python locks that threads of another process wait for and hold, from their lines and the source.
 
-From outside a lock has no name and no owner. But a thread that the kernel holds in a futex without a time limit, at a
-line `with b:` or `b.acquire()`, waits for what `b` stands for there; and one that stands inside of `with b:` holds it.
-Whether two such expressions mean the same lock is known if they begin at the same global variable of a file, at the
-same object (py-spy tells where the object of a local variable lies), or at the same variable of one enclosing function.
+From outside, a lock has no name and no owner. But a thread that sleeps in a futex without a time limit at a line
+`with b:` or `b.acquire()` waits for `b`, and a thread inside `with b:` holds `b`. Two such expressions are the same
+lock if they begin at the same global variable of a file, at the same object (py-spy shows the address of a local
+variable's object), or at the same variable of one enclosing function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PRIVATE = 0x80
 
 
 class _Scope(NamedTuple):
-    """A frame, the functions around its line, the innermost first, and where the objects of its variables lie."""
+    """A frame, the functions around its line, innermost first, and the addresses of its variables' objects."""
 
     frame: PyFrame
     tree: ast.Module
@@ -33,9 +33,9 @@ class _Scope(NamedTuple):
 
 
 def with_locks(inside: dict[int, InsideView], views: dict[int, ProcessView]) -> dict[int, InsideView]:
-    """The same processes, with the locks of their threads, if any thread waits for one.
+    """Add the locks of all threads in all processes, if any thread waits for a lock.
 
-    Of all processes, then: a fork leaves objects where they are, so a lock of the child is known in its parent.
+    A fork keeps the addresses of objects, so a lock of a child is recognised in its parent.
     """
     waiting = {pid: _waiting(inner, views[pid]) for pid, inner in inside.items()}
     if not any(waiting.values()):
@@ -45,7 +45,7 @@ def with_locks(inside: dict[int, InsideView], views: dict[int, ProcessView]) -> 
 
 
 def _waiting(inner: InsideView, view: ProcessView) -> set[int]:
-    """The threads that the kernel holds for no limited time, in a line of the user's."""
+    """The threads that wait in a futex without a time limit, at a line of the user's."""
     stuck = {wait.tid for wait in view.futexes if not wait.timed and wait.joins is None and _is_private(view, wait.tid)}
     return {thread.ident for thread in inner.threads if thread.tid in stuck and _may_wait(thread)}
 
@@ -65,18 +65,18 @@ def _with_locks(inner: InsideView, waiting: set[int], identities: dict[object, i
 
 
 def _is_private(view: ProcessView, tid: int) -> bool:
-    """Whether the futex is of this process alone: a lock of `multiprocessing` is not."""
+    """Whether the futex belongs to this process alone, unlike a lock of `multiprocessing`."""
     thread = view.thread(tid)
     return thread is not None and len(thread.arguments) > 1 and bool(thread.arguments[1] & _PRIVATE)
 
 
 def _may_wait(thread: PyThread) -> bool:
-    """Whether it stood in the user's own line in all looks: what waits in a lock is C, so there is no further frame."""
+    """Whether a thread stood at a line of the user's in all looks. A lock waits in C, so there is no deeper frame."""
     return len(thread.samples) > 1 and not thread.moved and bool(thread.frames) and thread.frames[0].user
 
 
 def _functions_alive(inner: InsideView) -> dict[tuple[str, str], int]:
-    """How often each function is being executed, in all threads."""
+    """How many times each function is being executed, in all threads."""
     found: dict[tuple[str, str], int] = {}
     for thread in inner.threads:
         for frame in thread.frames:
@@ -101,14 +101,14 @@ def _functions(tree: ast.Module, frame: PyFrame) -> list[Function]:
         if isinstance(node, Function) and node.lineno <= frame.line <= (node.end_lineno or 0)
     ]
     around.sort(key=lambda node: -node.lineno)
-    # A decorator or a default is executed outside of the function whose lines it is in.
+    # A decorator or a default runs outside the function that contains its line.
     while around and around[0].name != frame.function:
         del around[0]
     return around
 
 
 def _awaited(scope: _Scope, identities: dict[object, int], once: dict[tuple[str, str], int]) -> LockView | None:
-    """What the line of the innermost frame waits for, if only one lock can be meant."""
+    """The lock that the line of the innermost frame waits for, if there is only one."""
     line = scope.frame.line
     found: list[ast.expr] = []
     for node in _own_nodes(scope):
@@ -137,7 +137,7 @@ def _held(scope: _Scope, identities: dict[object, int], once: dict[tuple[str, st
 
 
 def _own_nodes(scope: _Scope) -> list[ast.AST]:
-    """The nodes of the function that a frame executes, without those of functions inside of it."""
+    """The nodes of the function that a frame executes, without nested functions."""
     found: list[ast.AST] = []
     waiting: list[ast.AST] = [scope.functions[0] if scope.functions else scope.tree]
     while waiting:
@@ -149,7 +149,7 @@ def _own_nodes(scope: _Scope) -> list[ast.AST]:
 
 
 def _call(node: ast.AST) -> tuple[ast.expr, str, int] | None:
-    """Of `x.acquire()`, which without arguments waits for ever: x, the method and the line."""
+    """The parts of a call without arguments such as `x.acquire()`: `x`, the method and the line."""
     match node:
         case ast.Call(func=ast.Attribute(value=value, attr=method), args=[], keywords=[]):
             return value, method, node.lineno
@@ -172,7 +172,7 @@ def _view(
 
 
 def _root(name: str, scope: _Scope, once: dict[tuple[str, str], int]) -> object | None:
-    """What a variable is: an object by its place, a variable of an enclosing function, or a global one."""
+    """A key for a variable: its object's address, a variable of an enclosing function, or a global variable."""
     if scope.addresses.get(name) and scope.functions:
         return scope.addresses[name]
     for function in scope.functions:

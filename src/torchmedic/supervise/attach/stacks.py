@@ -1,4 +1,4 @@
-"""The Python stacks of some processes, look by look, through py-spy."""
+"""The Python stacks of several processes in several looks, through py-spy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torchmedic.records.process import ProcessView
 from torchmedic.supervise.proc import pyspy
 
 NO_PYSPY = "py-spy is not installed"
-_TRIES = 2  # of py-spy, before it is left alone
-_AT_ONCE = 4
+_MAX_FAILURES = 2  # of py-spy, before it is no longer tried
+_PARALLEL_DUMPS = 4
 
 
 class Stacks:
-    """The Python stacks of some processes, look by look."""
+    """Reads the stacks of all processes at every look."""
 
     def __init__(self, pids: list[int]) -> None:
         self._pids = pids
@@ -29,10 +29,10 @@ class Stacks:
         self.failure = "" if pyspy.executable() is not None else NO_PYSPY
 
     def take(self, *, native: bool) -> None:
-        if not self._pids or self.failure == NO_PYSPY or self._failures >= _TRIES:
+        if not self._pids or self.failure == NO_PYSPY or self._failures >= _MAX_FAILURES:
             return
         self._time = time.time()
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(_PARALLEL_DUMPS) as pool:
             dumps = list(pool.map(lambda pid: pyspy.dump(pid, native=native), self._pids))
         failures = []
         for pid, dump in zip(self._pids, dumps, strict=True):
@@ -45,7 +45,7 @@ class Stacks:
         self.failure = "" if self._looks else next(filter(None, failures), "")
 
     def unseen(self) -> list[int]:
-        """Those of which py-spy could not tell anything, while it could of others."""
+        """The processes that py-spy could not read although it could read others."""
         return [pid for pid in self._pids if pid not in self._looks] if self._looks else []
 
     def inside(self) -> list[InsideView]:
@@ -59,12 +59,12 @@ class Stacks:
 
 
 def _is_ours(thread: PyThread) -> bool:
-    """The thread that listens for the parent, in a run of torchmedic's own."""
+    """Whether a thread is torchmedic's listener."""
     return any("torchmedic/observe/inside/" in frame.file for frame in thread.frames)
 
 
 def _merged(looks: list[tuple[PyThread, ...]]) -> tuple[PyThread, ...]:
-    """The last look, and where each thread was in all of them."""
+    """The last look, with the position of each thread in all looks."""
     samples: dict[int, list[str]] = defaultdict(list)
     lines: dict[int, list[int]] = defaultdict(list)
     for look_ in looks:

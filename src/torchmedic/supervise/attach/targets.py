@@ -1,4 +1,4 @@
-"""Who trains in a tree of processes: ranks below a launcher, the script below a shell, workers below the script."""
+"""Finds the training processes in a process tree: ranks below a launcher, a script below a shell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmedic.supervise.proc.process import PROC
 
 _PYTHON = re.compile(r"(python|pypy)[\d.]*t?$")
 _TORCH = re.compile(r"/libtorch_cpu\.so|/libtorch_python\.so")
-# Helpers that multiprocessing, joblib and torch.compile start; nobody waits for their progress.
+# Helper processes of multiprocessing, joblib and torch.compile. Their progress does not matter.
 _HELPERS = (
     "multiprocessing.resource_tracker",
     "multiprocessing.semaphore_tracker",
@@ -47,7 +47,7 @@ def rank_of(view: ProcessView) -> int | None:
 
 
 def job_of(view: ProcessView) -> JobView | None:
-    """The job of several ranks that a process takes part in: by what its launcher told it, and its threads' names."""
+    """The distributed job that a process belongs to, from the launcher's variables and the names of its threads."""
     rank, size = rank_of(view), view.environment.get("WORLD_SIZE", "")
     names = {thread.name for thread in view.threads}
     backend = next((each for each in ("nccl", "gloo") if any(each in name for name in names)), None)
@@ -57,10 +57,10 @@ def job_of(view: ProcessView) -> JobView | None:
 
 
 def training(views: tuple[ProcessView, ...], python: set[int]) -> list[ProcessView]:
-    """The processes whose progress counts.
+    """The training processes.
 
-    These are the ranks of a launcher; else the topmost that use torch, and those that they have started to train as
-    well (`torch.multiprocessing.spawn`); else the topmost that run Python at all.
+    These are the ranks of a launcher; else the topmost processes that use torch, and those that they have started to
+    train too (`torch.multiprocessing.spawn`); else the topmost processes that run Python.
     """
     alive = [view for view in views if view.state not in "ZX" and view.pid in python and not is_helper(view)]
     known = {view.pid: view for view in views}
@@ -76,7 +76,7 @@ def training(views: tuple[ProcessView, ...], python: set[int]) -> list[ProcessVi
 
 
 def _rank_of_parent(view: ProcessView, known: dict[int, ProcessView]) -> int | None:
-    """A worker inherits the variables of its rank."""
+    """The rank in the parent's environment; a worker inherits the variables of its rank."""
     parent = known.get(view.parent)
     return rank_of(parent) if parent is not None else None
 

@@ -1,7 +1,7 @@
-"""From what was seen of a process that is not ours to a verdict: hung, and why; or not.
+"""The verdict on a process that torchmedic did not start: hung, with the reason, or not hung.
 
-The rules are made for a run that torchmedic has watched: they are asked once its own clock says that a step takes too
-long. Here nobody kept that clock, so what they say is held against what can be seen from outside.
+The rules are made for a run that torchmedic has watched, and are asked only if a step takes too long. Here the step
+times are unknown, so the result of the rules is checked against what can be seen from outside.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torchmedic.source.text import relative
 from torchmedic.supervise.attach.looks import asleep
 from torchmedic.supervise.attach.targets import is_helper
 
-LONG = 10.0  # seconds; whoever has not run for longer than this does not just wait for the next batch
-# What no time can cure: it is a hang at the first look.
-_AT_ONCE = frozenset(
+LONG_SECONDS = 10.0  # a process that has not run for this long does not just wait for the next batch
+# Rules whose finding cannot end by itself: a hang at the first look.
+_CERTAIN_HANGS = frozenset(
     {
         "thread-deadlock",
         "lock-inherited-through-fork",
@@ -36,11 +36,11 @@ _AT_ONCE = frozenset(
 )
 _WORK: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 _STATES = {"R": "runs", "T": "is stopped by a signal", "t": "is stopped by a debugger", "Z": "is dead"}
-_TRICKLE = 10_000.0  # bytes a second; log lines and heartbeats are less
+_MIN_BYTES_PER_SECOND = 10_000.0  # log lines and heartbeats are less
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """`moves` is that the process gets on, or may well do so; `words` says what was seen of that."""
+    """`moves` means that the process makes progress, or probably does. `words` says what was seen."""
 
     state: Literal["hung", "moves", "unclear"]
     diagnosis: Diagnosis | None = None
@@ -54,7 +54,7 @@ def judge(stall: Stall, rules: Family[Stall]) -> Verdict:
     found = engine.ask(stall, rules)
     if found is not None and found.severity != "error":
         return Verdict(state="moves", diagnosis=found)
-    if found is not None and (found.name in _AT_ONCE or (stall.box is not None and stall.still >= LONG)):
+    if found is not None and (found.name in _CERTAIN_HANGS or (stall.box is not None and stall.still >= LONG_SECONDS)):
         return Verdict(state="hung", diagnosis=_with_time(found, stall))
     words = _movement(stall)
     if words:
@@ -62,18 +62,18 @@ def judge(stall: Stall, rules: Family[Stall]) -> Verdict:
     if found is not None and found.code != standstill_not_explained.CODE and _patient(stall):
         return Verdict(state="hung", diagnosis=_with_time(found, stall))
     slept = asleep(stall.processes)
-    if slept is not None and slept > LONG:
+    if slept is not None and slept > LONG_SECONDS:
         return Verdict(state="hung", diagnosis=_not_explained(stall, slept))
     doubt = f"{found.message}, or it is slow; " if found is not None and found.grade != "possible" else ""
     return Verdict(state="unclear", words=doubt + _doing(stall))
 
 
 def _patient(stall: Stall) -> bool:
-    """Whether some process waits for longer than one that only waits for its next work would."""
-    if stall.limit >= LONG:
+    """Whether some process has waited longer than it would for its next work item."""
+    if stall.limit >= LONG_SECONDS:
         return True
     times = [view.main.asleep for view in _family(stall) if view.main is not None]
-    return any(time is not None and time >= LONG for time in times)
+    return any(time is not None and time >= LONG_SECONDS for time in times)
 
 
 def _family(stall: Stall) -> list[ProcessView]:
@@ -81,7 +81,7 @@ def _family(stall: Stall) -> list[ProcessView]:
 
 
 def _movement(stall: Stall) -> str:
-    """What shows that something gets on; empty if nothing does."""
+    """A sign of progress; empty if there is none."""
     for view in _family(stall):
         inner = stall.inside.get(view.pid)
         main = inner.main if inner is not None else None
@@ -91,7 +91,7 @@ def _movement(stall: Stall) -> str:
             where = f" at {relative(frame.file)}, lines {_range(lines)}" if frame is not None and lines else ""
             return f"the main thread of process {view.pid} moved between the looks{where}"
         written = max(view.bytes_read or 0.0, view.bytes_written or 0.0)
-        if written > _TRICKLE:
+        if written > _MIN_BYTES_PER_SECOND:
             return f"process {view.pid} reads or writes {written / 1e6:.2g} MB a second"
     busy = [view for view in _family(stall) if (view.busy or 0.0) > IDLE]
     if busy:
@@ -111,10 +111,10 @@ def _at(stall: Stall, view: ProcessView) -> str:
 
 
 def _with_time(found: Diagnosis, stall: Stall) -> Diagnosis:
-    """Say how long that is known to last, as a rule can only go by the clock of a run of ours."""
+    """Add how long the main thread has not run, which a rule cannot know without a black box."""
     main = stall.view.main if stall.view is not None else None
     slept = main.asleep if main is not None else None
-    if slept is None or slept < LONG or stall.box is not None:
+    if slept is None or slept < LONG_SECONDS or stall.box is not None:
         return found
     fact = f"its main thread has not run for {duration(slept)}"
     return msgspec.structs.replace(found, evidence=(fact, *found.evidence))
@@ -135,7 +135,7 @@ def _not_explained(stall: Stall, slept: float) -> Diagnosis:
 
 
 def _doing(stall: Stall) -> str:
-    """What each process does, as far as the kernel tells."""
+    """What each process is doing, as far as the kernel shows."""
     return "; ".join(_one(stall, view) for view in _family(stall)[:8])
 
 

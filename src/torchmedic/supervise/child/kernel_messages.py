@@ -1,4 +1,4 @@
-"""Words of the GPU's kernels, taken from the child's stderr and put into the run folder as they come."""
+"""Messages of failed checks in CUDA kernels, copied from the child's stderr into the run folder."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torchmedic.contained import contained
 if TYPE_CHECKING:
     from torchmedic.detect.failures.kernel_asserts import Listener
 
-_INTERVAL = 0.1  # seconds between two writes while thousands of threads say the same
+_WRITE_INTERVAL_SECONDS = 0.1  # while thousands of GPU threads print the same
 
 
-class Overheard:
-    """Listens, and writes down what is new. The dying child reads it there."""
+class KernelMessages:
+    """Collects the messages and writes new ones to the run folder, where the dying child reads them."""
 
     def __init__(self, run: Path, rank: int | None = None) -> None:
         self._run = run
@@ -38,13 +38,13 @@ class Overheard:
             if self._listener.feed(data):
                 self._unwritten = True
                 distinct = self._listener.distinct
-                if distinct > self._distinct or time.monotonic() - self._written > _INTERVAL:
+                if distinct > self._distinct or time.monotonic() - self._written > _WRITE_INTERVAL_SECONDS:
                     self._distinct = distinct
                     self._write()
 
     @contained("supervise.words")
-    def look(self) -> None:
-        """Called a few times a second, and at the end: write down what was not worth a write of its own."""
+    def flush(self) -> None:
+        """Write pending messages. Called a few times a second and at the end."""
         with self._lock:
             if self._unwritten:
                 self._write()
@@ -53,7 +53,7 @@ class Overheard:
         from torchmedic.runfolder import gpu
 
         if self._listener is not None:
-            with contextlib.suppress(OSError):  # a full disk is not our business here
+            with contextlib.suppress(OSError):  # a full disk is reported elsewhere
                 gpu.write_kernel_words(self._run, self._listener.text(), self._rank)
         self._written = time.monotonic()
         self._unwritten = False

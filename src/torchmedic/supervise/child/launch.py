@@ -1,4 +1,4 @@
-"""How the user's command is started: as without torchmedic, but for the environment that brings in the agent."""
+"""Starts the user's command, with an environment that loads the agent and otherwise as without torchmedic."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def environment(run: Path, *, hide: bool) -> dict[str, str]:
 
     Args:
         run: The run folder.
-        hide: Whether `os.environ` of the script shall not show what is added. A launcher such as torchrun copies
-            `os.environ` to its workers, so there it must stay visible.
+        hide: Whether to hide the added variables from the script's `os.environ`. A launcher such as torchrun copies
+            `os.environ` to its workers, so for a launcher they must stay visible.
     """
     added = {
         RUN_DIR_VARIABLE: str(run),
@@ -37,12 +37,12 @@ def environment(run: Path, *, hide: bool) -> dict[str, str]:
 
 
 def python_command(arguments: Sequence[str]) -> list[str]:
-    """The interpreter that runs us, with the flags that it was given, and these arguments."""
+    """The interpreter that runs torchmedic, with its flags, and the given arguments."""
     return [sys.executable, *interpreter_flags(sys.orig_argv), *arguments]
 
 
 def interpreter_flags(words: Sequence[str]) -> list[str]:
-    """What stood between the interpreter and its `-m`, `-c` or script on the command line that started us."""
+    """The words between the interpreter and its `-m`, `-c` or script on a command line."""
     flags: list[str] = []
     rest = iter(words[1:])
     for word in rest:
@@ -64,7 +64,7 @@ def _flag_letters(word: str) -> tuple[str, bool]:
     """The letters of a word such as `-um` without the `m`, and whether the flags end there."""
     for position, letter in enumerate(word):
         if letter in "WX":
-            return word, False  # its value is the rest of the word
+            return word, False  # the rest of the word is its value
         if letter in "mc":
             return word[:position], True
     return word, False
@@ -73,13 +73,13 @@ def _flag_letters(word: str) -> tuple[str, bool]:
 def start(
     command: Sequence[str], env: dict[str, str], signal_mask: Iterable[signal.Signals | int], **streams: int
 ) -> subprocess.Popen[bytes]:
-    """Start the child with our standard streams, our other open files and the signal mask that we were given.
+    """Start the child with our standard streams, our other open files and the given signal mask.
 
-    `streams` are given to it in place of ours (`stdout`, `stderr`).
+    `streams` replace our `stdout` and `stderr`.
 
-    Where we are in the foreground of a terminal, the child shares our process group: Ctrl-C, Ctrl-Z and reads of the
-    terminal work as ever. Everywhere else it gets a group of its own, so that a signal sent to ours reaches it exactly
-    once, through us.
+    In the foreground of a terminal, the child shares our process group, so that Ctrl-C, Ctrl-Z and reads from the
+    terminal work as usual. Elsewhere it gets its own group, so that a signal sent to our group reaches it exactly once,
+    through us.
     """
     return subprocess.Popen(
         command,
@@ -93,7 +93,7 @@ def start(
 
 
 def _in_foreground() -> bool:
-    """Whether a terminal would send its Ctrl-C to our process group."""
+    """Whether our process group is in the foreground of a terminal, which sends Ctrl-C to it."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -113,7 +113,7 @@ def _in_child(mask: set[signal.Signals | int]) -> Callable[[], None]:
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if libc is not None:
-            # `kill -9` of torchmedic means the training: without us it would have hit that, and left no orphan.
+            # `kill -9` of torchmedic must end the training too, and leave no orphan.
             libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             if os.getppid() != parent:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A pseudo-terminal that stands in for the real one: the same size and modes, and no byte is changed on its way."""
+"""A pseudo-terminal in place of the real terminal, with the same size and modes. It changes no byte of the output."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import fcntl
 import os
 import termios
 
-_OUTPUT = 1  # where tcgetattr has the output modes
+_OUTPUT = 1  # index of the output modes in the result of tcgetattr
 
 
-class StandIn:
-    """The real terminal and the one that the child writes to.
+class PseudoTerminal:
+    """The real terminal, and the pseudo-terminal that the child writes to.
 
-    The child has the real one as its controlling terminal and on stdin. But a program may ask its stdout for the size,
-    or set the terminal up through it, as curses does: both are carried over.
+    The child has the real terminal as its controlling terminal and on stdin. But a program may read the size from its
+    stdout, or set modes through it, as curses does. So the size is copied to the pseudo-terminal and the modes back.
     """
 
     def __init__(self, real: int) -> None:
         self._real = real
         modes = termios.tcgetattr(real)
         self.source, self.end = map(above, os.openpty())
-        modes[_OUTPUT] &= ~termios.OPOST  # the real one does that
+        modes[_OUTPUT] &= ~termios.OPOST  # the real terminal does the output processing
         termios.tcsetattr(self.end, termios.TCSANOW, modes)
         self._modes = termios.tcgetattr(self.end)
         self._size = b""
         self.carry_size()
 
     def carry_size(self) -> None:
-        """From the real one. No signal comes of it: the child, which shares our process group, has had the kernel's."""
+        """Copy the size of the real terminal. This sends no SIGWINCH: the kernel has sent it to our process group."""
         with contextlib.suppress(OSError):
             size = fcntl.ioctl(self._real, termios.TIOCGWINSZ, b"\0" * 8)
             if size != self._size:
@@ -36,7 +36,7 @@ class StandIn:
                 fcntl.ioctl(self.end, termios.TIOCSWINSZ, size)
 
     def carry_modes(self) -> None:
-        """To the real one, if the child has changed them, and if it could have changed those of the real one."""
+        """Copy modes that the child has changed to the real terminal, if the child may change that terminal."""
         with contextlib.suppress(OSError, termios.error):
             modes = termios.tcgetattr(self.end)
             if modes == self._modes:
@@ -48,7 +48,7 @@ class StandIn:
 
 
 def above(descriptor: int) -> int:
-    """The same file under a number that is none of the standard streams, of which some may be closed."""
+    """Move a descriptor to a number above the standard streams, some of which may be closed."""
     if descriptor > 2:
         return descriptor
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)

@@ -1,4 +1,4 @@
-"""Signals on their way to the child: each one once."""
+"""Forwards signals to the child, each exactly once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-# Left alone: faults of our own, the stops of a terminal, and what a process ignores unless it asks for it.
-_OURS = frozenset(
+# Not forwarded: faults of the parent, stops by the terminal, and signals that are ignored by default.
+_NOT_FORWARDED = frozenset(
     getattr(signal, name)
     for name in (
         "SIGKILL SIGSTOP SIGSEGV SIGBUS SIGFPE SIGILL SIGABRT SIGTRAP SIGSYS SIGPIPE "
@@ -20,67 +20,67 @@ _OURS = frozenset(
     ).split()
     if hasattr(signal, name)
 )
-FORWARDED = frozenset(signal.valid_signals() - _OURS)
+FORWARDED = frozenset(signal.valid_signals() - _NOT_FORWARDED)
 
-_LAUNCHERS = frozenset({signal.SIGTERM})  # what a launcher sends to the ranks that are left
+_LAUNCHER_SIGNALS = frozenset({signal.SIGTERM})  # sent by a launcher to the remaining ranks
 
-_TERMINALS = frozenset({signal.SIGINT, signal.SIGHUP, *([signal.SIGQUIT] if hasattr(signal, "SIGQUIT") else [])})
+_TERMINAL_SIGNALS = frozenset({signal.SIGINT, signal.SIGHUP, *([signal.SIGQUIT] if hasattr(signal, "SIGQUIT") else [])})
 
 _SI_KERNEL = 0x80
-_DOUBLE = 5.0  # seconds within which a second Ctrl-C is meant as "end it"
-_GRACE = 5.0  # seconds between that and the end
+_SECOND_INTERRUPT_SECONDS = 5.0  # a second Ctrl-C within this time ends the run
+_KILL_DELAY_SECONDS = 5.0  # after the second Ctrl-C
 
 
 class Forwarder:
-    """Waits for signals and for the child; all of ours are blocked and taken one by one."""
+    """Waits for signals and for the child. The parent's signals are blocked and taken one by one."""
 
     def __init__(self, *, tick: float = 0.25) -> None:
         self._tick = tick
-        self.speaking: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # around words of our own
-        self._interrupted = -_DOUBLE
+        self.speaking: Callable[[], AbstractContextManager[None]] = (
+            contextlib.nullcontext
+        )  # entered around our messages
+        self._interrupted = -_SECOND_INTERRUPT_SECONDS
         self._deadline: float | None = None
-        self.killed = False  # by us: no riddle to solve
+        self.killed = False  # by torchmedic, so the death needs no explanation
         self.blocked: set[signal.Signals | int] = set()
         if hasattr(signal, "sigtimedwait"):
-            # The last for a look at the size of the terminal; the child gets it as we do.
+            # SIGWINCH ends the wait to copy the terminal size; the child gets its own.
             self.blocked = {*FORWARDED, signal.SIGCHLD, signal.SIGWINCH}
         self.inherited = signal.pthread_sigmask(signal.SIG_BLOCK, self.blocked)
-        # Whoever started us may have ignored the end of children, and the kernel would then keep no wait status.
+        # If SIGCHLD is ignored, which is inherited, the kernel keeps no wait status.
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def hold_on(self) -> None:
-        """The child has ended, and what it left is still to be explained: a launcher that ends us must wait for that.
-
-        Ctrl-C need not: whoever is in a hurry is let go.
-        """
+        """Block a launcher's SIGTERM while the end of the child is explained. Ctrl-C still ends torchmedic."""
         if self.blocked:
-            signal.pthread_sigmask(signal.SIG_SETMASK, {*self.inherited, *_LAUNCHERS})
+            signal.pthread_sigmask(signal.SIG_SETMASK, {*self.inherited, *_LAUNCHER_SIGNALS})
 
     def release(self) -> None:
-        """Take signals as ever. Those that were for the child, which has ended by itself, are over with it."""
-        while self.blocked and signal.sigtimedwait(_LAUNCHERS - self.inherited, 0) is not None:
+        """Restore the signal mask, and drop pending signals that were meant for the child."""
+        while self.blocked and signal.sigtimedwait(_LAUNCHER_SIGNALS - self.inherited, 0) is not None:
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, self.inherited)
 
     def wait(self, child: subprocess.Popen[bytes], on_tick: Callable[[], None]) -> int:
-        """Pass signals on until the child has ended; its wait status as Popen gives it."""
+        """Forward signals until the child has ended, and return its wait status as Popen gives it."""
         if not self.blocked:
             return self._wait_by_handlers(child, on_tick)
         shares_terminal = _group_of(child) == os.getpgrp()
         while (status := child.poll()) is None:
             received = signal.sigtimedwait(self.blocked, self._tick)
             if received is not None and received.si_signo in FORWARDED:
-                # What a terminal sends comes from the kernel and has reached the child, which shares our group.
-                # A timer's do as well, of an `alarm` that was set before us: that one has reached nobody else.
-                from_terminal = received.si_code == _SI_KERNEL and received.si_signo in _TERMINALS and shares_terminal
+                # A terminal's signal comes from the kernel and has also reached the child, which shares our group.
+                # A timer's signal (`alarm`) comes from the kernel too, but has reached only us.
+                from_kernel = received.si_code == _SI_KERNEL and shares_terminal
+                from_terminal = from_kernel and received.si_signo in _TERMINAL_SIGNALS
                 self._pass_on(child, received.si_signo, already_there=from_terminal)
             self._end_if_due(child)
             on_tick()
         return status
 
     def _wait_by_handlers(self, child: subprocess.Popen[bytes], on_tick: Callable[[], None]) -> int:
-        """For systems without sigtimedwait (macOS): the sender is not known there, so the terminal's are told by it."""
+        """Wait on systems without sigtimedwait (macOS): the sender is unknown, so SIGINT counts as the terminal's."""
         shared = _group_of(child) == os.getpgrp()
 
         def handler(number: int, _: object) -> None:
@@ -101,9 +101,9 @@ class Forwarder:
                 os.kill(child.pid, number)
         if number == signal.SIGINT:
             now = time.monotonic()
-            if now - self._interrupted < _DOUBLE and self._deadline is None:
-                # The second Ctrl-C ends it, also where Python cannot act on it (C code, a held GIL).
-                self._deadline = now + _GRACE
+            if now - self._interrupted < _SECOND_INTERRUPT_SECONDS and self._deadline is None:
+                # The second Ctrl-C ends the run even if Python cannot act on it (C code, a held GIL).
+                self._deadline = now + _KILL_DELAY_SECONDS
             self._interrupted = now
 
     def _end_if_due(self, child: subprocess.Popen[bytes]) -> None:

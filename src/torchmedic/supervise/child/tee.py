@@ -1,15 +1,15 @@
-"""What the child writes to stderr, heard by the parent on its way: byte for byte, in order, and a terminal stays one.
+"""Copies the child's stderr to the parent, unchanged and in order. A terminal stays a terminal for the child.
 
-CUDA's kernels say on stderr which check has failed, and nowhere else. How it is heard depends on what stderr is:
+CUDA kernels print failed checks to stderr and nowhere else. How the parent reads along depends on what stderr is:
 
-- a file: the child writes there itself, and the parent reads what was appended (`follow.py`);
-- a pipe or socket: the child gets a pipe, and a thread of the parent passes everything on;
-- a terminal: the same with a pseudo-terminal, which is nobody's controlling terminal: keys, Ctrl-C, Ctrl-Z and job
-  control go on between the real one and the child;
-- anything else, or nothing: left alone.
+- a file: the child writes to it directly, and the parent reads what was appended (`stderr_file.py`);
+- a pipe or socket: the child gets a pipe, and a thread of the parent forwards everything;
+- a terminal: the child gets a pseudo-terminal, and a thread forwards everything. The real terminal stays the child's
+  controlling terminal, so keys, Ctrl-C, Ctrl-Z and job control work as usual;
+- anything else, or a closed stderr: left alone.
 
-Where stdout and stderr are the same pipe or terminal, the child gets one new one for both: two would lose the order in
-which the two were written (the clearing of a progress bar, say, could come after the line that needs the room).
+Where stdout and stderr are the same pipe or terminal, the child gets one new stream for both. Two streams would lose
+the order of the output: the clearing of a progress bar could come after the line that it makes space for.
 """
 
 from __future__ import annotations
@@ -24,49 +24,24 @@ import subprocess
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torchmedic.contained import report_fault
-from torchmedic.supervise.child.pty import StandIn, above
+from torchmedic.supervise.child.pty import PseudoTerminal, above
+from torchmedic.supervise.child.stderr_file import Hear, StderrFile, Stream
 
-Hear = Callable[[bytes], object]
-
-_CHUNK = 1 << 16
-_MOST = 1 << 21  # more than a pipe or terminal holds
-_GRACE = 0.25  # seconds in which children of the dead child may still end and be heard
-_ATOMIC = select.PIPE_BUF
-# A line at a time would wake us at every one: while lines follow each other closely, take some of them together.
-_FEW = 2048
-_CLOSELY = 0.002
-_PAUSE = 0.0005
-
-
-class Stream:
-    """A stderr that is left alone."""
-
-    def __init__(self) -> None:
-        self.given: dict[str, int] = {}  # what Popen shall give to the child instead of our own
-
-    def start(self) -> None:
-        """The child has been started."""
-
-    def look(self) -> None:
-        """Called a few times a second."""
-
-    @contextlib.contextmanager
-    def speaking(self) -> Iterator[None]:
-        """Around words of our own: they come after what the child has written so far."""
-        yield
-
-    def finish(self) -> None:
-        """The child has ended: pass on all that it left."""
-
-    def let_go(self) -> None:
-        """We are about to end."""
+_CHUNK_BYTES = 1 << 16
+_MAX_DRAIN_BYTES = 1 << 21  # more than a pipe or terminal holds
+_GRACE_SECONDS = 0.25  # children of the dead child may still write in this time
+_ATOMIC_BYTES = select.PIPE_BUF
+# Waking up for every line is expensive: while small writes follow each other closely, several are taken together.
+_SMALL_BYTES = 2048
+_CLOSE_SECONDS = 0.002
+_PAUSE_SECONDS = 0.0005
 
 
 def choose(hear: Hear) -> Stream:
-    """How to hear what goes to our stderr, and to nobody's harm."""
+    """Choose how to read along with what the child writes to our stderr."""
     try:
         ours = os.fstat(2)
     except OSError:
@@ -74,17 +49,15 @@ def choose(hear: Hear) -> Stream:
     mode = ours.st_mode
     try:
         if stat.S_ISREG(mode):
-            from torchmedic.supervise.child.stderr_file import Followed
-
-            return Followed(hear)
+            return StderrFile(hear)
         if os.isatty(2):
-            return Stream() if _another_terminal(ours) else Pumped(hear, terminal=True, both=_same(ours))
+            return Stream() if _another_terminal(ours) else StderrPump(hear, terminal=True, both=_same(ours))
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-            return Pumped(hear, both=_same(ours))
+            return StderrPump(hear, both=_same(ours))
         if stat.S_ISCHR(mode) and ours.st_rdev == os.stat(os.devnull).st_rdev:
-            return Pumped(hear)
+            return StderrPump(hear)
     except (OSError, termios.error):
-        return Stream()  # no pseudo-terminals here, no descriptors left
+        return Stream()  # no pseudo-terminals, or no free descriptors
     return Stream()
 
 
@@ -97,24 +70,24 @@ def _same(ours: os.stat_result) -> bool:
 
 
 def _another_terminal(ours: os.stat_result) -> bool:
-    """Whether stdout is a terminal too, and perhaps the same under another name (/dev/tty)."""
+    """Whether stdout is a terminal too, possibly the same one under another name (/dev/tty)."""
     return os.isatty(1) and not _same(ours)
 
 
-class Pumped(Stream):
-    """A pipe or pseudo-terminal for the child, and a thread that passes on what comes out of it.
+class StderrPump(Stream):
+    """A pipe or pseudo-terminal for the child, and a thread that forwards its output.
 
-    Our copy of the child's end stays open until the child has ended, so that the stream ends no sooner than that.
+    The parent keeps the child's end open until the child has ended, so that the stream does not end earlier.
     """
 
     def __init__(self, hear: Hear, *, terminal: bool = False, both: bool = False) -> None:
         super().__init__()
         self._hear = hear
         self._lock = threading.Lock()
-        self._over = False  # no more for the thread to do
-        self._ended = False  # nobody is left who could write, or nobody who reads
+        self._over = False  # the thread is to stop
+        self._ended = False  # no writer is left, or no reader
         self._target = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
-        self._terminal = StandIn(self._target) if terminal else None
+        self._terminal = PseudoTerminal(self._target) if terminal else None
         if self._terminal is not None:
             self._source, self._end = self._terminal.source, self._terminal.end
         else:
@@ -128,7 +101,7 @@ class Pumped(Stream):
     def look(self) -> None:
         if self._terminal is not None:
             self._terminal.carry_size()
-            if self._lock.acquire(blocking=False):  # never wait here for somebody who does not read
+            if self._lock.acquire(blocking=False):  # never wait here for a slow reader
                 try:
                     self._terminal.carry_modes()
                 finally:
@@ -144,14 +117,14 @@ class Pumped(Stream):
         with self._lock:
             self._over = True
             os.close(self._end)
-            self._drain()  # all that the child wrote is in there by now
-            end = time.monotonic() + _GRACE
+            self._drain()  # includes all that the child wrote
+            end = time.monotonic() + _GRACE_SECONDS
             while not self._ended and (left := end - time.monotonic()) > 0:
                 if _wait(self._source, select.POLLIN, left):
                     self._pass_on()
 
     def let_go(self) -> None:
-        """Somebody whom the child left behind still writes: without us it could, so leave somebody to pass it on."""
+        """Leave a `cat` behind if a child of the child still writes, as it could without torchmedic."""
         if self._ended:
             return
         self._ended = self._over = True
@@ -160,7 +133,7 @@ class Pumped(Stream):
             left_behind = subprocess.Popen(
                 ["cat"], stdin=self._source, stdout=self._target, stderr=subprocess.DEVNULL, start_new_session=True
             )
-            left_behind.returncode = 0  # nobody will wait for it
+            left_behind.returncode = 0  # so that Popen does not complain about an unfinished child
 
     def _run(self) -> None:
         waiting = select.poll()
@@ -172,20 +145,20 @@ class Pumped(Stream):
                 with self._lock:
                     count = 0 if self._over else self._pass_on()
                 before, last = last, time.monotonic()
-                if count < _FEW and last - before < _CLOSELY:
-                    time.sleep(_PAUSE)
+                if count < _SMALL_BYTES and last - before < _CLOSE_SECONDS:
+                    time.sleep(_PAUSE_SECONDS)
         except Exception as error:
             report_fault("supervise.tee", error)
-            self.let_go()  # the child must never wait for a reader that is gone
+            self.let_go()  # the child must never block on a stopped reader
 
     def _drain(self) -> None:
-        """Pass on what is there now."""
+        """Forward everything that can be read now."""
         passed = 0
-        while passed < _MOST and (count := self._pass_on()):
+        while passed < _MAX_DRAIN_BYTES and (count := self._pass_on()):
             passed += count
 
     def _pass_on(self) -> int:
-        """What is there now, or a good part of it; how many bytes."""
+        """Forward up to one chunk, and return the number of bytes."""
         data = b"" if self._ended else self._read()
         if not data:
             return 0
@@ -194,7 +167,7 @@ class Pumped(Stream):
         try:
             self._write(data)
         except OSError:
-            # Whoever read our stderr is gone. The child shall notice as it would have without us.
+            # The reader of our stderr is gone. The child must notice, as it would without torchmedic.
             self._ended = self._over = True
             os.close(self._source)
         self._hear(data)
@@ -202,19 +175,19 @@ class Pumped(Stream):
 
     def _read(self) -> bytes:
         parts, size = [], 0
-        while size < _CHUNK:
+        while size < _CHUNK_BYTES:
             try:
-                part = os.read(self._source, _CHUNK)
+                part = os.read(self._source, _CHUNK_BYTES)
             except BlockingIOError:
                 break
             except OSError as error:
-                if error.errno != errno.EIO:  # how a pseudo-terminal says that it was closed
+                if error.errno != errno.EIO:  # a closed pseudo-terminal
                     raise
                 part = b""
             self._ended = not part
             parts.append(part)
             size += len(part)
-            if self._ended or self._terminal is None:  # a terminal gives four kilobytes at most
+            if self._ended or self._terminal is None:  # a terminal returns at most four kilobytes
                 break
         return b"".join(parts)
 
@@ -229,10 +202,10 @@ class Pumped(Stream):
 
 
 def _piece(data: bytes, start: int) -> int:
-    """The end of some whole lines that a pipe takes as one, so that no other writer gets into the middle of a line."""
-    if len(data) - start <= _ATOMIC:
+    """The end of a piece of whole lines that is written atomically, so that no other writer splits a line."""
+    if len(data) - start <= _ATOMIC_BYTES:
         return len(data)
-    return data.rfind(b"\n", start, start + _ATOMIC) + 1 or start + _ATOMIC
+    return data.rfind(b"\n", start, start + _ATOMIC_BYTES) + 1 or start + _ATOMIC_BYTES
 
 
 def _wait(descriptor: int, event: int, seconds: float | None = None) -> bool:

@@ -1,1 +1,1 @@
-"""What NVML says about the GPUs."""
+"""The GPUs of the host, read through NVML."""

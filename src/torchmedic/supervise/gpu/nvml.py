@@ -1,4 +1,4 @@
-"""What NVML says of the GPUs of this host. Nothing here is known to be supported: what is not told is None."""
+"""The state of this host's GPUs from NVML. Any query may be unsupported; its value is then None."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from torchmedic.records.gpu import GpuHealth, GpuState, Xid
 from torchmedic.supervise.gpu.visible_gpus import visible
 
-_MOST_XIDS = 32
+_MAX_XIDS = 32
 _LOST = {15: "GPU is lost", 16: "GPU requires a reset"}
-_TIMEOUT = 10
+_TIMEOUT_ERROR = 10
 REASONS = {
     0x01: "idle",
     0x02: "application clocks",
@@ -24,6 +24,18 @@ REASONS = {
     0x80: "power brake",
     0x100: "display clocks",
 }
+SERIOUS_REASONS = frozenset(REASONS[bit] for bit in (0x08, 0x20, 0x40, 0x80))
+
+
+def connect() -> Gpus | None:
+    """The GPUs of the host; None without a driver that works."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:
+        return None
+    return Gpus(pynvml)
 
 
 class Gpus:
@@ -42,7 +54,7 @@ class Gpus:
         self._ecc_before: dict[int, int | None] = {}
         self._throttled: dict[int, int] = {}
         self._hottest: dict[int, int] = {}
-        self._knows_us = False  # by the numbers that our processes have here: in a container it may be others
+        self._knows_us = False  # whether NVML lists our processes by pids that we know; in a container it may not
         self._shown = visible(os.environ, self._uuids, self._names, self._parent_of) or []
         self._set = self._ask("nvmlEventSetCreate")
         for handle in self._handles if self._set is not None else ():
@@ -51,32 +63,28 @@ class Gpus:
                 self._ask("nvmlDeviceRegisterEvents", handle, wanted, self._set)
 
     def events(self) -> bool:
-        """Take what the driver has reported since; whether there was anything."""
+        """Read the events that the driver has reported, and return whether there were any."""
         heard = False
         while self._set is not None:
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
             except self._nvml.NVMLError as error:
-                if error.value != _TIMEOUT:
+                if error.value != _TIMEOUT_ERROR:
                     self._set = None
                 break
             except AttributeError:  # an old package
                 self._set = None
                 break
             heard = True
-            # A GPU that is lost may not even know its name.
+            # A lost GPU may have no UUID.
             uuid = _text(self._ask("nvmlDeviceGetUUID", event.device)) or (self._uuids[0] if self._uuids else "")
             said = self._xids.setdefault(uuid, [])
-            if len(said) < _MOST_XIDS:
+            if len(said) < _MAX_XIDS:
                 said.append(Xid(time=time.time(), code=int(event.eventData)))
         return heard
 
     def read(self, ours: frozenset[int]) -> GpuHealth:
-        """How everything is now.
-
-        Args:
-            ours: The processes of the run.
-        """
+        """The current state of all GPUs. `ours` are the processes of the run."""
         driver = _text(self._ask("nvmlSystemGetDriverVersion"))
         return GpuHealth(
             time=time.time(), driver=driver, gpus=tuple(self._state(index, ours) for index in range(len(self._handles)))
@@ -101,12 +109,10 @@ class Gpus:
         temperature = ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
         self._hottest[index] = max(self._hottest.get(index, 0), temperature or 0)
         memory = ask("nvmlDeviceGetMemoryInfo")
-        pci = ask("nvmlDeviceGetPciInfo")
         rates = ask("nvmlDeviceGetUtilizationRates")
         return GpuState(
             index=index,
             uuid=self._uuids[index],
-            bus=_text(pci.busId) if pci is not None else "",
             name=self._names[index],
             ordinal=self._shown.index(index) if index in self._shown else None,
             xids=tuple(self._xids.get(self._uuids[index], ())),
@@ -144,7 +150,7 @@ class Gpus:
         return _text(self._ask("nvmlDeviceGetUUID", whole)) if whole is not None else None
 
     def _ask(self, name: str, *args: Any, lost: list[str] | None = None) -> Any:
-        """One question to NVML; None if it has no answer, and a word on it if that is because the GPU is gone."""
+        """Ask NVML; None if there is no answer. If the GPU is lost, the reason is appended to `lost`."""
         question: Callable[..., Any] | None = getattr(self._nvml, name, None)
         if question is None:
             return None

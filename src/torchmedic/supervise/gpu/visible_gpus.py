@@ -1,4 +1,4 @@
-"""Which GPU a process means by `cuda:0`: what CUDA_VISIBLE_DEVICES says, in the terms of NVML."""
+"""Maps CUDA device numbers (`cuda:0`) to NVML indices, from CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 def visible(
     environ: Mapping[str, str], uuids: Sequence[str], names: Sequence[str], parent_of: Callable[[str], str | None]
 ) -> list[int] | None:
-    """NVML's indices of the GPUs that CUDA shows, in CUDA's order; None where that order cannot be known.
+    """The NVML indices of the GPUs that CUDA shows, in CUDA's order; None if that order is unknown.
 
     Args:
         environ: The environment of the process.
-        uuids: Of all GPUs, in NVML's order, which is that of the PCI bus.
-        names: Their models. CUDA's own order is the fastest first, which is the same one if all are alike.
-        parent_of: The UUID of the GPU that a MIG instance is a part of.
+        uuids: The UUIDs of all GPUs in NVML's order, which is the order of the PCI bus.
+        names: Their models. CUDA lists the fastest first; if all models are equal, this is NVML's order.
+        parent_of: Returns the UUID of the GPU that a MIG instance is a part of.
     """
     order_known = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(set(names)) <= 1
     value = environ.get("CUDA_VISIBLE_DEVICES")
@@ -28,9 +28,9 @@ def visible(
     for word in words:
         index = _index(word, uuids, parent_of)
         if index is None:
-            break  # CUDA takes those before the first that does not exist
+            break  # CUDA ignores everything after the first GPU that does not exist
         if index in found and not word.startswith("MIG-"):
-            return []  # and none at all if one is named twice
+            return []  # CUDA shows no GPU at all if one is named twice
         found.append(index)
     return found
 
@@ -43,6 +43,6 @@ def _index(word: str, uuids: Sequence[str], parent_of: Callable[[str], str | Non
         old = re.match(r"MIG-(GPU-[^/]+)/", word)
         whole = old[1] if old is not None else parent_of(word)
         return uuids.index(whole) if whole in uuids else None
-    # A beginning is enough if there is only one such.
+    # A unique prefix is enough.
     alike = [index for index, uuid in enumerate(uuids) if uuid.startswith(word)] if word.startswith("GPU-") else []
     return alike[0] if len(alike) == 1 else None

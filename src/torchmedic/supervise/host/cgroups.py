@@ -1,4 +1,4 @@
-"""The control groups that a process is in, of version 1, version 2 or both at once, and how their files are read."""
+"""The cgroups of a process (version 1, version 2 or both), and readers for small files of the kernel."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def default_root() -> Path:
 
 
 def folders(controller: str, listing: Path | str, root: Path | str) -> list[str]:
-    """The group of a process and the groups around it, innermost first; a limit of any of them holds.
+    """The cgroup of a process and its ancestors, innermost first. The limits of all of them apply.
 
     Args:
-        controller: `memory`, `cpu` or `pids`, which has a tree of its own in version 1. Where it has none, or is empty,
-            the one tree of version 2.
+        controller: `memory`, `cpu` or `pids`, which have separate trees in version 1. If there is no such tree, or the
+            controller is empty, the tree of version 2 is used.
         listing: `/proc/PID/cgroup`.
         root: Where the trees are mounted.
     """
@@ -41,7 +41,10 @@ def folders(controller: str, listing: Path | str, root: Path | str) -> list[str]
 
 
 def _upwards(base: str, path: str) -> list[str]:
-    """In a container the path of the host may not exist; the group is then mounted at the base."""
+    """The existing folders from a cgroup up to the base.
+
+    In a container, the host's path may not exist; the cgroup is then mounted at the base.
+    """
     parts = [part for part in path.split("/") if part]
     if ".." in parts:
         return [base]
@@ -50,9 +53,9 @@ def _upwards(base: str, path: str) -> list[str]:
 
 
 def text(path: Path | str) -> str | None:
-    """A small file of the kernel's; None if there is none, or it is not for us."""
+    """The text of a small kernel file; None if it does not exist or may not be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # half the time that `open` takes
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # takes half as long as `open`
     except OSError:
         return None
     try:
@@ -67,7 +70,7 @@ def text(path: Path | str) -> str | None:
 
 
 def number(path: Path | str) -> int | None:
-    """A file that holds one number; None for no limit."""
+    """The number in a file; None for no limit."""
     try:
         value = int(text(path) or "")
     except ValueError:
@@ -76,13 +79,13 @@ def number(path: Path | str) -> int | None:
 
 
 def memory_limit(folder: Path | str) -> int | None:
-    """What a group may hold at most: version 2, then version 1."""
+    """The memory limit of a cgroup in bytes: version 2, then version 1."""
     limit = number(f"{folder}/memory.max")
     return number(f"{folder}/memory.limit_in_bytes") if limit is None else limit
 
 
 def table(path: Path | str, *names: str) -> dict[str, int]:
-    """Those numbers, by name, of a file with a name and a number on every line."""
+    """The named numbers of a file that has a name and a number on every line."""
     lines = "\n" + (text(path) or "")
     found = {}
     for name in names:

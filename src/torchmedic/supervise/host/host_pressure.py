@@ -1,6 +1,6 @@
-"""What the host leaves a run of CPU, memory, swap, shared memory and processes: files that need no root, under 1 ms.
+"""The CPU, memory, swap, shared memory and processes that the host leaves a run: files that need no root, under 1 ms.
 
-A run that stands still for want of one of them is not hung, and nothing inside it can tell.
+A run that stands still because one of them is used up is not hung, and nothing inside the run can tell the difference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchmedic.supervise.host import cgroups
 
 _PROC = Path("/proc")
 _SHM = Path("/dev/shm")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def read(
@@ -28,88 +28,73 @@ def read(
     groups: Path | None = None,
     shm: Path = _SHM,
 ) -> HostPressure:
-    """How things stand now.
+    """The current state of the host.
 
     Args:
-        pid: The process whose groups and CPUs are meant, by default our own.
-        pids: Those whose major faults are counted.
-        proc: In place of /proc.
-        groups: In place of /sys/fs/cgroup.
-        shm: In place of /dev/shm.
+        pid: The process whose cgroups and CPUs are read, by default our own.
+        pids: The processes whose major page faults are counted.
+        proc: Replaces /proc.
+        groups: Replaces /sys/fs/cgroup.
+        shm: Replaces /dev/shm.
     """
     groups = groups or cgroups.default_root()
-    me = f"{proc}/{'self' if pid is None else pid}"
-    listing = f"{me}/cgroup"
-    own = next(iter(cgroups.folders("", listing, groups)), None)
-    vmstat = cgroups.table(f"{proc}/vmstat", "pswpin", "pswpout", "pgmajfault")
+    own = f"{proc}/{'self' if pid is None else pid}"
+    listing = f"{own}/cgroup"
+    group = next(iter(cgroups.folders("", listing, groups)), None)
+    swapped_in = cgroups.table(f"{proc}/vmstat", "pswpin").get("pswpin")
     meminfo = cgroups.table(f"{proc}/meminfo", "MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
-    swapped_in, swapped_out = vmstat.get("pswpin"), vmstat.get("pswpout")
+    shared = shared_memory(shm)
     return HostPressure(
         time=time.monotonic(),
         cpu=psi(f"{proc}/pressure/cpu"),
         memory=psi(f"{proc}/pressure/memory"),
         io=psi(f"{proc}/pressure/io"),
-        group_cpu=psi(f"{own}/cpu.pressure") if own is not None else None,
-        group_memory=psi(f"{own}/memory.pressure") if own is not None else None,
-        group_io=psi(f"{own}/io.pressure") if own is not None else None,
-        cpus=allowed_cpus(f"{me}/status"),
+        group_cpu=psi(f"{group}/cpu.pressure") if group is not None else None,
+        group_memory=psi(f"{group}/memory.pressure") if group is not None else None,
+        cpus=allowed_cpus(f"{own}/status"),
         **_cpu(cgroups.folders("cpu", listing, groups)),
         **_memory(cgroups.folders("memory", listing, groups)),
         memory_total=_bytes(meminfo.get("MemTotal")),
         memory_available=_bytes(meminfo.get("MemAvailable")),
         swap_total=_bytes(meminfo.get("SwapTotal")),
         swap_free=_bytes(meminfo.get("SwapFree")),
-        swap_in=None if swapped_in is None else swapped_in * _PAGE,
-        swap_out=None if swapped_out is None else swapped_out * _PAGE,
-        host_major_faults=vmstat.get("pgmajfault"),
+        swap_in=None if swapped_in is None else swapped_in * _PAGE_BYTES,
         major_faults={pid: faults for pid in pids if (faults := major_faults(f"{proc}/{pid}/stat")) is not None},
-        **_shm(shm),
+        shm_size=shared[0] if shared is not None else None,
+        shm_free=shared[1] if shared is not None else None,
         **_pids(cgroups.folders("pids", listing, groups)),
     )
 
 
 def difference(before: HostPressure, after: HostPressure) -> PressureRates:
-    """What happened between two readings, per second of the time between them."""
+    """The changes between two readings, per second."""
     seconds = max(after.time - before.time, 1e-6)
 
-    def per_second(name: str) -> float | None:
-        rise = _rise(getattr(before, name), getattr(after, name))
-        return None if rise is None else rise / seconds
-
-    def waited(resource: str, kind: str) -> float | None:
-        first, second = getattr(before, resource), getattr(after, resource)
+    def stalled(first: Psi | None, second: Psi | None, kind: str) -> float | None:
         rise = None if not (first and second) else _rise(getattr(first, kind), getattr(second, kind))
         return None if rise is None else min(1.0, rise / 1e6 / seconds)
 
+    swapped_in = _rise(before.swap_in, after.swap_in)
     periods = _rise(before.periods, after.periods)
     throttled = _rise(before.throttled_periods, after.throttled_periods)
-    # A process that has come or gone between the two has no rate.
+    # A process that started or ended between the two readings has no rate.
     both = before.major_faults.keys() & after.major_faults.keys()
     faults = sum(after.major_faults[pid] - before.major_faults[pid] for pid in both)
     return PressureRates(
         seconds=seconds,
-        cpu_some=waited("cpu", "some_total"),
-        memory_some=waited("memory", "some_total"),
-        memory_full=waited("memory", "full_total"),
-        io_some=waited("io", "some_total"),
-        io_full=waited("io", "full_total"),
-        group_cpu_some=waited("group_cpu", "some_total"),
-        group_memory_some=waited("group_memory", "some_total"),
-        group_memory_full=waited("group_memory", "full_total"),
-        group_io_some=waited("group_io", "some_total"),
-        group_io_full=waited("group_io", "full_total"),
+        cpu_some=stalled(before.cpu, after.cpu, "some_total"),
+        memory_full=stalled(before.memory, after.memory, "full_total"),
+        io_full=stalled(before.io, after.io, "full_total"),
+        group_cpu_some=stalled(before.group_cpu, after.group_cpu, "some_total"),
+        group_memory_full=stalled(before.group_memory, after.group_memory, "full_total"),
         throttled_periods=throttled / periods if periods and throttled is not None else None,
-        throttled_time=per_second("throttled_seconds"),
-        memory_high_events=per_second("memory_high_events"),
-        swap_in=per_second("swap_in"),
-        swap_out=per_second("swap_out"),
-        host_major_faults=per_second("host_major_faults"),
+        swap_in=None if swapped_in is None else swapped_in / seconds,
         major_faults=faults / seconds if both else None,
     )
 
 
 def psi(path: Path | str) -> Psi | None:
-    """A file of PSI; None where the kernel keeps none."""
+    """Read a file of pressure stall information; None where the kernel keeps none."""
     values: dict[str, Any] = {}
     for line in (cgroups.text(path) or "").splitlines():
         kind, _, rest = line.partition(" ")
@@ -120,8 +105,16 @@ def psi(path: Path | str) -> Psi | None:
     return Psi(**known) if known else None
 
 
+def shared_memory(folder: Path | str = _SHM) -> tuple[int, int] | None:
+    """Size and free bytes of /dev/shm; None if it cannot be read."""
+    with contextlib.suppress(OSError):
+        found = os.statvfs(folder)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return None
+
+
 def allowed_cpus(status: Path | str) -> int | None:
-    """How many CPUs a process may run on, by its `/proc/PID/status`."""
+    """Number of CPUs that a process may run on, from its `/proc/PID/status`."""
     for line in (cgroups.text(status) or "").splitlines():
         if line.startswith("Cpus_allowed_list:"):
             with contextlib.suppress(ValueError):
@@ -135,14 +128,15 @@ def _length(cpus: str) -> int:
 
 
 def major_faults(stat: Path | str) -> int | None:
-    """Page faults of a process that had to wait for a disk. Its name may hold anything, brackets too."""
+    """Page faults of a process that had to read from a disk, from its `/proc/PID/stat`."""
     with contextlib.suppress(ValueError, IndexError):
+        # The process name comes first and may contain brackets.
         return int((cgroups.text(stat) or "").rpartition(")")[2].split()[9])
     return None
 
 
 def quota(group: Path | str) -> float | None:
-    """How many CPUs a group may use at the same time on average; None for no limit."""
+    """Number of CPUs that a cgroup may use at the same time on average; None for no limit."""
     words = (cgroups.text(f"{group}/cpu.max") or "").split()
     if not words:
         words = [cgroups.text(f"{group}/{name}") or "" for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
@@ -157,14 +151,11 @@ def _cpu(groups: list[str]) -> dict[str, Any]:
     tightest, group = min(quotas, default=(None, groups[0] if groups else None), key=lambda found: found[0] or 0.0)
     if group is None:
         return {}
-    counters = cgroups.table(f"{group}/cpu.stat", "nr_periods", "nr_throttled", "throttled_usec", "throttled_time")
-    units = (("throttled_usec", 1e6), ("throttled_time", 1e9))  # version 2, version 1
-    seconds = [counters[name] / unit for name, unit in units if name in counters]
+    counters = cgroups.table(f"{group}/cpu.stat", "nr_periods", "nr_throttled")
     return {
         "cpu_quota": tightest,
         "periods": counters.get("nr_periods"),
         "throttled_periods": counters.get("nr_throttled"),
-        "throttled_seconds": next(iter(seconds), None),
     }
 
 
@@ -183,16 +174,7 @@ def _memory(groups: list[str]) -> dict[str, Any]:
         "memory_current": cgroups.number(f"{group}/memory.usage_in_bytes") if current is None else current,
         "memory_limit": limit,
         "memory_high": high,
-        "memory_high_events": cgroups.table(f"{group}/memory.events", "high").get("high"),
     }
-
-
-def _shm(folder: Path) -> dict[str, int]:
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return {}
-    return {"shm_size": found.f_blocks * found.f_frsize, "shm_free": found.f_bavail * found.f_frsize}
 
 
 def _pids(groups: list[str]) -> dict[str, int | None]:

@@ -1,7 +1,7 @@
-"""The host's memory while the run goes on: the last samples for the time after, and an alarm before it ends.
+"""Samples of the host's memory during the run, and an alarm before memory runs out.
 
-Once a second while there is room, at every look of the parent when it gets tight. A sample takes some hundred
-microseconds, most of it for the processes of the run, one after the other.
+One sample a second while there is enough memory, five a second when it gets tight. A sample takes some hundred
+microseconds, most of it for the processes of the run.
 """
 
 from __future__ import annotations
@@ -17,43 +17,44 @@ import msgspec
 
 from torchmedic.contained import report_fault
 from torchmedic.detect.trends import host_memory
-from torchmedic.errors import UnreadableRun
-from torchmedic.observe.step import blackbox
 from torchmedic.records.memory import HeldMemory, HostAlarm, MemorySample
 from torchmedic.runfolder import files, layout, questions
+from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.host import cgroups
-from torchmedic.supervise.host.host_pressure import psi
+from torchmedic.supervise.host.host_pressure import psi, shared_memory
 
-_CALM, _TIGHT = 1.0, 0.2  # seconds between samples
-_YOUNG, _SOON = 20.0, 0.4  # of a young run there may be nothing yet to see the growth by
-_NARROW = 0.7  # of the limit, from which on it is tight
-_GROWN = 0.05  # of the limit, by which a process must have grown to be asked what it holds, and asked again,
-_ASKING = 0.4  # seconds between two such questions,
-_QUESTIONS = 10  # how many there are in a run,
-_ROOM = 128 << 20  # and bytes that must be left: to look takes some, too
-_PATIENCE = 0.6  # seconds that an alarm may wait for the answer
-_KEPT = 150
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_PROCESSES = 64
-_ALIKE = 0.5  # of the growth of another process
-_WORKER = "pt_data_worker"  # what torch calls a DataLoader worker
+_CALM_INTERVAL_SECONDS = 1.0
+_TIGHT_INTERVAL_SECONDS = 0.2
+_YOUNG_RUN_SECONDS = 20.0  # a young run needs more samples to show its growth
+_YOUNG_INTERVAL_SECONDS = 0.4
+_TIGHT_SHARE = 0.7  # of the limit
+_QUESTION_GROWTH_SHARE = 0.05  # of the limit: growth after which a process is asked what it holds, and asked again
+_QUESTION_INTERVAL_SECONDS = 0.4
+_MAX_QUESTIONS = 10  # per run
+_MIN_FREE_BYTES = 128 << 20  # the process needs some memory to answer
+_MAX_ANSWER_SECONDS = 0.6  # that an alarm may wait for the answer
+_MAX_SAMPLES = 150
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MAX_PROCESSES = 64
+_ALIKE_SHARE = 0.5  # of the growth of the process that grew most
+_WORKER = "pt_data_worker"  # torch's name for a DataLoader worker
 
 
-class HostGuard:
-    """Samples memory; `alarms` gives what is new, once."""
+class MemoryGuard:
+    """Samples memory; `alarms` returns a new alarm once."""
 
     def __init__(self, run: Path, proc: Path = Path("/proc"), groups: Path | None = None) -> None:
         self._run = run
         self._proc = proc
         self._groups = groups or cgroups.default_root()
-        self._samples: deque[MemorySample] = deque(maxlen=_KEPT)
+        self._samples: deque[MemorySample] = deque(maxlen=_MAX_SAMPLES)
         self._swapped: tuple[float, int] | None = None
         self._raised: HostAlarm | None = None
         self._told = False
         self._broken = False
         self._began = time.monotonic()
         self._raised_at = 0.0
-        self._asked: dict[int, tuple[float, int]] = {}  # when a process was last asked what it holds, and its size
+        self._asked: dict[int, tuple[float, int]] = {}  # by process: time of the last question, and its size then
         self._questions = 0
 
     @property
@@ -61,11 +62,12 @@ class HostGuard:
         return tuple(self._samples)
 
     def look(self, pids: Iterable[int]) -> None:
-        """Called a few times a second with the processes of the run."""
+        """Take a sample if one is due. Called a few times a second with the processes of the run."""
         now = time.monotonic()
         last = self._samples[-1] if self._samples else None
-        tight = last is not None and (last.share >= _NARROW or host_memory.is_rushing(self.samples))
-        pause = _TIGHT if tight else _CALM if now - self._began > _YOUNG else _SOON
+        tight = last is not None and (last.share >= _TIGHT_SHARE or host_memory.is_rushing(self.samples))
+        calm = _CALM_INTERVAL_SECONDS if now - self._began > _YOUNG_RUN_SECONDS else _YOUNG_INTERVAL_SECONDS
+        pause = _TIGHT_INTERVAL_SECONDS if tight else calm
         if self._broken or (last is not None and now - last.time < pause):
             return
         try:
@@ -79,7 +81,7 @@ class HostGuard:
             report_fault("supervise.memory", error)
 
     def alarms(self) -> list[HostAlarm]:
-        """The alarm, when it has just been raised."""
+        """The alarm, if it was just raised."""
         if self._raised is None or self._told:
             return []
         if not self._raised.holders:
@@ -90,33 +92,33 @@ class HostGuard:
         return [self._raised]
 
     def _ask(self, now: float) -> None:
-        """Have the process that grows say what it holds, before there is no time left for it."""
+        """Ask the growing process what it holds, while there is still time for an answer."""
         last, growing = self._samples[-1], host_memory.grew_most(self.samples)
-        if growing is None or last.limit is None or self._questions >= _QUESTIONS:
+        if growing is None or last.limit is None or self._questions >= _MAX_QUESTIONS:
             return
         pid, rise = growing
-        asked, size = self._asked.get(pid, (now - _ASKING, last.private[pid] - rise))
-        grown = last.private[pid] - size >= _GROWN * last.limit
-        if grown and now - asked >= _ASKING and last.limit - (last.used or 0) > _ROOM:
+        asked, size = self._asked.get(pid, (now - _QUESTION_INTERVAL_SECONDS, last.private[pid] - rise))
+        grown = last.private[pid] - size >= _QUESTION_GROWTH_SHARE * last.limit
+        if grown and now - asked >= _QUESTION_INTERVAL_SECONDS and last.limit - (last.used or 0) > _MIN_FREE_BYTES:
             self._questions += questions.ask(self._run, pid, questions.HOLD)
             self._asked[pid] = (now, last.private[pid])
 
     def _is_answer_due(self) -> bool:
-        """Whether the process that grows has been asked, may still answer, and there is time to wait for it."""
+        """Whether the growing process was asked, may still answer, and there is time to wait."""
         alarm = self._raised
-        if alarm is None or alarm.growing is None or (alarm.seconds_left or 0.0) < 2 * _PATIENCE:
+        if alarm is None or alarm.growing is None or (alarm.seconds_left or 0.0) < 2 * _MAX_ANSWER_SECONDS:
             return False
         asked, since = alarm.growing[0] in self._asked, time.monotonic() - self._raised_at
-        return asked and since < _PATIENCE and not questions.read_held(self._run, alarm.growing[0])
+        return asked and since < _MAX_ANSWER_SECONDS and not questions.read_held(self._run, alarm.growing[0])
 
     def _sample(self, now: float, pids: Iterable[int]) -> MemorySample:
         meminfo = cgroups.table(self._proc / "meminfo", "MemTotal", "MemAvailable")
         total, free = meminfo.get("MemTotal", 0) << 10, meminfo.get("MemAvailable", 0) << 10
         host = (total - free, total) if total else None
-        sizes = {pid: found for pid in list(pids)[:_PROCESSES] if (found := self._sizes(pid)) is not None}
+        sizes = {pid: found for pid in list(pids)[:_MAX_PROCESSES] if (found := self._sizes(pid)) is not None}
         group = self._group(sum(resident for resident, _ in sizes.values()))
         tight = group if group is not None and (host is None or group[0] / group[1] > host[0] / host[1]) else host
-        shm_used, shm_size = _shm()
+        shared = shared_memory()
         pressure = psi(self._proc / "pressure" / "memory")
         return MemorySample(
             time=now,
@@ -126,27 +128,27 @@ class HostGuard:
             private={pid: resident - shared for pid, (resident, shared) in sizes.items()},
             waiting=pressure.full if pressure is not None else None,
             swap_in=self._swap_in(now),
-            shm_used=shm_used,
-            shm_size=shm_size,
+            shm_used=shared[0] - shared[1] if shared is not None else None,
+            shm_size=shared[0] if shared is not None else None,
         )
 
     def _group(self, resident: int) -> tuple[int, int] | None:
-        """What the tightest group around us holds that cannot be given back, and its limit."""
+        """Bytes that the tightest cgroup holds and cannot reclaim, and its limit."""
         found = []
         for folder in cgroups.folders("memory", self._proc / "self" / "cgroup", self._groups):
             limit = cgroups.memory_limit(folder)
             if limit:
-                # The count of the group itself has the cache of files in it, which is given back when it is wanted.
+                # The cgroup's own counter includes the page cache, which is given back on demand.
                 held = cgroups.table(f"{folder}/memory.stat", "anon", "shmem", "total_rss", "total_shmem")
                 names = ("anon", "shmem") if "anon" in held else ("total_rss", "total_shmem")
                 found.append((sum(held.get(name, 0) for name in names) or resident, limit))
         return max(found, key=lambda each: each[0] / each[1], default=None)
 
     def _sizes(self, pid: int) -> tuple[int, int] | None:
-        """What a process has in memory, and how much of that is of files or shared."""
+        """Resident bytes of a process, and how many of them are file pages or shared."""
         words = (cgroups.text(self._proc / str(pid) / "statm") or "").split()
         with contextlib.suppress(ValueError, IndexError):
-            return int(words[1]) * _PAGE, int(words[2]) * _PAGE
+            return int(words[1]) * _PAGE_BYTES, int(words[2]) * _PAGE_BYTES
         return None
 
     def _swap_in(self, now: float) -> float | None:
@@ -154,9 +156,7 @@ class HostGuard:
         before, self._swapped = self._swapped, None if pages is None else (now, pages)
         if before is None or pages is None or now <= before[0]:
             return None
-        return max(0, pages - before[1]) * _PAGE / (now - before[0])
-
-    # What the processes know of themselves
+        return max(0, pages - before[1]) * _PAGE_BYTES / (now - before[0])
 
     def _alarm(self) -> HostAlarm:
         growing = host_memory.grew_most(self.samples)
@@ -166,10 +166,8 @@ class HostGuard:
         rises = [each for each in host_memory.rises(self.samples).values() if each > 0]
         folder = own or next(iter(layout.process_folders(self._run)), None)
         known = own or worker or folder
-        moment = None
-        if folder is not None:
-            with contextlib.suppress(UnreadableRun):
-                moment = blackbox.read(folder / files.BLACK_BOX).last
+        box = read_box(folder) if folder is not None else None
+        moment = box.last if box is not None else None
         return HostAlarm(
             samples=self.samples,
             seconds_left=host_memory.seconds_left(self.samples),
@@ -177,7 +175,7 @@ class HostGuard:
             trains=own is not None,
             loads=is_worker or (own is None and worker is not None),
             together=sum(rises),
-            alike=sum(each >= _ALIKE * max(rises) for each in rises),
+            alike=sum(each >= _ALIKE_SHARE * max(rises) for each in rises),
             holders=self._holders(growing[0] if growing is not None else 0, known),
             pinned=pinned(folder) if folder is not None else 0,
             rank=layout.rank_of(folder) if folder is not None else 0,
@@ -187,7 +185,7 @@ class HostGuard:
         )
 
     def _holders(self, pid: int, folder: Path | None) -> tuple[HeldMemory, ...]:
-        """By what the process has said when it was asked, or else of its own accord."""
+        """The holders from the process's answer, or else from its own last report."""
         return questions.read_held(self._run, pid) or (holders(folder) if folder is not None else ())
 
     def _is_worker(self, pid: int) -> bool:
@@ -199,13 +197,9 @@ class _Holders(msgspec.Struct, tag="holders", tag_field="kind"):
 
 
 def holders(folder: Path) -> tuple[HeldMemory, ...]:
-    """What held most at the last look into a process, the biggest first."""
-    with contextlib.suppress(OSError):
-        for line in reversed((folder / files.EVENTS).read_bytes().splitlines()):
-            if b'"holders"' in line:
-                with contextlib.suppress(msgspec.DecodeError):
-                    return msgspec.json.decode(line, type=_Holders).holders
-    return ()
+    """The largest holders of memory in the last report of a process, largest first."""
+    reports = files.events_of(folder, "holders", _Holders)
+    return reports[-1].holders if reports else ()
 
 
 class _Series(msgspec.Struct, tag="memory", tag_field="kind"):
@@ -213,16 +207,6 @@ class _Series(msgspec.Struct, tag="memory", tag_field="kind"):
 
 
 def pinned(folder: Path) -> int:
-    """Host memory that a process had pinned for its GPU when it last said so."""
-    with contextlib.suppress(OSError):
-        for line in reversed((folder / files.EVENTS).read_bytes().splitlines()):
-            with contextlib.suppress(msgspec.DecodeError):
-                return msgspec.json.decode(line, type=_Series).pinned
-    return 0
-
-
-def _shm() -> tuple[int | None, int | None]:
-    with contextlib.suppress(OSError):
-        found = os.statvfs("/dev/shm")
-        return (found.f_blocks - found.f_bavail) * found.f_frsize, found.f_blocks * found.f_frsize
-    return None, None
+    """Pinned host memory in the last report of a process, in bytes."""
+    reports = files.events_of(folder, "memory", _Series)
+    return reports[-1].pinned if reports else 0

@@ -1,4 +1,4 @@
-"""What only an outsider can see of a process that is gone: cgroup counters, the kernel's log, limits of the host."""
+"""Facts about a dead process that only its surroundings hold: cgroup counters, the kernel log, limits of the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchmedic.supervise.host import cgroups
 
 
 def memory_limits(listing: Path = Path("/proc/self/cgroup"), root: Path | None = None) -> MemoryLimits:
-    """The memory cgroups around a process: kills in its own, and the lowest limit of all. Version 2, then version 1."""
+    """Kills in the memory cgroup of a process, and the lowest limit of that cgroup and its ancestors."""
     marks = ("memory.events", "memory.oom_control")
     groups = [
         folder
@@ -45,16 +45,16 @@ def memory_limits(listing: Path = Path("/proc/self/cgroup"), root: Path | None =
 
 
 def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int | None:
-    """How often the kernel has killed for memory on this host since it was started."""
+    """Out-of-memory kills of the kernel on this host since it was started."""
     return cgroups.table(vmstat, "oom_kill").get("oom_kill")
 
 
 def kernel_log(pid: int, since: float) -> tuple[str, ...]:
-    """Lines of the kernel's log that name this process, where a user may read it.
+    """Lines of the kernel log that name a process; empty where the log may not be read.
 
     Args:
         pid: The process.
-        since: Seconds after the start of the host; what is older is about another process with the same number.
+        since: Seconds after the start of the host; older lines are about another process with the same pid.
     """
     if shutil.which("dmesg") is None:
         return ()
@@ -76,29 +76,15 @@ def lines_about(log: str, pid: int, since: float) -> tuple[str, ...]:
 
 
 def peak_rss_of_children() -> int:
-    """The largest RSS that any ended child had, in bytes."""
+    """The largest RSS of any child that has ended, in bytes."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 
 def host_memory() -> tuple[int, int]:
-    """Bytes of RAM in the host, and of free swap."""
+    """Bytes of RAM, and bytes of free swap."""
     import psutil
 
     return int(psutil.virtual_memory().total), int(psutil.swap_memory().free)
-
-
-def shm_free() -> int | None:
-    with contextlib.suppress(OSError):
-        status = os.statvfs("/dev/shm")
-        return status.f_bavail * status.f_frsize
-    return None
-
-
-def shm_size() -> int | None:
-    with contextlib.suppress(OSError):
-        status = os.statvfs("/dev/shm")
-        return status.f_blocks * status.f_frsize
-    return None
 
 
 def core_pattern() -> str:

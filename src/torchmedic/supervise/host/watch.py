@@ -1,8 +1,8 @@
-"""What the parent keeps an eye on while the run goes on, because it cannot be seen afterwards.
+"""Facts that the parent records during the run because they are gone a moment after a death.
 
-How a process that is not our child has ended, when the kernel last killed for memory, and how full /dev/shm was: each
-is gone a moment after a death. A look takes some tens of microseconds, four times a second. The counters of kills are
-read less often: they only rise, and one that was read some seconds before the end is as good as any.
+These are the wait status of a process that is not our child, out-of-memory kills, and the free space in /dev/shm. One
+look takes some tens of microseconds, up to five times a second. The counters of kills only rise, so they are read less
+often.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from pathlib import Path
 import msgspec
 
 from torchmedic.runfolder import files
-from torchmedic.supervise.folder_news import News
+from torchmedic.supervise.folder_news import FolderNews
 from torchmedic.supervise.gpu.gpu_health import GpuWatch
 from torchmedic.supervise.host import postmortem
-from torchmedic.supervise.host.memory_guard import HostGuard
+from torchmedic.supervise.host.host_pressure import shared_memory
+from torchmedic.supervise.host.memory_guard import MemoryGuard
 
-_WINDOW = 10.0  # seconds before the end that belong to it: a DataLoader may take five to notice a dead worker
-_INTERVAL = 0.2
-_COUNTING = 2.0  # seconds between two readings of the counters
-_MOST = 512  # processes followed at the same time
+_WINDOW_SECONDS = 10.0  # before the end: a DataLoader may take five seconds to notice a dead worker
+_INTERVAL_SECONDS = 0.2
+_COUNTER_INTERVAL_SECONDS = 2.0
+_MAX_PROCESSES = 512  # followed at the same time
 
 
-class Sight(msgspec.Struct, frozen=True):
+class HostSample(msgspec.Struct, frozen=True):
     time: float
     oom_kills: int | None
     limit_hits: int | None
@@ -36,91 +37,96 @@ class Sight(msgspec.Struct, frozen=True):
     shm_free: int | None
 
 
-class Vigil:
-    """Looks now and then, and remembers the last seconds."""
+class HostWatch:
+    """Samples the host and the processes of the run, and keeps the samples of the last seconds."""
 
     def __init__(self, run: Path, rank: int | None = None) -> None:
         self._run = run
         self._gpus = GpuWatch(run, rank)
-        self.guard = HostGuard(run)
+        self.guard = MemoryGuard(run)
         self.started = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-        self._news = News()
+        self._news = FolderNews()
         self._stacks = run / files.STACKS
         self._pids: set[int] = set()
         self._handles: dict[int, int] = {}
         self._ended: dict[int, int | None] = {}
-        self._sights: deque[Sight] = deque([_look()])
-        self._counted = self._sights[0].time
+        self._samples: deque[HostSample] = deque([_sample()])
+        self._counted = self._samples[0].time
 
     def look(self) -> None:
         now = time.monotonic()
-        if now - self._sights[-1].time < _INTERVAL:
+        if now - self._samples[-1].time < _INTERVAL_SECONDS:
             return
-        if now - self._counted < _COUNTING:
-            sight = msgspec.structs.replace(self._sights[-1], time=now, shm_free=postmortem.shm_free())
+        if now - self._counted < _COUNTER_INTERVAL_SECONDS:
+            sample = msgspec.structs.replace(self._samples[-1], time=now, shm_free=_shm_free())
         else:
-            sight = _look()
+            sample = _sample()
             self._counted = now
-        self._sights.append(sight)
-        while len(self._sights) > 2 and self._sights[1].time < now - _WINDOW:
-            self._sights.popleft()
+        self._samples.append(sample)
+        while len(self._samples) > 2 and self._samples[1].time < now - _WINDOW_SECONDS:
+            self._samples.popleft()
         self._follow()
 
     def look_closely_at_gpus(self) -> None:
         self._gpus.look_closely()
 
     def last_look(self) -> None:
-        """The child has ended: see what it left."""
-        self._sights.append(_look())
-        self._news = News()
+        """Take a last sample after the child has ended."""
+        self._samples.append(_sample())
+        self._news = FolderNews()
         self._gpus.last_look()
         self._follow()
         for pid in list(self._handles):
-            self._let_go(pid)
+            self._close(pid)
 
     @property
     def ended(self) -> dict[int, int]:
-        """Wait statuses, as Popen gives them, of processes that were not our children; old kernels tell none."""
+        """Wait statuses, as Popen gives them, of processes that were not our children; empty on old kernels."""
         return {pid: status for pid, status in self._ended.items() if status is not None}
 
     @property
     def oom_kills(self) -> int | None:
-        return _rise([sight.oom_kills for sight in self._sights])
+        return _rise([sample.oom_kills for sample in self._samples])
 
     @property
     def limit_hits(self) -> int | None:
-        return _rise([sight.limit_hits for sight in self._sights])
+        return _rise([sample.limit_hits for sample in self._samples])
 
     @property
     def host_oom_kills(self) -> int | None:
-        return _rise([sight.host_oom_kills for sight in self._sights])
+        return _rise([sample.host_oom_kills for sample in self._samples])
 
     @property
     def shm_low(self) -> int | None:
-        return min((sight.shm_free for sight in self._sights if sight.shm_free is not None), default=None)
+        return min((sample.shm_free for sample in self._samples if sample.shm_free is not None), default=None)
 
     def _follow(self) -> None:
-        if self._news.may_be_in(self._stacks):
+        if self._news.may_have_changed(self._stacks):
             self._pids = set(files.stack_files(self._run))
         known = self._pids
         self._gpus.look(known)
         self.guard.look(known)
         for pid in known - self._handles.keys() - self._ended.keys():
-            if len(self._handles) < _MOST and hasattr(os, "pidfd_open"):
+            if len(self._handles) < _MAX_PROCESSES and hasattr(os, "pidfd_open"):
                 with contextlib.suppress(OSError):
                     self._handles[pid] = os.pidfd_open(pid)
         for pid in [pid for pid in self._handles if not os.path.exists(f"/proc/{pid}")]:
-            self._let_go(pid)
+            self._close(pid)
 
-    def _let_go(self, pid: int) -> None:
+    def _close(self, pid: int) -> None:
         handle = self._handles.pop(pid)
         self._ended[pid] = exit_status(handle)
         os.close(handle)
 
 
-def _look() -> Sight:
+def _sample() -> HostSample:
     limits = postmortem.memory_limits()
-    return Sight(time.monotonic(), limits.oom_kills, limits.hits, postmortem.host_oom_kills(), postmortem.shm_free())
+    return HostSample(time.monotonic(), limits.oom_kills, limits.hits, postmortem.host_oom_kills(), _shm_free())
+
+
+def _shm_free() -> int | None:
+    shared = shared_memory()
+    return None if shared is None else shared[1]
 
 
 def _rise(counts: list[int | None]) -> int | None:
@@ -135,7 +141,7 @@ _GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 
 
 def exit_status(handle: int) -> int | None:
-    """The wait status of an ended process by its pidfd, where the kernel tells it to others than its parent."""
+    """The wait status of an ended process from its pidfd; None where the kernel tells only the parent."""
     import fcntl
 
     buffer = bytearray(_INFO.size)

@@ -1,4 +1,4 @@
-"""The cards before a run, by NVML; as a program, because the driver of a sick card may never answer."""
+"""The GPUs before a run, from NVML. Runs as a separate program, because the driver of a broken GPU may never answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_PROCESSES: tuple[Any, ...] = ()
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running card's health does not tell. None where NVML does not say."""
+    """Facts about a GPU that are not part of its health. None where NVML gives no value."""
 
     index: int
     capability: tuple[int, int] | None = None
@@ -26,7 +26,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cards(msgspec.Struct, frozen=True, kw_only=True):
-    """`error` is NVML's word if it cannot be asked; all empty where there is no driver."""
+    """All GPUs. `error` is NVML's message if it fails; everything is empty if there is no driver."""
 
     health: GpuHealth | None = None
     cards: tuple[Card, ...] = ()

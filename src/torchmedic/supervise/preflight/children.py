@@ -1,4 +1,4 @@
-"""Which functions of a script run in other processes: those of DataLoader workers, and of processes made by hand."""
+"""The functions of a script that run in other processes: in DataLoader workers, and in processes made by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from torchmedic.supervise.preflight.constants import Constants, Unknown, name_of
+from torchmedic.supervise.preflight.constants import Constants, name_of
 from torchmedic.supervise.preflight.facts import Loader, ScriptFacts
 from torchmedic.supervise.preflight.sources import Source
 
@@ -16,7 +16,7 @@ _FETCHES = ("__getitem__", "__getitems__", "__iter__", "__next__")
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True):
-    """`Process(target=function, args=(...))`, with what stands above it in the file and is not the child's own."""
+    """`Process(target=function, args=(...))`, with the nodes above it in the file that are not the child's own."""
 
     source: Source
     call: ast.Call
@@ -26,7 +26,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arguments(self) -> dict[str, str]:
-        """Names that are handed over as they are, and what the function calls them."""
+        """Variable names in `args`, and the names of the matching parameters."""
         given = next((word.value for word in self.call.keywords if word.arg == "args"), None)
         names = [name_of(each) for each in given.elts] if isinstance(given, ast.Tuple | ast.List) else []
         return {name: known.arg for name, known in zip(names, self.function.args.args, strict=False) if name}
@@ -37,7 +37,7 @@ def forked_loaders(script: ScriptFacts) -> list[Loader]:
 
 
 def run_by_workers(script: ScriptFacts, loaders: list[Loader]) -> Iterator[tuple[Source, Function]]:
-    """Functions that workers call: of the datasets (of all of them, if it cannot be seen which), and those given."""
+    """Functions that workers call: methods of the dataset (of all datasets, if it is unknown), and given callbacks."""
     kinds = {_class_of(loader.arguments.get("dataset"), script.constants) for loader in loaders}
     words = ("collate_fn", "worker_init_fn")
     given = {name_of(loader.arguments[word]) for loader in loaders for word in words if word in loader.arguments}
@@ -56,7 +56,7 @@ def _class_of(dataset: ast.expr | None, constants: Constants) -> str:
 
 
 def children(script: ScriptFacts, kind: str = "Process") -> Iterator[Child]:
-    """Processes that run a function of the same file; or threads, with that `kind`."""
+    """Processes that run a function of the same file; or threads, if `kind` is `Thread`."""
     for source in script.sources:
         functions = {node.name: node for node in ast.walk(source.tree) if isinstance(node, Function)}
         targets: dict[int, Function] = {}
@@ -76,13 +76,10 @@ def children(script: ScriptFacts, kind: str = "Process") -> Iterator[Child]:
 
 
 def _start(call: ast.Call, script: ScriptFacts) -> str:
-    """How a process begins: as its context says, if it is made from one."""
+    """The start method of a process: that of its context, if it is made from one."""
     if not isinstance(call.func, ast.Attribute) or name_of(call.func.value) in ("mp", "multiprocessing"):
         return script.start
-    try:
-        context = script.constants.value(call.func.value)
-    except Unknown:
-        return ""
+    context = script.constants.known(call.func.value)
     return context if isinstance(context, str) else ""
 
 

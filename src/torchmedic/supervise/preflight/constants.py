@@ -1,4 +1,4 @@
-"""Values that can be seen in the source: literals, names that are assigned once, defaults of options, simple sums."""
+"""Values that the source shows: literals, names that are assigned once, defaults of options, simple arithmetic."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-_SUMS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
 }
-_DEEPEST = 20
+_MAX_DEPTH = 20
 
 
 class Unknown(Exception):
-    """The value cannot be seen."""
+    """The source does not show the value."""
 
 
 def name_of(node: ast.AST) -> str:
-    """The last word of a dotted name: `DataLoader` of `torch.utils.data.DataLoader`."""
+    """The last part of a dotted name: `DataLoader` for `torch.utils.data.DataLoader`."""
     if isinstance(node, ast.Call):
         return name_of(node.func)
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def dotted(node: ast.AST) -> str:
-    """`torch.utils.data.DataLoader`; empty if it is anything but names."""
+    """The dotted name of a node, such as `torch.utils.data.DataLoader`; empty if it is not made of names."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -40,7 +40,7 @@ def dotted(node: ast.AST) -> str:
 
 
 class Constants:
-    """All of what is assigned in some trees, by name, wherever that is. Two values for one name are none."""
+    """All assignments in several trees, by name, in any scope. A name with two different values is unknown."""
 
     def __init__(self, trees: Iterable[ast.AST], cores: int | None = None) -> None:
         self._cores = cores
@@ -54,9 +54,20 @@ class Constants:
             for node in ast.walk(tree):
                 self._take(node)
 
+    def known(self, node: ast.expr | None) -> Any:
+        """The value of an expression; None if the source does not show it."""
+        try:
+            return self.value(node)
+        except Unknown:
+            return None
+
     def value(self, node: ast.expr | None, depth: int = 0) -> Any:
-        """Raises: Unknown."""
-        if node is None or depth > _DEEPEST:
+        """The value of an expression.
+
+        Raises:
+            Unknown: The source does not show it.
+        """
+        if node is None or depth > _MAX_DEPTH:
             raise Unknown
         match node:
             case ast.Constant(value=value):
@@ -69,9 +80,9 @@ class Constants:
                 return -self._number(operand, depth)
             case ast.BoolOp(op=ast.Or(), values=values):  # os.cpu_count() or 1
                 return next(filter(None, (self.value(each, depth + 1) for each in values)), 0)
-            case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _SUMS:
+            case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _OPERATORS:
                 try:
-                    return _SUMS[type(kind)](self._number(left, depth), self._number(right, depth))
+                    return _OPERATORS[type(kind)](self._number(left, depth), self._number(right, depth))
                 except ZeroDivisionError:
                     raise Unknown from None
             case ast.Tuple(elts=items) | ast.List(elts=items):
@@ -81,8 +92,8 @@ class Constants:
         raise Unknown
 
     def expression(self, node: ast.expr | None) -> ast.expr | None:
-        """What a name stands for, if that is one expression."""
-        for _ in range(_DEEPEST):
+        """The expression that a name stands for, if there is only one."""
+        for _ in range(_MAX_DEPTH):
             if not isinstance(node, ast.Name | ast.Attribute):
                 break
             known = self._assigned.get(name_of(node), [])
@@ -92,7 +103,7 @@ class Constants:
         return node
 
     def _of_name(self, name: str, depth: int) -> Any:
-        if name in self._asked:  # defined by itself
+        if name in self._asked:  # defined in terms of itself
             raise Unknown
         self._asked.append(name)
         try:
@@ -154,7 +165,7 @@ class Constants:
 
     def _enter(self, target: ast.expr, value: ast.expr | None) -> None:
         if isinstance(target, ast.Name | ast.Attribute):
-            # `self.workers = workers` says nothing that the other does not.
+            # `self.workers = workers` adds nothing.
             if not (isinstance(value, ast.Name | ast.Attribute) and name_of(value) == name_of(target)):
                 self._assigned.setdefault(name_of(target), []).append(value)
         elif isinstance(target, ast.Tuple | ast.List):
@@ -165,7 +176,7 @@ class Constants:
                 self._enter(item, values[number] if values is not None else None)
 
     def _take_option(self, node: ast.Call) -> None:
-        """`parser.add_argument("-j", "--num-workers", default=4)` is `args.num_workers`, 4 if nobody says otherwise."""
+        """Enter the default of `parser.add_argument("-j", "--num-workers", default=4)` as `num_workers`."""
         given = {keyword.arg: keyword.value for keyword in node.keywords}
         words = [word.value for word in node.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
         long = next((word for word in words if word.startswith("--")), words[0] if words else "")

@@ -1,4 +1,4 @@
-"""Checks of the folders that a run writes to; as a program, because a server that is gone never answers."""
+"""Checks of the folders that a run writes to. Runs as a separate program, because a lost file server never answers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torchmedic.diagnose.words.death import size
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
 from torchmedic.supervise.preflight.questions import Question
 
-_LITTLE = 2 << 30  # a checkpoint of 160 million parameters with Adam's state
-_NONE = 1 << 20
-_LIMIT = 5.0
+_LOW_BYTES = 2 << 30  # a checkpoint of 160 million parameters with Adam's state
+_FULL_BYTES = 1 << 20
+_MAX_ANSWER_SECONDS = 5.0
 _NETWORK = frozenset(
     "nfs nfs4 cifs smb3 smbfs 9p ceph lustre beegfs gpfs afs glusterfs fuse.sshfs fuse.glusterfs fuse.s3fs".split()
 )
@@ -33,7 +33,7 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_folder(path: str, mounts: Path = Path("/proc/self/mountinfo")) -> Folder:
-    """How a folder stands. Can wait for ever."""
+    """The state of a folder. May block forever."""
     found = os.statvfs(path)
     kind, options = _mount(os.path.realpath(path), mounts)
     return Folder(
@@ -48,7 +48,7 @@ def read_folder(path: str, mounts: Path = Path("/proc/self/mountinfo")) -> Folde
 
 
 def _mount(path: str, mounts: Path) -> tuple[str, str]:
-    """Kind and options of the file system, by the longest mount point above the path."""
+    """Type and options of the file system, from the longest mount point above the path."""
     best, found = "", ("", "")
     try:
         lines = mounts.read_text(errors="replace").splitlines()
@@ -85,12 +85,12 @@ def check(situation: Situation, ask: Callable[[str], Folder | str] | None = None
 
 
 def _ask(path: str) -> Folder | str:
-    """What a process of its own says of a folder, or why it does not."""
+    """The state of a folder, read by a separate process, or the reason why it could not be read."""
     question = Question("torchmedic.supervise.preflight.disks", path)
     try:
-        return msgspec.convert(question.line(_LIMIT), Folder)
+        return msgspec.convert(question.line(_MAX_ANSWER_SECONDS), Folder)
     except TimeoutError:
-        return f"{path} did not answer in {_LIMIT:g} s: its file system hangs"
+        return f"{path} did not answer in {_MAX_ANSWER_SECONDS:g} s: its file system hangs"
     except (EOFError, msgspec.DecodeError, msgspec.ValidationError) as error:
         return f"{path} cannot be read: {error}"
     finally:
@@ -105,10 +105,10 @@ def _working(folder: Folder | str) -> Finding:
     if folder.read_only or not folder.writable:
         why = "its file system is read-only" if folder.read_only else "it may not be written to"
         return warn(name, f"{why}: no checkpoint can be saved here", "run in another folder")
-    if folder.free < _NONE or folder.inodes == 0:
-        why = room if folder.free < _NONE else "no file can be made any more (out of inodes)"
+    if folder.free < _FULL_BYTES or folder.inodes == 0:
+        why = room if folder.free < _FULL_BYTES else "no file can be made any more (out of inodes)"
         return fail(name, f"{why}: no checkpoint can be saved here", "free some space")
-    if folder.free < _LITTLE:
+    if folder.free < _LOW_BYTES:
         return warn(name, f"{room}, little for checkpoints", "free some space, or save them elsewhere")
     if folder.kind in _NETWORK and "soft" not in folder.options.split(","):
         reason = (
@@ -123,7 +123,7 @@ def _temporary(folder: Folder | str, path: str) -> Finding:
     if isinstance(folder, str):
         return fail(name, folder, "set TMPDIR to another folder")
     room = f"{size(folder.free)} free in {path}"
-    if folder.free < _NONE or folder.inodes == 0:
+    if folder.free < _FULL_BYTES or folder.inodes == 0:
         return warn(name, f"{room}: workers and torch.compile write there", "free some space, or set TMPDIR")
     if folder.kind in _NETWORK:
         return warn(

@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are shown. Nothing here imports torch, and nothing waits without a limit."""
+"""All checks, in the order of the report. Nothing here imports torch, and nothing waits without a time limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from torchmedic.supervise.host import host_pressure
-from torchmedic.supervise.preflight import disks, forking, gpus, installed, limits, memory, processors, script, waits
+from torchmedic.supervise.preflight import disks, forking, gpus, limits, memory, processors, script, waits
 from torchmedic.supervise.preflight.cards import Cards
 from torchmedic.supervise.preflight.facts import read_facts
 from torchmedic.supervise.preflight.finding import Finding, Situation, warn
@@ -17,7 +17,6 @@ from torchmedic.supervise.preflight.questions import Question, torch_facts
 
 Check = Callable[[Situation], Iterable[Finding]]
 CHECKS: tuple[Check, ...] = (
-    installed.check,
     gpus.check,
     processors.check,
     memory.check,
@@ -27,16 +26,16 @@ CHECKS: tuple[Check, ...] = (
     waits.check,
     script.check,
 )
-_IMPORT = 90.0  # seconds; from a cold network disk it takes that long
-_TRIAL = 10.0  # for what takes some milliseconds
-_DRIVER = 15.0
+_MAX_IMPORT_SECONDS = 90.0  # from a cold network disk
+_MAX_TRIAL_SECONDS = 10.0  # for a trial that takes some milliseconds
+_MAX_DRIVER_SECONDS = 15.0
 
 
 def examine(path: Path | None) -> list[Finding]:
     """Check the host, and a script if one is given.
 
     Raises:
-        UsageError: The script is not there, or is not Python.
+        UsageError: The script does not exist, or is not Python.
     """
     pressure = host_pressure.read()
     facts = read_facts(path, pressure.cpus) if path is not None else None
@@ -44,13 +43,17 @@ def examine(path: Path | None) -> list[Finding]:
     trial = (
         ("--try-backward", str(facts.threads or 0 if facts is not None else 0)) if "OMP_THREAD_LIMIT" in environ else ()
     )
-    # Both take a second or two: at the same time.
+    # Both take a second or two, so they run at the same time.
     torch = Question("torchmedic.observe.installation", *trial, environ=environ)
     cards = Question("torchmedic.supervise.preflight.cards", environ=environ)
     try:
         found = _cards(cards)
-        # Where the driver does not answer us, it does not answer torch either.
-        told = torch_facts(torch, _IMPORT if found is not None else _DRIVER, _TRIAL if trial else None)
+        # If the driver does not answer here, it does not answer torch either.
+        told = torch_facts(
+            torch,
+            _MAX_IMPORT_SECONDS if found is not None else _MAX_DRIVER_SECONDS,
+            _MAX_TRIAL_SECONDS if trial else None,
+        )
         situation = Situation(environ=environ, pressure=pressure, script=facts, cards=found, torch=told)
     finally:
         torch.close()
@@ -59,7 +62,7 @@ def examine(path: Path | None) -> list[Finding]:
 
 
 def _checked(check: Check, situation: Situation) -> Iterator[Finding]:
-    """What a check finds; a host that surprises one of them must not hide what the others see."""
+    """The findings of a check. An unexpected error in one check must not hide the findings of the others."""
     try:
         yield from check(situation)
     except Exception as error:
@@ -68,9 +71,9 @@ def _checked(check: Check, situation: Situation) -> Iterator[Finding]:
 
 
 def _cards(question: Question) -> Cards | None:
-    """None if the driver does not answer."""
+    """The GPUs; None if the driver does not answer."""
     try:
-        return msgspec.convert(question.line(_DRIVER), Cards)
+        return msgspec.convert(question.line(_MAX_DRIVER_SECONDS), Cards)
     except TimeoutError:
         return None
     except (EOFError, msgspec.DecodeError, msgspec.ValidationError) as error:

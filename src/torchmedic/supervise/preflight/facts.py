@@ -1,4 +1,4 @@
-"""What can be seen in a script without running it: its data loaders, how it starts processes, where it would wait."""
+"""Facts about a script, read without running it: its data loaders, how it starts processes, where it would wait."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import ast
 import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from torchmedic.supervise.preflight.constants import Constants, Unknown, dotted, name_of
+from torchmedic.supervise.preflight.constants import Constants, dotted, name_of
 from torchmedic.supervise.preflight.sources import Source, read_script
 
-_PREFETCH = 2
-_ORDER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn")
+_DEFAULT_PREFETCH = 2
+_POSITIONAL = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn")
 _TORCH = frozenset({"torch", "torchvision", "torchaudio", "transformers", "lightning", "pytorch_lightning"})
 _DEBUGGERS = frozenset({"pdb.set_trace", "ipdb.set_trace", "pudb.set_trace", "IPython.embed", "code.interact"})
 _HUGGING_FACE = "dataloader_num_workers"
-_MEANT = ("debug", "interactive", "isatty")
+_INTERACTIVE_WORDS = ("debug", "interactive", "isatty")
 
 
 class Loader(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of DataLoader. None where a value cannot be seen; `start` is how its workers begin."""
+    """One call of DataLoader. None where the source does not show a value. `start` is the start method of workers."""
 
     place: str
     call: ast.Call
     source: Source
     workers: int | None = None
     batch_size: int | None = None
-    prefetch: int = _PREFETCH
+    prefetch: int = _DEFAULT_PREFETCH
     start: str = "fork"
     arguments: dict[str, ast.expr] = {}
 
@@ -38,7 +37,7 @@ class ScriptFacts(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[Source]
     constants: Constants
     loaders: list[Loader]
-    start: str  # of processes that do not say it themselves
+    start: str  # the default start method
     threads: int | None = None
     memory_fraction: bool = False
     prompts: list[tuple[str, str]] = []
@@ -47,10 +46,10 @@ class ScriptFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_facts(script: Path, cores: int | None = None) -> ScriptFacts:
-    """Look at a script and the modules beside it.
+    """Read a script and the modules beside it.
 
     Raises:
-        UsageError: It is not there, or is not Python.
+        UsageError: The script does not exist, or is not Python.
     """
     sources = read_script(script)
     constants = Constants((source.tree for source in sources), cores)
@@ -58,7 +57,7 @@ def read_facts(script: Path, cores: int | None = None) -> ScriptFacts:
     calls = [(source, node) for source, node in nodes if isinstance(node, ast.Call)]
     start = _start_method(calls, constants)
     settings, late = _settings(sources[0], constants)
-    threads = [_seen(constants, call.args[0]) for _, call in calls if name_of(call) == "set_num_threads" and call.args]
+    threads = [constants.known(call.args[0]) for _, call in calls if name_of(call) == "set_num_threads" and call.args]
     return ScriptFacts(
         sources=sources,
         constants=constants,
@@ -72,13 +71,6 @@ def read_facts(script: Path, cores: int | None = None) -> ScriptFacts:
     )
 
 
-def _seen(constants: Constants, node: ast.expr | None) -> Any:
-    try:
-        return constants.value(node)
-    except Unknown:
-        return None
-
-
 def _start_method(calls: list[tuple[Source, ast.Call]], constants: Constants) -> str:
     for _, call in calls:
         if name_of(call) == "set_start_method":
@@ -87,7 +79,7 @@ def _start_method(calls: list[tuple[Source, ast.Call]], constants: Constants) ->
                 if call.args
                 else next((word.value for word in call.keywords if word.arg == "method"), None)
             )
-            if isinstance(method := _seen(constants, given), str):
+            if isinstance(method := constants.known(given), str):
                 return method
     return multiprocessing.get_all_start_methods()[0]  # the first is the default
 
@@ -97,32 +89,32 @@ def _makes_loader(call: ast.Call) -> bool:
 
 
 def _loader(source: Source, call: ast.Call, constants: Constants, start: str) -> Loader:
-    given = dict(zip(_ORDER, call.args, strict=False))
+    given = dict(zip(_POSITIONAL, call.args, strict=False))
     for word in call.keywords:
         if word.arg is not None:
             given[word.arg] = word.value
         else:
             given |= _unpacked(constants.expression(word.value))
-    # The arguments of Hugging Face's trainer have names of their own.
+    # The Hugging Face trainer uses another name.
     workers = given.get("num_workers", given.get(_HUGGING_FACE))
-    number = _seen(constants, workers) if workers is not None else 0
-    batch = _seen(constants, given["batch_size"]) if "batch_size" in given else 1
-    prefetch = _seen(constants, given.get("prefetch_factor"))
-    context = _seen(constants, given.get("multiprocessing_context"))
+    number = constants.known(workers) if workers is not None else 0
+    batch = constants.known(given["batch_size"]) if "batch_size" in given else 1
+    prefetch = constants.known(given.get("prefetch_factor"))
+    context = constants.known(given.get("multiprocessing_context"))
     return Loader(
         place=source.at(call),
         call=call,
         source=source,
         workers=number if isinstance(number, int) else None,
         batch_size=batch if isinstance(batch, int) else None,
-        prefetch=prefetch if isinstance(prefetch, int) else _PREFETCH,
+        prefetch=prefetch if isinstance(prefetch, int) else _DEFAULT_PREFETCH,
         start=context if isinstance(context, str) else start,
         arguments=given,
     )
 
 
 def _unpacked(node: ast.expr | None) -> dict[str, ast.expr]:
-    """`DataLoader(data, **{"num_workers": 2})` and `**dict(num_workers=2)`."""
+    """The arguments in `DataLoader(data, **{"num_workers": 2})` and `**dict(num_workers=2)`."""
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         return {
@@ -134,7 +126,7 @@ def _unpacked(node: ast.expr | None) -> dict[str, ast.expr]:
 
 
 def _settings(script: Source, constants: Constants) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """Variables of OpenMP and CUDA that the script sets at its top: before torch reads them, and after."""
+    """OpenMP and CUDA variables that the script sets at top level: before torch reads them, and after."""
     before: dict[str, str] = {}
     late: list[tuple[str, str]] = []
     torch_line: int | None = None
@@ -150,9 +142,9 @@ def _settings(script: Source, constants: Constants) -> tuple[dict[str, str], lis
         name, value = _setting(statement)
         if not name.startswith(("OMP_", "GOMP_", "KMP_", "MKL_", "CUDA_")):
             continue
-        if torch_line is not None and not name.startswith("CUDA_"):  # which is read when CUDA is first used
+        if torch_line is not None and not name.startswith("CUDA_"):  # CUDA_* is read when CUDA is first used
             late.append((script.at(statement), name))
-        elif isinstance(known := _seen(constants, value), str):
+        elif isinstance(known := constants.known(value), str):
             before[name] = known
     return before, late
 
@@ -169,11 +161,13 @@ def _setting(statement: ast.stmt) -> tuple[str, ast.expr | None]:
 
 
 def _prompts(source: Source) -> Iterator[tuple[str, str]]:
-    """Calls that wait for a keyboard, but for those that somebody has to ask for."""
+    """Calls that wait for keyboard input, without those under a condition such as `if debug`."""
     rebound = _bound_names(source.tree)
 
     def walk(node: ast.AST) -> Iterator[tuple[str, str]]:
-        if isinstance(node, ast.If | ast.IfExp) and any(word in ast.unparse(node.test).lower() for word in _MEANT):
+        if isinstance(node, ast.If | ast.IfExp) and any(
+            word in ast.unparse(node.test).lower() for word in _INTERACTIVE_WORDS
+        ):
             for other in node.orelse if isinstance(node.orelse, list) else [node.orelse]:
                 yield from walk(other)
             return
@@ -189,7 +183,7 @@ def _prompts(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _bound_names(tree: ast.Module) -> frozenset[str]:
-    """Names that mean something of the file's own: `input` is a favourite name of a tensor."""
+    """Names that the file itself defines: `input` is a common name for a tensor."""
     found = set()
     for node in ast.walk(tree):
         match node:

@@ -1,4 +1,4 @@
-"""What one check has to say, and what all of them look at."""
+"""The result of a check, and the facts that all checks read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Status = Literal["ok", "warn", "fail"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """`fail` is for what will certainly break, `warn` for what may, with the number that it is based on."""
+    """The result of a check: `fail` if the run will certainly break, `warn` if it may. The reason includes figures."""
 
     check: str
     status: Status
@@ -26,9 +26,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is known before the run. What could not be read is None.
+    """Everything that is known before the run. None where a fact could not be read.
 
-    `environ` is what the script will have, with what it sets itself before torch is imported.
+    `environ` is the environment of the script, including what the script sets before it imports torch.
     """
 
     environ: Mapping[str, str]
@@ -39,25 +39,25 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cores(self) -> int:
-        """How many CPUs the script may run on."""
+        """Number of CPUs that the script may run on."""
         return self.pressure.cpus or os.cpu_count() or 1
 
     @property
     def share(self) -> float:
-        """How many CPUs it can have the time of."""
+        """CPU time that the script can get, in CPUs: the cores, or the quota if that is lower."""
         quota = self.pressure.cpu_quota
         return float(self.cores) if quota is None else min(quota, float(self.cores))
 
     @property
     def threads(self) -> int | None:
-        """How many threads torch will compute with, as far as that can be known."""
+        """Number of threads that torch will compute with; None if unknown."""
         if self.script is not None and self.script.threads is not None:
             return self.script.threads
         return self.torch.threads if self.torch is not None else None
 
     @property
     def workers(self) -> int:
-        """The most workers that one DataLoader of the script has, where that can be seen."""
+        """The largest number of workers of any DataLoader in the script, as far as the source shows it."""
         return max((loader.workers or 0 for loader in self.script.loaders), default=0) if self.script else 0
 
 

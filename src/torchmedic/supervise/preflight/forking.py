@@ -1,4 +1,4 @@
-"""Checks of what a forked process inherits and cannot use: CUDA, OpenMP threads of its parent, locks that are held."""
+"""Checks of what a forked process inherits and cannot use: CUDA, the parent's OpenMP threads, held locks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator
 
 from torchmedic.supervise.preflight.children import Function, children, forked_loaders, run_by_workers
-from torchmedic.supervise.preflight.constants import Constants, Unknown, name_of
+from torchmedic.supervise.preflight.constants import Constants, name_of
 from torchmedic.supervise.preflight.facts import ScriptFacts
 from torchmedic.supervise.preflight.finding import Finding, Situation, ok, warn
 
 _COMPUTES = frozenset("backward matmul mm bmm conv1d conv2d einsum linear cross_entropy mse_loss softmax".split())
 _MAKES = frozenset("randn rand zeros ones empty arange".split())
-_SHARED_OUT = 32768  # elements from which torch shares the work on a tensor out to threads
+_MIN_PARALLEL_ELEMENTS = 32768  # from this size torch uses several threads for a tensor
 _LOCKS = frozenset({"Lock", "RLock"})
 
 
@@ -53,7 +53,7 @@ def _cuda(script: ScriptFacts, situation: Situation) -> Finding:
 
 
 def _uses_cuda(node: ast.AST, constants: Constants) -> bool | None:
-    """None for a device that is CUDA where there is one."""
+    """Whether a node uses CUDA; None if it does so only where CUDA is available."""
     if not isinstance(node, ast.Call):
         return False
     if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda" and len(node.args) < 2:
@@ -62,17 +62,16 @@ def _uses_cuda(node: ast.AST, constants: Constants) -> bool | None:
     places = [*words, *(node.args[:1] if isinstance(node.func, ast.Attribute) and node.func.attr == "to" else ())]
     found: bool | None = False
     for place in places:
-        try:
-            found = found or str(constants.value(place)).startswith("cuda")
-        except Unknown:
-            meant = constants.expression(place)
-            if meant is not place and meant is not None and "cuda" in ast.unparse(meant):
-                found = found or None
+        known, meant = constants.known(place), constants.expression(place)
+        if known is not None:
+            found = found or str(known).startswith("cuda")
+        elif meant is not place and meant is not None and "cuda" in ast.unparse(meant):
+            found = found or None
     return found
 
 
 def _openmp(script: ScriptFacts) -> Finding:
-    """A child that is forked after its parent has computed waits for OpenMP threads that were not forked with it."""
+    """Find a child that is forked after its parent has computed: it waits for OpenMP threads that were not forked."""
     name = "OpenMP after fork"
     for child in children(script):
         computed = next(filter(_computes, child.above), None)
@@ -94,7 +93,7 @@ def _computes(node: ast.AST) -> bool:
 
 
 def _computes_alone(function: Function, constants: Constants) -> bool:
-    """Whether a function computes with a team of threads: an operation that needs one, or tensors that are large."""
+    """Whether a function computes with several threads: by an operation that uses them, or with large tensors."""
     nodes = list(ast.walk(function))
     if any(name_of(node) == "set_num_threads" for node in nodes):
         return False
@@ -104,16 +103,13 @@ def _computes_alone(function: Function, constants: Constants) -> bool:
 def _is_large(node: ast.AST, constants: Constants) -> bool:
     if not (isinstance(node, ast.Call) and name_of(node) in _MAKES and node.args):
         return False
-    try:
-        sizes = [constants.value(each) for each in node.args]
-    except Unknown:
-        return False
+    sizes = [constants.known(each) for each in node.args]
     sizes = sizes[0] if isinstance(sizes[0], list) else sizes
-    return all(isinstance(each, int) for each in sizes) and math.prod(sizes) > _SHARED_OUT
+    return all(isinstance(each, int) for each in sizes) and math.prod(sizes) > _MIN_PARALLEL_ELEMENTS
 
 
 def _locks(script: ScriptFacts) -> Finding:
-    """A lock that a thread of the parent holds when workers are forked is locked in them for ever."""
+    """Find a lock that a thread may hold while workers are forked: it stays locked in them forever."""
     name = "locks after fork"
     locks = {
         name_of(target)
@@ -139,7 +135,7 @@ def _locks(script: ScriptFacts) -> Finding:
 
 
 def _taken(function: Function) -> set[str]:
-    """Names of what a function takes by `with` or `acquire()`."""
+    """Names of the locks that a function takes by `with` or `acquire()`."""
     taken = set()
     for node in ast.walk(function):
         if isinstance(node, ast.With):

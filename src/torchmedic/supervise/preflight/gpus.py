@@ -1,4 +1,4 @@
-"""Checks of the cards: health, what slows them, who else is on them, and whether the installed torch can use them."""
+"""Checks of torch and the GPUs: whether torch can be imported, and the health, speed, free memory and use of GPUs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from torchmedic.detect.failures.architectures import covers, covers_without_compiling
 from torchmedic.diagnose.words.death import size
 from torchmedic.records.gpu import GpuState
-from torchmedic.supervise.gpu.nvml import REASONS
+from torchmedic.supervise.gpu.nvml import SERIOUS_REASONS
 from torchmedic.supervise.preflight.cards import EXCLUSIVE, PROHIBITED, Card, Cards
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
+from torchmedic.supervise.preflight.questions import TorchFacts
 
-_SLOWED = frozenset(REASONS[bit] for bit in (0x08, 0x20, 0x40, 0x80))
-_SHARED = 0.05  # of a card's memory, and
-_HELD = 1 << 30  # bytes: less is what a driver or an idle context holds
-_HEADROOM = 1 << 30  # what a desktop needs to stay alive
+_MAX_IDLE_SHARE = 0.05  # of a GPU's memory, and
+_MAX_IDLE_BYTES = 1 << 30  # the driver and idle contexts hold less
+_DESKTOP_BYTES = 1 << 30  # that a desktop needs
 _HIDDEN = ("", "-1", "none", "NoDevFiles")
 
 
 def check(situation: Situation) -> Iterator[Finding]:
+    if situation.torch is not None:
+        yield _torch(situation.torch)
     cards = situation.cards
     if cards is None:
         yield fail(
@@ -47,8 +49,17 @@ def check(situation: Situation) -> Iterator[Finding]:
         yield from _gpu(gpu, by_index.get(gpu.index, Card(index=gpu.index)), situation)
 
 
+def _torch(torch: TorchFacts) -> Finding:
+    if "did not end" in torch.error:
+        return warn("torch", torch.error, "is it on a network file system that is slow or does not answer?")
+    if torch.error:
+        missing = "No module named 'torch'" in torch.error
+        return fail("torch", torch.error, "install torch into the environment of torchmedic" if missing else "")
+    return ok("torch", f"{torch.version}, {f'built for CUDA {torch.cuda}' if torch.cuda else 'built without CUDA'}")
+
+
 def _driver(situation: Situation, cards: Cards) -> Finding:
-    """Whether torch can use what NVML sees: torch was asked, in a process of its own."""
+    """Whether torch can use the GPUs that NVML lists. Torch was asked in a separate process."""
     assert cards.health is not None
     driver = f"driver {cards.health.driver}"
     if cards.cuda:
@@ -154,7 +165,7 @@ def _mode(name: str, gpu: GpuState, card: Card) -> Finding | None:
 
 
 def _throttling(name: str, gpu: GpuState) -> Finding | None:
-    slowed = [reason for reason in gpu.throttle if reason in _SLOWED]
+    slowed = [reason for reason in gpu.throttle if reason in SERIOUS_REASONS]
     if not slowed:
         return None
     heat = f" at {gpu.temperature} C" if gpu.temperature is not None else ""
@@ -166,7 +177,7 @@ def _throttling(name: str, gpu: GpuState) -> Finding | None:
 def _others(name: str, gpu: GpuState, card: Card) -> Finding | None:
     if gpu.memory_used is None or not gpu.memory_total or card.display:
         return None
-    if gpu.memory_used <= max(_SHARED * gpu.memory_total, _HELD):
+    if gpu.memory_used <= max(_MAX_IDLE_SHARE * gpu.memory_total, _MAX_IDLE_BYTES):
         return None
     pids = [pid for pid, _ in card.processes if pid != os.getpid()]
     who = (
@@ -186,7 +197,7 @@ def _display(name: str, gpu: GpuState, card: Card, situation: Situation) -> Find
         return None
     if situation.script is not None and situation.script.memory_fraction:
         return None
-    fraction = max(0.1, (gpu.memory_total - gpu.memory_used - _HEADROOM) / gpu.memory_total)
+    fraction = max(0.1, (gpu.memory_total - gpu.memory_used - _DESKTOP_BYTES) / gpu.memory_total)
     return warn(
         name,
         f"{gpu.name} drives the display ({size(gpu.memory_used)} of {size(gpu.memory_total)} in use), and a run that "

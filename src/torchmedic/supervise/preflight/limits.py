@@ -1,4 +1,4 @@
-"""Checks of the limits of a process, and of where its output goes."""
+"""Checks of the process limits, and of the destination of the output."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torchmedic.diagnose.words.death import size
 from torchmedic.supervise.host import postmortem
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
 
-_FILES = 1024  # what a shell gets by default
-_STACK = 8 << 20
-_LOCKED = 64 << 20
-_PER_PROCESS = 8  # threads that a process which has imported torch has besides those that compute
+_MIN_FILES = 1024  # the default of a shell
+_MIN_STACK_BYTES = 8 << 20
+_MIN_LOCKED_BYTES = 64 << 20
+_IDLE_THREADS = 8  # of a process that uses torch, besides those that compute
 _Limits = Callable[[int], tuple[int, int]]
 
 
@@ -32,21 +32,21 @@ def check(situation: Situation, limits: _Limits = resource.getrlimit) -> Iterato
 
 
 def _soft(limits: _Limits, which: int) -> int | None:
-    """None for no limit."""
+    """The soft limit; None for no limit."""
     value = limits(which)[0]
     return None if value in (resource.RLIM_INFINITY, -1) else value
 
 
 def _open_files(limits: _Limits) -> Finding:
     limit = _soft(limits, resource.RLIMIT_NOFILE)
-    if limit is not None and limit < _FILES:
+    if limit is not None and limit < _MIN_FILES:
         return warn("open files", f"the limit is {limit}; every tensor from a worker takes one", "ulimit -n 4096")
     return ok("open files", "no limit" if limit is None else f"the limit is {limit}")
 
 
 def _processes(situation: Situation, limits: _Limits) -> Finding:
-    """Threads count as processes, both for the user's limit (but not for root) and for that of the control group."""
-    needed = (situation.threads or 1) + _PER_PROCESS + situation.workers * (_PER_PROCESS + 1)
+    """Check how many threads can be started. Threads count for the user's limit (not for root) and for the cgroup's."""
+    needed = (situation.threads or 1) + _IDLE_THREADS + situation.workers * (_IDLE_THREADS + 1)
     left: float = math.inf
     reason = "no limit"
     soft = _soft(limits, resource.RLIMIT_NPROC)
@@ -73,7 +73,7 @@ def _tasks_of(user: int) -> int:
                 if folder.stat().st_uid == user:
                     total += len(os.listdir(folder / "task"))
             except OSError:
-                continue  # it has just ended
+                continue  # the process has ended
     return total
 
 
@@ -90,7 +90,7 @@ def _address_space(limits: _Limits) -> Finding:
 
 def _stack(limits: _Limits) -> Finding:
     limit = _soft(limits, resource.RLIMIT_STACK)
-    if limit is not None and limit < _STACK:
+    if limit is not None and limit < _MIN_STACK_BYTES:
         return warn(
             "stack", f"the limit is {size(limit)}; a deep graph takes it all when it is freed", "ulimit -s 8192"
         )
@@ -98,13 +98,13 @@ def _stack(limits: _Limits) -> Finding:
 
 
 def _locked(limits: _Limits, adapters: Path = Path("/sys/class/infiniband")) -> Finding:
-    """Pinned memory is the driver's business and not under this limit; that of InfiniBand is."""
+    """Check the limit of locked memory, which applies to InfiniBand but not to the driver's pinned memory."""
     limit = _soft(limits, resource.RLIMIT_MEMLOCK)
     try:
         infiniband = any(adapters.iterdir())
     except OSError:
         infiniband = False
-    if infiniband and limit is not None and limit < _LOCKED:
+    if infiniband and limit is not None and limit < _MIN_LOCKED_BYTES:
         return warn("locked memory", f"the limit is {size(limit)}, too little for InfiniBand", "ulimit -l unlimited")
     return ok("locked memory", "no limit" if limit is None else f"{size(limit)}; pinned memory does not count")
 
@@ -130,7 +130,7 @@ def _core(limits: _Limits) -> Finding:
 def _stdout() -> Finding:
     try:
         mode = os.fstat(sys.stdout.fileno()).st_mode
-    except (OSError, ValueError, AttributeError):  # closed, or replaced by something that is no file
+    except (OSError, ValueError, AttributeError):  # closed, or replaced by an object that is no file
         return ok("output", "not known where it goes")
     if stat.S_ISFIFO(mode):
         return ok(

@@ -1,4 +1,4 @@
-"""Checks of memory: shared memory for the batches of workers, what is free, what is being swapped."""
+"""Checks of memory: shared memory for the batches of workers, free memory, swapping."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torchmedic.supervise.host import cgroups
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
 from torchmedic.supervise.preflight.shapes import batch_bytes
 
-_DOCKER = 64 << 20  # what a container gets if nobody asks for more
-_LITTLE = 1 << 30  # torch alone takes about a third of it, with CUDA two or three times as much
-_STUCK = 10.0  # percent of ten seconds in which nothing could run for want of memory
+_DOCKER_SHM_BYTES = 64 << 20  # the default of a container
+_LOW_BYTES = 1 << 30  # torch alone takes about a third of it, with CUDA two or three times as much
+_MAX_STALL_PERCENT = 10.0  # of ten seconds in which nothing could run because memory was short
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
@@ -60,13 +60,15 @@ def _shared(situation: Situation) -> Finding:
                 "shared memory", f"{room}, and {sum_of} can take {size(needed)}", f"fewer workers, or {_larger(needed)}"
             )
         return ok("shared memory", f"{room}; {sum_of} take at most {size(needed)}")
-    if total <= _DOCKER:
+    if total <= _DOCKER_SHM_BYTES:
         return warn("shared memory", f"{room}, which is too little for workers with batches of images", _larger())
     if loaders:
         most = max(loaders, key=lambda loader: (loader.workers or 0) * loader.prefetch)
         each = free // ((most.workers or 1) * max(most.prefetch, 1))
         reason = f"{room}: {most.workers} workers ({most.place}) may have batches of up to {size(each)}"
-        return warn("shared memory", reason, _larger()) if each < _DOCKER // 16 else ok("shared memory", reason)
+        return (
+            warn("shared memory", reason, _larger()) if each < _DOCKER_SHM_BYTES // 16 else ok("shared memory", reason)
+        )
     return ok("shared memory", room)
 
 
@@ -87,7 +89,7 @@ def _free(situation: Situation) -> Finding:
         if pressure.swap_total == 0
         else ""
     )
-    if available < _LITTLE:
+    if available < _LOW_BYTES:
         return warn("memory", f"{size(available)} free in {what}{swap}", "end what is not needed, or raise the limit")
     return ok("memory", f"{size(available)} free in {what}{swap}")
 
@@ -101,6 +103,6 @@ def _pressure(situation: Situation) -> Finding:
     if not stuck:
         return ok("memory pressure", "nothing has waited for memory in the last 10 s")
     reason = f"everything stood still for want of memory for {stuck:g} % of the last 10 s"
-    if stuck > _STUCK:
+    if stuck > _MAX_STALL_PERCENT:
         return warn("memory pressure", reason, "something is swapping: find it with `ps aux --sort -rss | head`")
     return ok("memory pressure", reason)

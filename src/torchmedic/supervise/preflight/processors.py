@@ -1,4 +1,4 @@
-"""Checks of CPUs: what threads and workers there will be, and how many of them can run."""
+"""Checks of CPUs: the threads and workers of the run, and how many of them can run at the same time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
 
-_THROTTLED = 0.05  # of the periods so far: less is the start of a container
+_MAX_THROTTLED_SHARE = 0.05  # of the periods so far; the start of a container causes less
 
 
 def check(situation: Situation) -> Iterator[Finding]:
@@ -24,7 +24,7 @@ def thread_limit(situation: Situation) -> int | None:
 
 
 def _team(situation: Situation) -> Finding:
-    """oneDNN waits, spinning, for as many threads as torch says there are; OpenMP may not make that many."""
+    """Check OMP_THREAD_LIMIT: oneDNN spins until as many threads run as torch has announced."""
     limit, threads = thread_limit(situation), situation.threads
     if limit is None:
         return ok("OpenMP threads", "OMP_THREAD_LIMIT is not set")
@@ -62,7 +62,7 @@ def _throttling(situation: Situation) -> Finding:
         return ok("CPU throttling", "no CPU quota" if pressure.cpu_quota is None else "none so far")
     share = pressure.throttled_periods / pressure.periods
     reason = f"{share:.0%} of {pressure.periods} periods so far were cut short by the quota of {pressure.cpu_quota:g}"
-    if share > _THROTTLED:
+    if share > _MAX_THROTTLED_SHARE:
         return warn("CPU throttling", reason, "raise the quota, or use fewer threads and workers")
     return ok("CPU throttling", reason)
 

@@ -1,4 +1,7 @@
-"""Questions that may never be answered (a driver, a file system, an import), asked in a process with a time limit."""
+"""Questions that may never be answered (a driver, a file system, an import), asked in a process with a time limit.
+
+An answer is one line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-_GRACE = 1.0  # seconds to die; what waits for a driver or a disk cannot, and is left behind
+_MAX_KILL_SECONDS = 1.0  # a process that waits for a driver or a disk does not die, and is left behind
 
 
 class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The installed torch by its own word. `why` is its reason for not seeing a GPU, `error` for not being there."""
+    """Facts about the installed torch. `why` is the reason if it sees no GPU, `error` if it cannot be imported."""
 
     version: str = ""
     cuda: str | None = None
@@ -31,11 +34,11 @@ class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question:
-    """A module of ours that runs as a program and answers in lines of JSON."""
+    """A torchmedic module that runs as a program and answers in lines of JSON."""
 
     def __init__(self, module: str, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
-            # -P: what lies in the working folder may have the name of a module.
+            # -P: a file in the working folder may have the name of a module.
             [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -49,11 +52,11 @@ class Question:
             self._selector.register(stream, selectors.EVENT_READ, number)
 
     def line(self, limit: float) -> Any:
-        """The next line.
+        """The next line, decoded.
 
         Raises:
-            TimeoutError: There was none in time.
-            EOFError: It has ended without one, with its last words.
+            TimeoutError: No line came in time.
+            EOFError: The program ended without one; the text is the last line of its stderr.
         """
         end = time.monotonic() + limit
         while b"\n" not in self._heard[1]:
@@ -78,7 +81,7 @@ class Question:
         with contextlib.suppress(OSError):
             self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE)
+            self._process.wait(_MAX_KILL_SECONDS)
         self._selector.close()
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
@@ -86,12 +89,12 @@ class Question:
 
 
 def torch_facts(question: Question, limit: float, trial: float | None) -> TorchFacts:
-    """What torch says of itself.
+    """The answer of `observe.installation`.
 
     Args:
-        question: Which `observe.installation` answers.
+        question: The running program.
         limit: Seconds for the import.
-        trial: Seconds for the backward pass that it was told to try, if it was.
+        trial: Seconds for the trial backward pass; None if there is none.
     """
     try:
         facts = msgspec.convert(question.line(limit), TorchFacts)

@@ -1,17 +1,19 @@
-"""Checks of the script: what it does that hangs or breaks in the processes that it starts, and where it would wait."""
+"""Checks of the script: prompts, settings that come too late, and processes that are started when it is imported."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torchmedic.supervise.preflight.constants import dotted, name_of
 from torchmedic.supervise.preflight.facts import Loader, ScriptFacts
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
-from torchmedic.supervise.preflight.importing import Importing
+from torchmedic.supervise.preflight.sources import Source
 
 _IMPORTS_AGAIN = ("spawn", "forkserver")
 _GUARD = 'put what the script does under `if __name__ == "__main__":`'
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_CONDITIONAL = (ast.If, ast.Try, ast.While, ast.Match, ast.ExceptHandler)
 
 
 def check(situation: Situation) -> Iterator[Finding]:
@@ -46,8 +48,8 @@ def _late_settings(script: ScriptFacts) -> Finding:
 
 
 def _guard(script: ScriptFacts) -> Finding:
-    """Workers that are not forked import the script again; one that then starts workers itself ends them all."""
-    importing = Importing(script.sources[0])
+    """Check the main guard. Workers that are not forked import the script again, which must not start workers."""
+    importing = _Importing(script.sources[0])
     reached = {id(node) for node in importing.nodes}
     for call in (node for node in importing.nodes if isinstance(node, ast.Call)):
         started = _started_process(call, script)
@@ -72,7 +74,7 @@ def _guard(script: ScriptFacts) -> Finding:
 
 
 def _started_process(call: ast.Call, script: ScriptFacts) -> str | None:
-    """How a call starts processes that import the script, if it does."""
+    """The start method of a call that starts processes which import the script; None for other calls."""
     name = dotted(call.func)
     if name_of(call) == "spawn" and name.split(".")[0] in ("mp", "multiprocessing", "torch") and call.args:
         return "spawn"
@@ -81,8 +83,8 @@ def _started_process(call: ast.Call, script: ScriptFacts) -> str | None:
     return None
 
 
-def _is_iterated(loader: Loader, importing: Importing) -> bool:
-    """Whether the import certainly goes through the loader, which is what starts its workers."""
+def _is_iterated(loader: Loader, importing: _Importing) -> bool:
+    """Whether the import certainly iterates over the loader, which starts its workers."""
     names = {
         name_of(target)
         for node in importing.nodes
@@ -96,3 +98,54 @@ def _is_iterated(loader: Loader, importing: Importing) -> bool:
         if over is not None and any(each is loader.call or name_of(each) in names - {""} for each in ast.walk(over)):
             return True
     return False
+
+
+def _is_guard(node: ast.AST) -> bool:
+    """Whether a node is `if __name__ == "__main__":`."""
+    if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and isinstance(node.test.ops[0], ast.Eq)):
+        return False
+    sides = [node.test.left, *node.test.comparators]
+    names = any(isinstance(side, ast.Name) and side.id == "__name__" for side in sides)
+    return names and any(isinstance(side, ast.Constant) and side.value == "__main__" for side in sides)
+
+
+class _Importing:
+    """The nodes that run when a process that is not forked imports the script again.
+
+    These are the top level and the functions called from there, without what the main guard excludes.
+    """
+
+    def __init__(self, script: Source) -> None:
+        self._functions: dict[str, list[_Function]] = {}
+        for node in ast.walk(script.tree):
+            if isinstance(node, _Function):
+                self._functions.setdefault(node.name, []).append(node)
+            elif isinstance(node, ast.ClassDef):
+                made = [each for each in node.body if isinstance(each, _Function) and each.name == "__init__"]
+                self._functions.setdefault(node.name, []).extend(made)
+        self._entered: set[int] = set()
+        self.certain: set[int] = set()  # ids of nodes that are reached unconditionally
+        self.nodes: list[ast.AST] = list(self._follow(script.tree.body, certain=True))
+
+    def _follow(self, statements: Iterable[ast.AST], *, certain: bool) -> Iterator[ast.AST]:
+        for node in statements:
+            if _is_guard(node):
+                assert isinstance(node, ast.If)
+                yield from self._follow(node.orelse, certain=False)
+            elif isinstance(node, _Function | ast.Lambda):
+                continue
+            else:
+                if certain:
+                    self.certain.add(id(node))
+                yield node
+                inner = certain and not isinstance(node, _CONDITIONAL)
+                yield from self._follow(ast.iter_child_nodes(node), certain=inner)
+                if isinstance(node, ast.Call):
+                    yield from self._enter(node, certain=certain)
+
+    def _enter(self, call: ast.Call, *, certain: bool) -> Iterator[ast.AST]:
+        known = self._functions.get(name_of(call), [])
+        for function in known:
+            if id(function) not in self._entered:
+                self._entered.add(id(function))
+                yield from self._follow(function.body, certain=certain and len(known) == 1)

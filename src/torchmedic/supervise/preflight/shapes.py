@@ -1,4 +1,4 @@
-"""How many samples a loader has and how large its batches are, where the tensors are made in the script."""
+"""The number of samples of a loader and the size of its batches, if the script itself makes the tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SIZES_ONLY = ("randn", "rand", "zeros", "ones", "empty")
 
 
 def batch_bytes(loader: Loader, constants: Constants) -> int | None:
-    """Bytes of the largest batch."""
+    """Bytes of the largest batch; None if unknown."""
     shapes = _shapes(loader, constants)
     if not shapes or not loader.batch_size or "collate_fn" in loader.arguments:
         return None
@@ -25,7 +25,7 @@ def dataset_length(loader: Loader, constants: Constants) -> int | None:
 
 
 def _shapes(loader: Loader, constants: Constants) -> list[tuple[int, list[int]]]:
-    """Bytes per element and shape of every tensor of a TensorDataset; nothing if one of them cannot be seen."""
+    """Bytes per element and shape of every tensor of a TensorDataset; empty if one of them is unknown."""
     data = constants.expression(loader.arguments.get("dataset"))
     if not (isinstance(data, ast.Call) and name_of(data) == "TensorDataset" and data.args):
         return []
@@ -42,7 +42,7 @@ def _shapes(loader: Loader, constants: Constants) -> list[tuple[int, list[int]]]
 
 
 def _shape(made: ast.Call, constants: Constants) -> list[int] | None:
-    """Of `torch.randn(2, 3)`, `torch.zeros((2, 3))`, `torch.randint(0, 5, (2, 3))`."""
+    """The shape in `torch.randn(2, 3)`, `torch.zeros((2, 3))` or `torch.randint(0, 5, (2, 3))`; None if unknown."""
     if any(word.arg in ("dtype", "size") for word in made.keywords):
         return None
     try:

@@ -1,9 +1,8 @@
-"""The text of a script and of the modules beside it that it imports, as trees."""
+"""The syntax trees of a script and of the modules beside it that it imports."""
 
 from __future__ import annotations
 
 import ast
-import os
 import tokenize
 import warnings
 from collections.abc import Iterator
@@ -12,28 +11,29 @@ from pathlib import Path
 import msgspec
 
 from torchmedic.errors import UsageError
+from torchmedic.source.text import relative
 
-_MOST_FILES = 60
-_LARGEST = 4 << 20  # bytes; what is larger was not written by a person
+_MAX_FILES = 60
+_MAX_FILE_BYTES = 4 << 20  # a larger file was not written by a person
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """One file. `name` is how the user would call it."""
+    """One file. `name` is its path as the user would write it."""
 
     path: Path
     name: str
     tree: ast.Module
 
     def at(self, node: ast.AST) -> str:
-        """`train.py:12`."""
+        """The place of a node, such as `train.py:12`."""
         return f"{self.name}:{getattr(node, 'lineno', 1)}"
 
 
 def read_script(script: Path) -> list[Source]:
-    """The script first, then what it imports from its own folder, and what that imports.
+    """The script, followed by the modules that it imports from its own folder, directly or indirectly.
 
     Raises:
-        UsageError: The script is not there, or is not Python.
+        UsageError: The script does not exist, or is not Python.
     """
     if not script.exists():
         raise UsageError(f"cannot find the script {script}")
@@ -41,7 +41,7 @@ def read_script(script: Path) -> list[Source]:
         script = script / "__main__.py"
     if not script.is_file():
         raise UsageError(f"cannot read {script}: it is not a script")
-    if script.suffix == ".ipynb":  # which happens to be Python too, but says nothing
+    if script.suffix == ".ipynb":  # its JSON happens to be valid Python
         raise UsageError(f"cannot read {script}: it is a notebook; save its code as a script first")
     try:
         tree = _parsed(script)
@@ -55,34 +55,29 @@ def read_script(script: Path) -> list[Source]:
     found = [Source(path=script, name=str(script), tree=tree)]
     seen = {script.resolve()}
     folder = script.resolve().parent
-    for source in found:  # grows as we go
+    for source in found:  # the list grows in the loop
         for path in _beside(source, folder):
-            if path.resolve() not in seen and len(found) < _MOST_FILES:
+            if path.resolve() not in seen and len(found) < _MAX_FILES:
                 seen.add(path.resolve())
                 try:
-                    found.append(Source(path=path, name=_name(path), tree=_parsed(path)))
+                    found.append(Source(path=path, name=relative(str(path)), tree=_parsed(path)))
                 except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
-                    continue  # its own business: it may be imported under a condition
+                    continue  # it may be imported conditionally
     return found
 
 
 def _parsed(path: Path) -> ast.Module:
-    if path.stat().st_size > _LARGEST:
+    if path.stat().st_size > _MAX_FILE_BYTES:
         raise ValueError("too large")
-    with tokenize.open(path) as file:  # in the encoding that it declares
+    with tokenize.open(path) as file:  # in the encoding that the file declares
         text = file.read()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as of "\d" in a plain string
+        warnings.simplefilter("ignore")  # such as for "\d" in a plain string
         return ast.parse(text)
 
 
-def _name(path: Path) -> str:
-    name = os.path.relpath(path)
-    return str(path) if name.startswith("..") else name
-
-
 def _beside(source: Source, folder: Path) -> Iterator[Path]:
-    """Files of the modules that a file imports from the script's folder or from its own package."""
+    """Files of modules that a file imports from the script's folder or from its own package."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:

@@ -1,4 +1,4 @@
-"""The findings as a table for a person, and as JSON."""
+"""Prints the findings as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torchmedic.report.console import stdout_console
 from torchmedic.supervise.preflight.finding import Finding, Status
 
 _STYLES: dict[Status, str] = {"ok": "green", "warn": "bold yellow", "fail": "bold red"}
-_NARROW = 60  # columns: below, what was found stands under the name of the check
+_MIN_WIDE_COLUMNS = 60  # on narrower terminals the finding is printed below the name of the check
 
 
 class Preflight(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--format json` prints: fields are added, never renamed or removed."""
+    """The output of `--format json`. Fields are added, never renamed or removed."""
 
     schema: int = 1
     warnings: int
@@ -33,10 +33,10 @@ def as_json(found: Sequence[Finding]) -> str:
 
 def show(found: Sequence[Finding]) -> None:
     console = stdout_console()
-    # What matters stands last, above the prompt.
+    # Failures come last, directly above the prompt.
     ordered = sorted(found, key=lambda finding: list(_STYLES).index(finding.status))
     name = max(len(finding.check) for finding in found) + 2
-    beside = console.width >= _NARROW
+    beside = console.width >= _MIN_WIDE_COLUMNS
     for finding in ordered:
         head = Text(f"{finding.status:<6}", _STYLES[finding.status]).append(finding.check, "not bold default")
         indent = 6 + name if beside else 6

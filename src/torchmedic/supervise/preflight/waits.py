@@ -1,4 +1,4 @@
-"""Checks of waits that can be seen in the source to have no end: a loader without batches, a join before its queue."""
+"""Checks for endless waits that the source shows: a loader without batches, a join before its queue is emptied."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from torchmedic.supervise.preflight.children import Child, children, in_order
-from torchmedic.supervise.preflight.constants import Unknown, name_of
+from torchmedic.supervise.preflight.constants import name_of
 from torchmedic.supervise.preflight.facts import ScriptFacts
 from torchmedic.supervise.preflight.finding import Finding, Situation, ok, warn
 from torchmedic.supervise.preflight.shapes import dataset_length
@@ -21,10 +21,7 @@ def check(situation: Situation) -> Iterator[Finding]:
 def _empty_loaders(script: ScriptFacts) -> Finding:
     for loader in script.loaders:
         length = dataset_length(loader, script.constants)
-        try:
-            drops = bool(script.constants.value(loader.arguments.get("drop_last")))
-        except Unknown:
-            continue
+        drops = bool(script.constants.known(loader.arguments.get("drop_last")))
         if drops and length is not None and loader.batch_size is not None and length < loader.batch_size:
             return warn(
                 "empty loaders",
@@ -35,7 +32,7 @@ def _empty_loaders(script: ScriptFacts) -> Finding:
 
 
 def _joins(script: ScriptFacts) -> Finding:
-    """A process does not end before what it has put into a queue is taken out, so who joins first waits for ever."""
+    """Check for a join before its queue is emptied: a process does not end while its queue still holds items."""
     for child in children(script):
         found = _joined_first(child)
         if found is not None:

@@ -1,1 +1,1 @@
-"""Processes as the kernel shows them under /proc: no torch, no signals, nothing is stopped. No /proc: empty answers."""
+"""Reads processes from /proc, without torch, signals or stops. Without /proc, all results are empty."""

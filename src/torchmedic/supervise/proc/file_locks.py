@@ -1,4 +1,4 @@
-"""Who holds the file lock that a thread waits for: /proc/locks lists the holder and, below it, who waits."""
+"""The holders of the file locks that threads wait for: /proc/locks lists a holder and, below it, the waiters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from torchmedic.records.inside import InsideView, LockFile, PyThread
 from torchmedic.records.process import FileWait, LockHeld
 from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import open_files, process
@@ -16,7 +17,7 @@ from torchmedic.supervise.proc.process import PROC
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of /proc/locks. `number` is that of the lock that is waited for, if `waits`."""
+    """A line of /proc/locks. If `waits` is true, `number` is the number of the lock that is waited for."""
 
     number: str
     waits: bool
@@ -53,20 +54,46 @@ def entries(listing: str) -> list[Entry]:
     return found
 
 
+def listed(proc: Path) -> list[Entry]:
+    return entries(text(f"{proc}/locks") or "")
+
+
 def locks_awaited(pid: int, wait: FileWait, *, proc: Path = PROC) -> tuple[LockHeld, ...]:
-    """The holders of what one thread of a process waits for. The kernel names the waiter by its process."""
-    listed = entries(text(f"{proc}/locks") or "")
-    waits = [entry for entry in listed if entry.waits and entry.pid == pid]
+    """The holders of the lock that a thread waits for. The kernel lists the waiter by its process."""
+    locks = listed(proc)
+    waits = [entry for entry in locks if entry.waits and entry.pid == pid]
     inode = f":{_inode(pid, wait.descriptor, proc)}"
-    # Some file systems (overlay) give a file another number there, so this only decides between several.
+    # Some file systems (overlay) show another inode there, so the inode only decides between several waits.
     waits = [entry for entry in waits if entry.inode.endswith(inode)] or waits
     held = (
         _held(entry, wait.tid, wait.target, proc)
         for waiter in waits
-        for entry in listed
+        for entry in locks
         if not entry.waits and entry.number == waiter.number
     )
     return tuple(dict.fromkeys(held))
+
+
+def with_holders(view: InsideView, *, proc: Path = PROC) -> InsideView:
+    """Add the holders of the files that threads poll for; /proc/locks does not list such a thread as waiting."""
+    if not any(thread.lock_file is not None for thread in view.threads):
+        return view
+    return msgspec.structs.replace(view, threads=tuple(_with_holder(thread, proc) for thread in view.threads))
+
+
+def _with_holder(thread: PyThread, proc: Path) -> PyThread:
+    file = thread.lock_file
+    return thread if file is None else msgspec.structs.replace(thread, lock_file=_polled(file, proc))
+
+
+def _polled(file: LockFile, proc: Path) -> LockFile:
+    with contextlib.suppress(OSError):
+        inode = f":{os.stat(file.path).st_ino}"
+        for entry in listed(proc):
+            if not entry.waits and entry.pid > 0 and entry.inode.endswith(inode):
+                command = " ".join(process.command_line(entry.pid, proc=proc))
+                return msgspec.structs.replace(file, holder=entry.pid, command=command)
+    return file
 
 
 def _inode(pid: int, descriptor: int, proc: Path) -> int:
@@ -93,9 +120,10 @@ def _held(entry: Entry, tid: int, path: str, proc: Path) -> LockHeld:
 
 
 def _inheritor(entry: Entry, path: str, proc: Path) -> int:
-    """A lock belongs to the open file: it outlives the process that took it in any child that inherited that.
+    """The process that holds a lock whose taker is gone; 0 if unknown.
 
-    The descriptors' own pages say which of them bear the lock.
+    A lock belongs to the open file, so it survives in any child that inherited the file. `/proc/PID/fdinfo` shows which
+    descriptors bear the lock.
     """
     for file in open_files.holders({path}, proc=proc).get(path, ()):
         page = open_files.info(file.pid, file.descriptor, proc=proc)

@@ -1,24 +1,24 @@
-"""Who holds the mutex that a thread waits for. The mutex of the C library (glibc) names its owner itself.
+"""The owner of the mutex that a thread waits for. A mutex of the C library (glibc) stores its owner.
 
-Most futexes are no mutexes: condition variables, semaphores, barriers, Python's locks and its GIL name nobody. So an
-owner is only claimed of 40 bytes that are a locked mutex with waiters in every field, for which the thread still waits.
+Most futexes are no mutexes: condition variables, semaphores, barriers, Python's locks and the GIL store no owner. So an
+owner is reported only if every field of the 40 bytes fits a locked mutex with waiters, and the thread still waits.
 """
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from pathlib import Path
+
+import msgspec
 
 from torchmedic.records.process import FutexWait, ProcessView, ThreadView
 from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import syscalls
-from torchmedic.supervise.proc.memory import peek
-from torchmedic.supervise.proc.process import PROC
+from torchmedic.supervise.proc.process import PROC, peek, status_words
 from torchmedic.supervise.proc.thread_numbers import inner_numbers
 
 _WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2 = 0, 6, 9, 13
-_COMMAND = 0x7F  # less the flags "private" (0x80) and "by the wall clock" (0x100)
+_COMMAND = 0x7F  # without the flags "private" (0x80) and "realtime clock" (0x100)
 _PRIVATE = 0x80
 _CONTENDED = 2
 _TID_MASK = 0x3FFFFFFF
@@ -28,7 +28,7 @@ _RECURSIVE = 1
 
 
 def futex_waits(view: ProcessView, *, proc: Path = PROC) -> tuple[FutexWait, ...]:
-    """All threads of a process that wait for a futex."""
+    """The futex waits of all threads of a process."""
     waiting = [thread for thread in view.threads if thread.syscall == "futex" and len(thread.arguments) >= 4]
     if not waiting:
         return ()
@@ -50,9 +50,9 @@ def _wait(pid: int, thread: ThreadView, inner: dict[int, int], proc: Path) -> Fu
     owner = _owner(raw, value, command)
     if owner is not None:
         return _owned(wait, owner, inner, proc, shared=shared)
-    # The end of a thread is announced by the kernel, at the place where its own number stood.
+    # To announce the end of a thread, the kernel clears the word that holds the thread's number.
     if shared and value in inner and raw[:4] == struct.pack("<I", value):
-        return FutexWait(tid=thread.tid, address=address, joins=inner[value], timed=wait.timed)
+        return msgspec.structs.replace(wait, joins=inner[value])
     return wait
 
 
@@ -62,13 +62,13 @@ def _still_waits(pid: int, thread: ThreadView, proc: Path) -> bool:
 
 
 def _owner(raw: bytes, value: int, command: int) -> int | None:
-    """The owner that these bytes name, if they are a mutex; `value` is what the waiting thread saw in it."""
+    """The owner stored in `raw`, if it is a mutex. `value` is the lock word that the waiting thread saw."""
     if len(raw) < 40:
         return None
     words: tuple[int, ...] = struct.unpack_from("<IIIII", raw)
     lock, count, owner, users, kind = words
     if command in (_LOCK_PI, _LOCK_PI2):
-        return lock & _TID_MASK or None  # the kernel itself goes by this
+        return lock & _TID_MASK or None  # the kernel itself reads the owner from here
     flavour, flags = kind & 3, kind & ~3
     if flags & ~(_SHARED | _ROBUST | _ELISION) or not 0 < owner <= _TID_MASK or not 0 < users < 1 << 12:
         return None
@@ -77,29 +77,16 @@ def _owner(raw: bytes, value: int, command: int) -> int | None:
     if flags & _ROBUST:
         return owner if lock & _WAITERS and value & _WAITERS and lock & _TID_MASK == owner else None
     if lock != _CONTENDED or value != _CONTENDED or raw[24:40] != bytes(16):
-        return None  # only robust mutexes are on a list
+        return None  # only robust mutexes are linked into a list
     return owner
 
 
 def _owned(wait: FutexWait, owner: int, inner: dict[int, int], proc: Path, *, shared: bool) -> FutexWait:
     if owner in inner:
-        own = inner[owner]
-        return FutexWait(tid=wait.tid, address=wait.address, owner=own, owner_lives=True, timed=wait.timed)
+        return msgspec.structs.replace(wait, owner=inner[owner], owner_lives=True)
     same_space = all(number == tid for number, tid in inner.items())
-    elsewhere = _process_of(owner, proc) if same_space else None
+    # /proc also answers for the numbers of threads, although it does not list them.
+    words = status_words(f"{proc}/{owner}/status", "Tgid") if same_space else []
+    elsewhere = int(words[0]) if words and words[0].isdecimal() else None
     lives = elsewhere is not None if same_space else None
-    return FutexWait(
-        tid=wait.tid,
-        address=wait.address,
-        owner=owner,
-        owner_lives=lives if shared else False,
-        owner_process=elsewhere,
-        timed=wait.timed,
-    )
-
-
-def _process_of(tid: int, proc: Path) -> int | None:
-    """The process of any thread: /proc answers to the numbers of threads as well, though it does not list them."""
-    with contextlib.suppress(ValueError):
-        return int((text(f"{proc}/{tid}/status") or "").partition("\nTgid:")[2].split("\n", 1)[0])
-    return None
+    return msgspec.structs.replace(wait, owner=owner, owner_lives=lives if shared else False, owner_process=elsewhere)

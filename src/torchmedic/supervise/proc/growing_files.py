@@ -1,8 +1,9 @@
-"""The files that processes write to, and how fast: a checkpoint that grows is no hang."""
+"""The files that processes write, and how fast they grow: a process that writes a checkpoint is not hung."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 from collections.abc import Iterable
@@ -11,32 +12,30 @@ from pathlib import Path
 import msgspec
 
 from torchmedic.records.process import FileGrowth, ProcessView
-from torchmedic.supervise.proc.open_files import mode
+from torchmedic.supervise.proc.open_files import descriptors, mode
 from torchmedic.supervise.proc.process import PROC
 
-_MOST = 256  # descriptors of a process that are looked at
+_MAX_DESCRIPTORS = 256  # per process
 
 Sizes = dict[tuple[int, str], int]
 
 
 def sizes(pids: Iterable[int], ours: Path, *, proc: Path = PROC) -> Sizes:
-    """How big the files are that these processes have open for writing; without those below `ours`."""
+    """Sizes of the files that the processes have open for writing, without files below `ours`."""
     found: Sizes = {}
     for pid in pids:
-        with contextlib.suppress(OSError):
-            for entry in os.listdir(f"{proc}/{pid}/fd")[:_MOST]:
-                with contextlib.suppress(OSError, ValueError):
-                    path = os.readlink(f"{proc}/{pid}/fd/{entry}")
-                    if not path.startswith("/") or path.startswith((f"{ours}/", "/dev/", "/proc/")):
-                        continue
-                    status = os.stat(f"{proc}/{pid}/fd/{entry}")
-                    if stat.S_ISREG(status.st_mode) and "w" in mode(pid, int(entry), proc=proc):
-                        found[pid, path] = status.st_size
+        for descriptor, path in itertools.islice(descriptors(pid, proc=proc), _MAX_DESCRIPTORS):
+            if not path.startswith("/") or path.startswith((f"{ours}/", "/dev/", "/proc/")):
+                continue
+            with contextlib.suppress(OSError):
+                status = os.stat(f"{proc}/{pid}/fd/{descriptor}")
+                if stat.S_ISREG(status.st_mode) and "w" in mode(pid, descriptor, proc=proc):
+                    found[pid, path] = status.st_size
     return found
 
 
 def with_growth(views: Iterable[ProcessView], before: Sizes, after: Sizes) -> tuple[ProcessView, ...]:
-    """The same processes, with those of their files that grew, the fastest first; a new one grew from nothing."""
+    """Add the files that grew to each process, the fastest first. A new file grew from size 0."""
     filled = []
     for view in views:
         seconds = view.elapsed or 1.0

@@ -1,8 +1,8 @@
-"""What a thread waits for where its system calls are hidden from us: by the function of the kernel that it sleeps in.
+"""What a thread waits for if its system calls may not be read, from the kernel function that it sleeps in.
 
-That is the usual state of things on a desktop: with `kernel.yama.ptrace_scope = 1` one may not see the calls of one's
-own processes, but the name of that function (`wchan`), the open files and the list of file locks. A descriptor is only
-named if no other one can be meant.
+With `kernel.yama.ptrace_scope = 1`, usual on a desktop, a user may not read the system calls of their own processes,
+but may read that function (`wchan`), the open files and the list of file locks. A descriptor is named only if no other
+descriptor is possible.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 from pathlib import Path
 
 from torchmedic.records.process import FileWait, ProcessView, ThreadView
-from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import file_locks, open_files
 from torchmedic.supervise.proc.process import PROC
 
@@ -49,13 +48,13 @@ _PIPES = {name: "r" if "read" in name else "w" for name in _CALLS if "pipe" in n
 
 
 def call_of(thread: ThreadView) -> str:
-    """The system call that a thread must be in; empty where several can be meant."""
+    """The system call that a thread is in; empty if several are possible."""
     name = thread.wchan.partition(".")[0]  # the compiler appends `.constprop.0` and the like
     return _CALLS.get(name, "")
 
 
 def waits_of(view: ProcessView, thread: ThreadView, *, proc: Path = PROC) -> list[FileWait]:
-    """The open file that a thread waits for."""
+    """The open files that a thread may wait for."""
     name = thread.wchan.partition(".")[0]
     if name == "n_tty_read" or (name == _TTY_OR_SOCKET and not _targets(view.pid, "socket:", proc)):
         target = open_files.target(view.pid, 0, proc=proc)
@@ -85,26 +84,16 @@ def _is_tty(target: str) -> bool:
     return target.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
 
 
-def _descriptors(pid: int, proc: Path) -> list[int]:
-    with contextlib.suppress(OSError):
-        return sorted(int(entry) for entry in os.listdir(f"{proc}/{pid}/fd"))
-    return []
-
-
 def _targets(pid: int, kind: str, proc: Path) -> list[tuple[int, str]]:
-    targets = ((each, open_files.target(pid, each, proc=proc)) for each in _descriptors(pid, proc))
-    return [(descriptor, target) for descriptor, target in targets if target.startswith(kind)]
+    return [each for each in open_files.descriptors(pid, proc=proc) if each[1].startswith(kind)]
 
 
 def _locked(pid: int, proc: Path) -> list[tuple[int, str]]:
-    """The list of locks names who waits by its process, and the file by its number."""
-    waited = {
-        entry.inode for entry in file_locks.entries(text(f"{proc}/locks") or "") if entry.waits and entry.pid == pid
-    }
-    found = []
-    for descriptor in _descriptors(pid, proc):
+    """The descriptor whose file lock a process waits for. The kernel lists the waiting process and the file's inode."""
+    waited = {entry.inode for entry in file_locks.listed(proc) if entry.waits and entry.pid == pid}
+    for descriptor, target in open_files.descriptors(pid, proc=proc):
         with contextlib.suppress(OSError):
             inode = os.stat(f"{proc}/{pid}/fd/{descriptor}").st_ino
             if any(name.endswith(f":{inode}") for name in waited):
-                found.append((descriptor, open_files.target(pid, descriptor, proc=proc)))
-    return found[:1]
+                return [(descriptor, target)]
+    return []

@@ -1,8 +1,8 @@
-"""When a thread last ran, by the scheduler's own notes (`/proc/PID/task/TID/sched`, where the kernel has them).
+"""When a thread last ran, from the scheduler's statistics (`/proc/PID/task/TID/sched`, if the kernel has them).
 
-So even the first look at a process can tell for how long it has been asleep. Each CPU has a clock of its own for that,
-which leaves out the time that a hypervisor or interrupts took: on a virtual machine they are soon many seconds apart.
-So a thread of ours goes to the CPU in question and reads the clock off itself: whoever asks is running.
+So even the first look at a process shows for how long it has been asleep. The times are from a clock of each CPU, which
+leaves out the time taken by a hypervisor or by interrupts; on a virtual machine these clocks differ by many seconds. To
+read the clock of a CPU, a thread of torchmedic runs on that CPU and reads its own time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc.process import PROC, Stat
 
 _EXEC_START = re.compile(r"^se\.exec_start\s*:\s*(\d+\.\d+)", re.MULTILINE)
-_MOST_CPUS = 32
-_READINGS = 3  # of each clock
-_PATIENCE = 1.0  # seconds for all the clocks: a CPU may be taken
+_MAX_CPUS = 32
+_READINGS_PER_CLOCK = 3
+_MAX_CLOCK_SECONDS = 1.0  # for all clocks: a CPU may be busy
 
 Clocks = dict[int, float]
 
 
 def with_sleep(views: Iterable[ProcessView], *, proc: Path = PROC) -> list[ProcessView]:
-    """The same processes, with how long each of their sleeping threads has not run."""
+    """Add the seconds for which each sleeping thread has not run."""
     views = list(views)
     notes = {
         (view.pid, thread.tid): note
@@ -52,7 +52,7 @@ def with_sleep(views: Iterable[ProcessView], *, proc: Path = PROC) -> list[Proce
 
 
 def _checked(slept: float | None, thread: ThreadView, elapsed: float) -> float | None:
-    """Whoever woke between two looks has not slept for longer than that, and whoever did not has slept for so long."""
+    """Correct a sleep by two looks: a thread that woke in between slept for less, any other for at least as long."""
     if thread.state not in "SDIT":
         return None
     if thread.wakes is None or not elapsed:
@@ -63,7 +63,7 @@ def _checked(slept: float | None, thread: ThreadView, elapsed: float) -> float |
 
 
 def _note(base: str) -> tuple[int, float] | None:
-    """The CPU that a thread last ran on, and when that was by the clock of that CPU."""
+    """The CPU that a thread last ran on, and the time on that CPU's clock."""
     last = _last(base)
     stat = Stat(text(f"{base}/stat") or "") if last is not None else None
     return (stat.number(39), last) if stat and last is not None else None
@@ -75,20 +75,24 @@ def _last(base: str) -> float | None:
 
 
 def _clocks(cpus: set[int]) -> Clocks:
-    """How far the clock of each of these CPUs is ahead of ours; without those that we may not run on."""
+    """How far the clock of each CPU is ahead of ours, without CPUs that we may not run on."""
     found: Clocks = {}
     if not cpus or not hasattr(os, "sched_setaffinity"):
         return found
 
     def visit() -> None:
-        for cpu in sorted(cpus)[:_MOST_CPUS]:
+        for cpu in sorted(cpus)[:_MAX_CPUS]:
             with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, {cpu})  # of this thread alone
-                ahead = [last - time.monotonic() for _ in range(_READINGS) if (last := _last(f"{PROC}/thread-self"))]
+                os.sched_setaffinity(0, {cpu})  # of this thread only
+                ahead = [
+                    last - time.monotonic()
+                    for _ in range(_READINGS_PER_CLOCK)
+                    if (last := _last(f"{PROC}/thread-self"))
+                ]
                 if ahead:
-                    found[cpu] = max(ahead)  # it may have lost the CPU between the two clocks
+                    found[cpu] = max(ahead)  # the thread may have been preempted between the two clocks
 
     visitor = threading.Thread(target=visit, name="torchmedic-clocks", daemon=True)
     visitor.start()
-    visitor.join(_PATIENCE)
+    visitor.join(_MAX_CLOCK_SECONDS)
     return dict(found)

@@ -1,4 +1,4 @@
-"""The open files of processes, and who else has them open."""
+"""The open files of processes, and the other processes that have them open."""
 
 from __future__ import annotations
 
@@ -23,14 +23,24 @@ class OpenFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def target(pid: int, descriptor: int, *, proc: Path = PROC) -> str:
-    """What a descriptor stands for: a path, `pipe:[inode]`, `socket:[inode]`. Empty if that is not for us."""
+    """The target of a descriptor: a path, `pipe:[inode]` or `socket:[inode]`. Empty if it may not be read."""
     with contextlib.suppress(OSError):
         return os.readlink(f"{proc}/{pid}/fd/{descriptor}")
     return ""
 
 
+def descriptors(pid: int, *, proc: Path = PROC) -> list[tuple[int, str]]:
+    """All descriptors of a process, with their targets."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in sorted(os.listdir(f"{proc}/{pid}/fd"), key=int):
+            with contextlib.suppress(OSError):
+                found.append((int(entry), os.readlink(f"{proc}/{pid}/fd/{entry}")))
+    return found
+
+
 def is_named_pipe(pid: int, descriptor: int, *, proc: Path = PROC) -> bool:
-    """Whether a path of the file system is behind a descriptor, and a pipe behind that."""
+    """Whether a descriptor is a named pipe in the file system."""
     with contextlib.suppress(OSError, ValueError):
         return descriptor >= 0 and stat.S_ISFIFO(os.stat(f"{proc}/{pid}/fd/{descriptor}").st_mode)
     return False
@@ -41,7 +51,7 @@ def info(pid: int, descriptor: int, *, proc: Path = PROC) -> str:
 
 
 def mode(pid: int, descriptor: int, *, proc: Path = PROC) -> str:
-    """`r`, `w` or `rw`; empty if that is not known."""
+    """The access mode of a descriptor: `r`, `w` or `rw`; empty if unknown."""
     flags = info(pid, descriptor, proc=proc).partition("flags:")[2].split(maxsplit=1)
     with contextlib.suppress(ValueError, IndexError):
         return ("r", "w", "rw", "")[int(flags[0], 8) & 3]
@@ -49,17 +59,13 @@ def mode(pid: int, descriptor: int, *, proc: Path = PROC) -> str:
 
 
 def holders(targets: Collection[str], *, proc: Path = PROC) -> dict[str, list[OpenFile]]:
-    """All descriptors of all processes that we may look into for these targets: one walk over the host."""
+    """The descriptors with the given targets in all processes that may be read: one walk over the host."""
     found: dict[str, list[OpenFile]] = {each: [] for each in targets if each}
     if not found:
         return found
     with contextlib.suppress(OSError):
         for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):
-            folder = f"{proc}/{pid}/fd"
-            with contextlib.suppress(OSError):
-                for entry in os.listdir(folder):
-                    with contextlib.suppress(OSError):
-                        link = os.readlink(f"{folder}/{entry}")
-                        if link in found:
-                            found[link].append(OpenFile(pid=pid, descriptor=int(entry), target=link))
+            for descriptor, link in descriptors(pid, proc=proc):
+                if link in found:
+                    found[link].append(OpenFile(pid=pid, descriptor=descriptor, target=link))
     return found

@@ -1,4 +1,4 @@
-"""Processes outside of a run that have a hand in its waits: at the other end of a pipe, or with a lock on a file."""
+"""Processes outside the run that the run waits for: at the other end of a pipe, or holding a file lock."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from torchmedic.records.process import ProcessView
-from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import process, waits
-from torchmedic.supervise.proc.process import PROC, Stat
+from torchmedic.supervise.proc.process import PROC
 
-_MOST = 8
+_MAX_OUTSIDERS = 8
+_MAX_ANCESTORS = 64
 
 
 def at_other_ends(views: Iterable[ProcessView], *, proc: Path = PROC) -> tuple[ProcessView, ...]:
-    """One look at each of those that these processes wait for and that are not among them."""
+    """The processes that the given processes wait for, without the given processes themselves."""
     views = tuple(views)
     own = {view.pid for view in views}
     wanted: dict[int, None] = {}
@@ -22,15 +22,15 @@ def at_other_ends(views: Iterable[ProcessView], *, proc: Path = PROC) -> tuple[P
         for wait in view.files:
             wanted |= dict.fromkeys(wait.peers)
         wanted |= dict.fromkeys(lock.holder for lock in view.locks if lock.holder)
-    found = [process.read(pid, proc=proc) for pid in list(wanted.keys() - own)[:_MOST]]
+    found = [process.read(pid, proc=proc) for pid in list(wanted.keys() - own)[:_MAX_OUTSIDERS]]
     return waits.with_waits([view for view in found if view is not None], proc=proc)
 
 
 def above(pid: int, *, proc: Path = PROC) -> tuple[int, ...]:
-    """The parent of a process, the parent of that, and so on."""
+    """The ancestors of a process, nearest first."""
     found: list[int] = []
-    while pid > 1 and len(found) < 64:
-        stat = Stat(text(f"{proc}/{pid}/stat") or "")
+    while pid > 1 and len(found) < _MAX_ANCESTORS:
+        stat = process.stat_of(pid, proc=proc)
         if not stat:
             break
         pid = stat.number(4)

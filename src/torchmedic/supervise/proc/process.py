@@ -1,4 +1,4 @@
-"""One look at a process and all its threads: a handful of small files, about 30 us a thread."""
+"""Reads a process and all its threads from a handful of small files, in about 30 us per thread."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from torchmedic.supervise.proc import syscalls
 
 PROC = Path("/proc")
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_VARIABLES = ("OMP_", "MKL_", "KMP_", "GOMP_", "CUDA_", "PYTORCH_", "TORCH", "TOKENIZERS_", "NCCL_")
-_TELLING = frozenset("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split())
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_VARIABLE_PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "CUDA_", "PYTORCH_", "TORCH", "TOKENIZERS_", "NCCL_")
+_VARIABLES = frozenset("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split())
+_COMPILERS = ("libnvidia-ptxjitcompiler", "libnvrtc.", "libnvJitLink")
 
 
 class Stat:
-    """`/proc/PID/stat`, of a process or of a thread. Its second field is a name in which anything may stand."""
+    """`/proc/PID/stat` of a process or a thread. Its second field, the name, may contain any character."""
 
     def __init__(self, line: str) -> None:
         head, _, tail = line.rpartition(")")
@@ -35,7 +36,7 @@ class Stat:
         return self._fields[0]
 
     def number(self, field: int) -> int:
-        """A field by its number in proc(5); 0 where this kernel has none."""
+        """The field with a number of proc(5); 0 if the kernel does not have it."""
         try:
             return int(self._fields[field - 3])
         except (IndexError, ValueError):
@@ -43,24 +44,32 @@ class Stat:
 
     @property
     def cpu(self) -> float:
-        return (self.number(14) + self.number(15)) / _TICKS
+        return (self.number(14) + self.number(15)) / _TICKS_PER_SECOND
+
+
+def stat_of(pid: int, *, proc: Path = PROC) -> Stat:
+    return Stat(text(f"{proc}/{pid}/stat") or "")
+
+
+def status_words(path: str, name: str) -> list[str]:
+    """The words of a field of `/proc/PID/status` or of a thread's `status`."""
+    return (text(path) or "").partition(f"\n{name}:")[2].partition("\n")[0].split()
 
 
 def read(pid: int, *, proc: Path = PROC) -> ProcessView | None:
-    """How a process looks now; None if there is none, or no longer."""
+    """The current state of a process; None if it does not exist."""
     base = f"{proc}/{pid}"
-    stat = Stat(text(f"{base}/stat") or "")
+    stat = stat_of(pid, proc=proc)
     if not stat:
         return None
     taken = time.monotonic()
-    threads = _threads(base)
-    status = text(f"{base}/status") or ""
+    found = (_thread(f"{base}/task/{tid}", tid) for tid in thread_ids(pid, proc=proc))
+    threads = tuple(thread for thread in found if thread is not None)
     return ProcessView(
         pid=pid,
         name=stat.name,
         parent=stat.number(4),
         group=stat.number(5),
-        session=stat.number(6),
         command=command_line(pid, proc=proc),
         state=stat.state,
         exit_status=_exit_status(stat.number(52)) if stat.state in "ZX" else None,
@@ -68,10 +77,10 @@ def read(pid: int, *, proc: Path = PROC) -> ProcessView | None:
         threads=threads,
         open_to_us=text(f"{base}/syscall") is not None,
         environment=_environment(base),
-        rss=stat.number(24) * _PAGE,
-        swap=_status_number(status, "VmSwap", 10) * 1024,
+        rss=stat.number(24) * _PAGE_BYTES,
+        swap=_status_number(base, "VmSwap", 10) * 1024,
         cpu=max(sum(thread.cpu for thread in threads), stat.cpu),
-        caught_signals=_status_number(status, "SigCgt", 16),
+        caught_signals=_status_number(base, "SigCgt", 16),
         taken=taken,
         faults=stat.number(12),
         io=_io(base),
@@ -84,8 +93,8 @@ def command_line(pid: int, *, proc: Path = PROC) -> tuple[str, ...]:
 
 
 def started(pid: int, *, proc: Path = PROC) -> float | None:
-    """When a process began, in seconds since 1970."""
-    stat = Stat(text(f"{proc}/{pid}/stat") or "")
+    """The start of a process in seconds since 1970."""
+    stat = stat_of(pid, proc=proc)
     return _epoch(stat.number(22)) if stat else None
 
 
@@ -95,12 +104,26 @@ def thread_ids(pid: int, *, proc: Path = PROC) -> tuple[int, ...]:
     return ()
 
 
-def _threads(base: str) -> tuple[ThreadView, ...]:
-    with contextlib.suppress(OSError):
-        tids = sorted(int(entry) for entry in os.listdir(f"{base}/task") if entry.isdigit())
-        found = (_thread(f"{base}/task/{tid}", tid) for tid in tids)
-        return tuple(thread for thread in found if thread is not None)
-    return ()
+def compilers(pid: int, *, proc: Path = PROC) -> tuple[str, ...]:
+    """The compilers of the CUDA driver that a process has loaded."""
+    maps = text(f"{proc}/{pid}/maps") or ""
+    return tuple(name.rstrip(".") for name in _COMPILERS if f"/{name}" in maps)
+
+
+def peek(pid: int, address: int, length: int, *, proc: Path = PROC) -> bytes:
+    """Bytes of a process's memory, read without stopping it; fewer, or none, if not mapped or not permitted."""
+    if address <= 0 or address >= 1 << 63:
+        return b""
+    try:
+        descriptor = os.open(f"{proc}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.pread(descriptor, length, address)
+    except (OSError, OverflowError):
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def _thread(base: str, tid: int) -> ThreadView | None:
@@ -128,15 +151,14 @@ def _thread(base: str, tid: int) -> ThreadView | None:
 
 
 def _environment(base: str) -> dict[str, str]:
-    """What it was started with; a process may have changed its own variables since."""
+    """Variables that a process was started with; it may have changed them since."""
     entries = (entry.partition("=") for entry in (text(f"{base}/environ") or "").split("\0"))
-    return {name: value for name, _, value in entries if name.startswith(_VARIABLES) or name in _TELLING}
+    return {name: value for name, _, value in entries if name.startswith(_VARIABLE_PREFIXES) or name in _VARIABLES}
 
 
-def _status_number(status: str, name: str, base: int) -> int:
-    rest = status.partition(f"\n{name}:")[2].split(maxsplit=1)
+def _status_number(base: str, name: str, radix: int) -> int:
     with contextlib.suppress(ValueError, IndexError):
-        return int(rest[0], base)
+        return int(status_words(f"{base}/status", name)[0], radix)
     return 0
 
 
@@ -156,4 +178,4 @@ def _exit_status(status: int) -> int:
 def _epoch(ticks: int) -> float:
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     since_boot = time.clock_gettime(clock) if clock is not None else time.monotonic()
-    return time.time() - since_boot + ticks / _TICKS
+    return time.time() - since_boot + ticks / _TICKS_PER_SECOND

@@ -1,6 +1,6 @@
-"""The Python stacks of a process from outside, by py-spy where it is installed. It never fails: no answer is None.
+"""The Python stacks of a process, read from outside by py-spy. Nothing here raises.
 
-py-spy finds the interpreter in the memory of the process, so it needs no help from it and works with the GIL held.
+py-spy reads the interpreter's state from the memory of the process, so it also works while the GIL is held.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ import msgspec
 from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.source.user_code import is_user_file
 
-LIMIT = 3.0
+MAX_SECONDS = 3.0
 NOT_PERMITTED = "py-spy may not read the memory of the process"
 _STANDARD_LIBRARY = re.compile(r"/lib(64)?/python3\.\d+t?/")
-_MOST_LOCALS, _LONGEST_VALUE = 12, 120
+_MAX_LOCALS = 12
+_MAX_VALUE_CHARACTERS = 120
 
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
-    """What py-spy saw. `native` are the frames of C by thread, innermost first; `failure` is why it saw nothing.
+    """The result of py-spy. `native` has the C frames by thread, innermost first; `failure` is why there is no result.
 
-    `values` are the local variables of the innermost frame of the user's own code, by thread. `addresses` are where
-    the objects lie that local variables stand for, by thread and then by frame.
+    `values` has the local variables of the innermost frame of the user's code, by thread. `addresses` has the addresses
+    of the objects in local variables, by thread and then by frame.
     """
 
     threads: tuple[PyThread, ...] = ()
@@ -42,7 +43,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def executable() -> str | None:
-    """py-spy of our own environment, or the one on the PATH."""
+    """The py-spy program of torchmedic's environment, or the one on the PATH."""
     name = "py-spy.exe" if os.name == "nt" else "py-spy"
     for folder in (sysconfig.get_path("scripts"), os.path.dirname(sys.executable)):
         path = os.path.join(folder, name)
@@ -51,14 +52,14 @@ def executable() -> str | None:
     return shutil.which("py-spy")
 
 
-def dump(pid: int, *, native: bool = False, values: bool = False, limit: float = LIMIT) -> Dump | None:
-    """All that py-spy sees of a process, or why it sees nothing; None if it is not installed.
+def dump(pid: int, *, native: bool = False, values: bool = False, limit: float = MAX_SECONDS) -> Dump | None:
+    """Run py-spy on a process; None if py-spy is not installed.
 
     Args:
         pid: The process.
-        native: With frames of C, for which py-spy must stop the process for some milliseconds. Without, it never does.
-        values: With local variables, cut short.
-        limit: Seconds after which it is given up.
+        native: Include C frames. For these, py-spy stops the process for some milliseconds; otherwise it never does.
+        values: Include local variables, shortened.
+        limit: Time limit in seconds.
     """
     program = executable()
     if program is None:
@@ -123,7 +124,7 @@ def _read(listed: list[dict[str, Any]], pid: int) -> Dump:
 
 
 def _frame(frame: dict[str, Any]) -> PyFrame:
-    """py-spy names a method with its class; elsewhere a function goes by its own name."""
+    """A frame of py-spy, with the class removed from the name of a method."""
     file = str(frame.get("filename") or "")
     function = str(frame.get("name") or "").rpartition(".")[2]
     line, user = int(frame.get("line") or 0), is_user(file)
@@ -132,7 +133,7 @@ def _frame(frame: dict[str, Any]) -> PyFrame:
 
 
 def is_user(file: str) -> bool:
-    """Whether a file is the user's own. The process may run under another Python than ours, known by its place only."""
+    """Whether a file is the user's own. The process may use another Python, which is recognised by its path."""
     return is_user_file(file) and not _STANDARD_LIBRARY.search(file)
 
 
@@ -146,9 +147,9 @@ def _native_name(frame: dict[str, Any]) -> str:
 
 
 def _values(listed: list[dict[str, Any]]) -> dict[str, str]:
-    shown = {str(entry.get("name")): str(entry.get("repr")) for entry in listed[:_MOST_LOCALS]}
+    shown = {str(entry.get("name")): str(entry.get("repr")) for entry in listed[:_MAX_LOCALS]}
     return {
-        name: value if len(value) <= _LONGEST_VALUE else value[: _LONGEST_VALUE - 3] + "..."
+        name: value if len(value) <= _MAX_VALUE_CHARACTERS else value[: _MAX_VALUE_CHARACTERS - 3] + "..."
         for name, value in shown.items()
     }
 
@@ -158,7 +159,7 @@ def _addresses(listed: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def _reason(complaint: str) -> str:
-    """py-spy's own words: the last `Error:` or `Reason:`, which is the innermost."""
+    """The reason in py-spy's error output: the last `Error:` or `Reason:`, which is the innermost."""
     if "permission denied" in complaint.lower() or "operation not permitted" in complaint.lower():
         return NOT_PERMITTED
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]

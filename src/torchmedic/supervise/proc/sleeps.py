@@ -1,7 +1,7 @@
-"""When a sleep, or a wait with a time limit, ends by itself: the kernel was told, and its arguments can be read.
+"""The time after which a sleep, or a wait with a time limit, ends by itself, from the arguments of the system call.
 
-Python sleeps until a moment, not for a time, so the seconds that are left are known; of programs that sleep for a time
-only the most it can be.
+Python sleeps until a moment, so the remaining seconds are exact. For a sleep of a given length only an upper bound is
+known.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from pathlib import Path
 import msgspec
 
 from torchmedic.records.process import ProcessView, ThreadView
-from torchmedic.supervise.proc.memory import peek
-from torchmedic.supervise.proc.process import PROC
+from torchmedic.supervise.proc.process import PROC, peek
 
 _ABSOLUTE = 1
 _FUTEX_COMMAND, _FUTEX_WAIT, _FUTEX_WALL_CLOCK = 0x7F, 0, 0x100
@@ -23,7 +22,7 @@ _TIMESPEC = struct.Struct("<qq")
 
 
 def with_sleeps(view: ProcessView, *, proc: Path = PROC) -> ProcessView:
-    """The same process, with the seconds after which each thread's wait ends by itself."""
+    """Add the seconds after which the wait of each thread ends by itself."""
     ends = {thread.tid: wakes_in(view.pid, thread, proc=proc) for thread in view.threads}
     if not any(end is not None for end in ends.values()):
         return view
@@ -32,7 +31,7 @@ def with_sleeps(view: ProcessView, *, proc: Path = PROC) -> ProcessView:
 
 
 def wakes_in(pid: int, thread: ThreadView, *, proc: Path = PROC) -> float | None:
-    """The most seconds that a thread's sleep or wait still takes; None where it has no end, or that is not for us."""
+    """Seconds after which a thread's sleep or wait ends at the latest; None if it has no end or may not be read."""
     if thread.state != "S" or len(thread.arguments) < 4:
         return None
     first, second, third, fourth = thread.arguments[:4]
@@ -51,7 +50,7 @@ def wakes_in(pid: int, thread: ThreadView, *, proc: Path = PROC) -> float | None
 
 
 def _left(pid: int, address: int, clock: int | None, proc: Path) -> float | None:
-    """Of a time in the memory of a process: from now on by some clock, or a length of time."""
+    """The remaining seconds of a `timespec` in a process's memory: a moment on `clock`, or a length if that is None."""
     raw = peek(pid, address, _TIMESPEC.size, proc=proc)
     if len(raw) < _TIMESPEC.size:
         return None

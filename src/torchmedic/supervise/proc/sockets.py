@@ -1,4 +1,4 @@
-"""What is at the other end of a socket: the address, and the socket there if it is on this host."""
+"""The other end of a socket: its address, and its socket if that is on this host."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST, _SHOW_PEER, _PEER = 4, 20, 1, 4, 2
 
 
 class Socket(msgspec.Struct, frozen=True, kw_only=True):
-    """One end of a connection. `peer` is how the other end's descriptors read, if that is on this host.
+    """One end of a connection.
 
-    Or the socket that listens there, if it has not accepted the connection yet.
+    `peer` is the target (`socket:[inode]`) of the other end's descriptors, if it is on this host; before the connection
+    is accepted, the target of the listening socket.
     """
 
     kind: str
@@ -34,7 +35,7 @@ class Socket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(pid: int, target: str, *, proc: Path = PROC) -> Socket | None:
-    """The socket behind a descriptor of a process, by its target (`socket:[inode]`)."""
+    """The socket with a target (`socket:[inode]`), as a process sees it."""
     match = _INODE.fullmatch(target)
     if match is None:
         return None
@@ -52,7 +53,7 @@ def _tcp(pid: int, inode: str, proc: Path) -> Socket | None:
     others = (row for row in rows if len(row) > 9 and row[9] not in (inode, "0"))
     ends = ((_address(row[1]), _address(row[2]), row[9]) for row in others if row[3] == own[3])
     peer = next((other for here, there, other in ends if (here, there) == (remote, local)), "")
-    if not peer and _is_here(remote, local):  # not accepted yet: the one who listens there
+    if not peer and _is_here(remote, local):  # not accepted yet: take the listening socket
         peer = next((row[9] for row in rows if len(row) > 9 and row[3] == "0A" and _listens(row[1], remote)), "")
     return Socket(
         kind="tcp",
@@ -75,7 +76,7 @@ def _listens(listening: str, remote: str) -> bool:
 
 
 def _address(words: str) -> str:
-    """`0100007F:1F90` -> `127.0.0.1:8080`. The kernel writes 32-bit words in the order of the host."""
+    """Convert `0100007F:1F90` to `127.0.0.1:8080`. The kernel writes 32-bit words in the byte order of the host."""
     address, _, port = words.partition(":")
     raw = b"".join(struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8))
     if len(raw) == 16 and raw[:12] == bytes(10) + b"\xff\xff":
@@ -86,7 +87,7 @@ def _address(words: str) -> str:
 
 
 def _unix(inode: int) -> Socket | None:
-    """Of a socket within the host only the kernel's diagnosis interface tells the peer; it needs no rights."""
+    """The peer of a Unix socket, from the kernel's socket diagnosis interface, which needs no privileges."""
     family = getattr(socket, "AF_NETLINK", None)
     if family is None:
         return None

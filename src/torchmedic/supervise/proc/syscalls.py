@@ -1,6 +1,6 @@
-"""Names of the system calls in which a training process can stand still, by the number that the kernel gives them.
+"""Names of the system calls in which a training process can wait, by number.
 
-The newer architectures (aarch64) have only the younger of several calls for a thing, `ppoll` and no `poll`, say.
+Newer architectures (aarch64) have only the newer variant of a call, such as `ppoll` but not `poll`.
 """
 
 from __future__ import annotations
@@ -118,16 +118,16 @@ RUNNING = "running"
 
 
 def name(number: int, machine: str | None = None) -> str:
-    """What a system call is called; its number where that does not matter."""
+    """The name of a system call, or its number if it is not listed here."""
     known = _HERE if machine is None else _BY_MACHINE.get(machine, {})
     return known.get(number, str(number))
 
 
 def parse(line: str) -> tuple[str, tuple[int, ...], int]:
-    """`/proc/PID/task/TID/syscall`: the name, the six arguments and the stack pointer.
+    """Parse `/proc/PID/task/TID/syscall`: the name, the six arguments and the stack pointer.
 
-    The name is `running` for a thread on a CPU, and empty for one that the kernel holds outside any call, or where we
-    may not know.
+    The name is `running` for a thread on a CPU, and empty for a thread that waits in the kernel outside any call, or if
+    the file may not be read.
     """
     words = line.split()
     if not words:

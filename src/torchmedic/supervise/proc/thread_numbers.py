@@ -1,7 +1,7 @@
-"""The threads of a process by the numbers that others give them: inside its container, and inside Python.
+"""Maps thread numbers: from a container's PID namespace, and from Python, to the numbers that the host shows.
 
-Python, and so faulthandler, knows a thread by its `pthread_t`, which is the address of the C library's record of it.
-That record holds the kernel's number.
+Python, and so faulthandler, identifies a thread by its `pthread_t`, which is the address of the C library's record of
+the thread. That record contains the kernel's number.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import process
-from torchmedic.supervise.proc.memory import peek
-from torchmedic.supervise.proc.process import PROC
+from torchmedic.supervise.proc.process import PROC, peek, status_words
 
-_USUAL = (720, 208)  # where glibc has the number, on x86-64 and on aarch64
-_RECORD = 2048
+_USUAL_OFFSETS = (720, 208)  # of the number in glibc's record, on x86-64 and on aarch64
+_RECORD_BYTES = 2048
 
 
 def inner_numbers(pid: int, *, proc: Path = PROC) -> dict[int, int]:
-    """The threads of a process: the number that they have in its own PID namespace -> the one that we see.
+    """Thread numbers in the process's own PID namespace -> the numbers that we see.
 
-    A mutex names its owner by the former. They differ if the process runs in a container and we do not.
+    A mutex stores the former. They differ if the process runs in a container and torchmedic does not.
     """
     tids = process.thread_ids(pid, proc=proc)
     spaces = _spaces(pid, pid, proc)
@@ -32,29 +30,29 @@ def inner_numbers(pid: int, *, proc: Path = PROC) -> dict[int, int]:
 
 
 def _spaces(pid: int, tid: int, proc: Path) -> list[int]:
-    status = text(f"{proc}/{pid}/task/{tid}/status") or ""
-    return [int(word) for word in status.partition("\nNSpid:")[2].partition("\n")[0].split() if word.isdigit()]
+    words = status_words(f"{proc}/{pid}/task/{tid}/status", "NSpid")
+    return [int(word) for word in words if word.isdigit()]
 
 
 def numbers_of(pid: int, idents: Iterable[int], *, proc: Path = PROC) -> dict[int, int]:
-    """Python's numbers of threads (`threading.get_ident`) -> the kernel's.
+    """Python's thread numbers (`threading.get_ident`) -> the kernel's.
 
-    Where the C library is not one that we know, the number is looked for: at one and the same place in all the records
-    there must be a number of a thread of this process, another one in each.
+    For an unknown C library, the offset is searched for: at the right offset, each record contains the number of a
+    different thread of this process.
     """
     inner = inner_numbers(pid, proc=proc)
-    records = {ident: peek(pid, ident, _RECORD, proc=proc) for ident in dict.fromkeys(idents)}
+    records = {ident: peek(pid, ident, _RECORD_BYTES, proc=proc) for ident in dict.fromkeys(idents)}
     records = {ident: record for ident, record in records.items() if len(record) >= 4}
     if not records or not inner:
         return {}
     best: dict[int, int] = {}
     shortest = min(len(record) for record in records.values())
-    for offset in (*_USUAL, *range(0, shortest - 3, 4)):
+    for offset in (*_USUAL_OFFSETS, *range(0, shortest - 3, 4)):
         found = _at(offset, records, inner)
         if len(found) == len(records):
             return found
-        if offset in _USUAL and len(found) > len(best):
-            best = found  # a thread that ended since leaves a record that names nobody
+        if offset in _USUAL_OFFSETS and len(found) > len(best):
+            best = found  # the record of a thread that has ended contains no number
     return best
 
 

@@ -1,4 +1,4 @@
-"""A process, its children and theirs, and what changed in them between two looks."""
+"""A process and its descendants, and the changes between two looks at them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import msgspec
 from torchmedic.records.process import ProcessView, ThreadView
 from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import process
-from torchmedic.supervise.proc.process import PROC, Stat
+from torchmedic.supervise.proc.process import PROC, stat_of
 
 
 def tree(pid: int, *, proc: Path = PROC) -> tuple[ProcessView, ...]:
-    """A process first, then its descendants; those whose parent died too, while they stay in its process group."""
+    """A process and its descendants, including orphans that are still in its process group."""
     found = [process.read(each, proc=proc) for each in pids(pid, proc=proc)]
     return tuple(view for view in found if view is not None)
 
 
 def pids(pid: int, *, proc: Path = PROC) -> tuple[int, ...]:
-    """The processes of a tree by their numbers: parents before children."""
+    """The pids of a process and its descendants, parents before children."""
     if not os.path.exists(f"{proc}/{pid}/stat"):
         return ()
     found: dict[int, None] = {pid: None}
@@ -45,7 +45,7 @@ def _collect(pid: int, everyone: dict[int, list[int]] | None, found: dict[int, N
 
 
 def _children(pid: int, proc: Path) -> list[int]:
-    """The kernel keeps them by the thread that made them."""
+    """The children of a process; the kernel lists them by the thread that made them."""
     found: list[int] = []
     for tid in process.thread_ids(pid, proc=proc):
         found += map(int, (text(f"{proc}/{pid}/task/{tid}/children") or "").split())
@@ -53,10 +53,10 @@ def _children(pid: int, proc: Path) -> list[int]:
 
 
 def _children_by_parent(proc: Path) -> dict[int, list[int]]:
-    """For kernels that keep no list: ask every process for its parent."""
+    """The children of all processes, for kernels without lists of children."""
     found: dict[int, list[int]] = {}
     for pid in _everyone(proc):
-        if stat := Stat(text(f"{proc}/{pid}/stat") or ""):
+        if stat := stat_of(pid, proc=proc):
             found.setdefault(stat.number(4), []).append(pid)
     return found
 
@@ -68,18 +68,18 @@ def _everyone(proc: Path) -> list[int]:
 
 
 def _orphans(pid: int, found: dict[int, None], proc: Path) -> list[int]:
-    """Children of a dead child: they stay in the process group that the process leads, and init has adopted them.
+    """Children of a dead child: they are in the process group that the process leads, and init has adopted them.
 
     Another command of the same pipeline (`python train.py | tee log`) is in that group too, but has our own parent.
     """
-    own = Stat(text(f"{proc}/{pid}/stat") or "")
+    own = stat_of(pid, proc=proc)
     if not own or own.number(5) != pid:
         return []
     orphans = []
     for each in _everyone(proc):
         if each in found or _group(each, proc) != pid:
             continue
-        parent = Stat(text(f"{proc}/{each}/stat") or "").number(4)
+        parent = stat_of(each, proc=proc).number(4)
         if parent == os.getpid() or (parent != own.number(4) and _adopts(parent, proc)):
             orphans.append(each)
     return orphans
@@ -87,19 +87,19 @@ def _orphans(pid: int, found: dict[int, None], proc: Path) -> list[int]:
 
 def _group(pid: int, proc: Path) -> int:
     if proc != PROC:
-        return Stat(text(f"{proc}/{pid}/stat") or "").number(5)
+        return stat_of(pid, proc=proc).number(5)
     with contextlib.suppress(OSError):
-        return os.getpgid(pid)  # a fiftieth of the time that the file takes, and it is asked of all processes
+        return os.getpgid(pid)  # fifty times faster than the file, and needed for all processes
     return 0
 
 
 def _adopts(pid: int, proc: Path) -> bool:
-    """Whether this is init, or a service manager of a user right below it."""
-    return pid <= 1 or Stat(text(f"{proc}/{pid}/stat") or "").number(4) == 1
+    """Whether a process is init, or a user's service manager directly below it."""
+    return pid <= 1 or stat_of(pid, proc=proc).number(4) == 1
 
 
 def compare_all(before: Iterable[ProcessView], after: Iterable[ProcessView]) -> tuple[ProcessView, ...]:
-    """The later look at each process, with its rates; one that is new has none."""
+    """The later look at each process, with its rates; a new process has none."""
     known = {view.pid: view for view in before}
     return tuple(compare(known[view.pid], view) if view.pid in known else view for view in after)
 
@@ -110,7 +110,7 @@ def compare(before: ProcessView, after: ProcessView) -> ProcessView:
     if seconds <= 0 or not _same(before, after):
         return after
     earlier = {thread.tid: thread for thread in before.threads}
-    # Not by the sum over the threads: one that ended in between would count as negative.
+    # Thread by thread, because in a sum a thread that ended in between would count as negative.
     threads = tuple(_compare_threads(earlier.get(thread.tid), thread, seconds) for thread in after.threads)
     return msgspec.structs.replace(
         after,
@@ -124,7 +124,7 @@ def compare(before: ProcessView, after: ProcessView) -> ProcessView:
 
 
 def _same(before: ProcessView, after: ProcessView) -> bool:
-    """Whether the number was not given to another process in between."""
+    """Whether both looks are at the same process, not at a later process with the same pid."""
     return before.pid == after.pid and abs(before.started - after.started) < 1.0
 
 
@@ -138,7 +138,7 @@ def _compare_threads(before: ThreadView | None, after: ThreadView, seconds: floa
 
 
 def _rate(before: tuple[int, ...], after: tuple[int, ...], index: int, seconds: float) -> float | None:
-    """Bytes a second: through calls (also from memory, pipes), or by the disk (mapped files), if that is more."""
+    """Bytes per second: through system calls (pipes and cache included) or from the disk (mapped files), the larger."""
     if not before or not after:
         return None
     through_calls = after[index] - before[index]

@@ -1,4 +1,4 @@
-"""What the threads of a process wait for: mutexes, open files, file locks. Deeper than a look, and slower."""
+"""What the threads of a process wait for: mutexes, open files, file locks. Slower than reading the process alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import msgspec
 from torchmedic.records.process import FileWait, LockHeld, ProcessView, ThreadView
 from torchmedic.supervise.proc import file_locks, hidden_calls, last_run, open_files, polls, sleeps, sockets
 from torchmedic.supervise.proc.futexes import futex_waits
-from torchmedic.supervise.proc.memory import peek
-from torchmedic.supervise.proc.process import PROC
+from torchmedic.supervise.proc.process import PROC, peek
 
 _Action = Literal["read", "write", "lock", "poll", "connect", "accept", "open"]
 
@@ -29,7 +28,7 @@ _SETLKW, _OFD_SETLKW = 7, 38
 
 
 def with_waits(views: Iterable[ProcessView], *, proc: Path = PROC) -> tuple[ProcessView, ...]:
-    """The same processes, with what they wait for."""
+    """Add to each process what its threads wait for."""
     filled = []
     for each in last_run.with_sleep(map(_with_calls, views), proc=proc):
         view = sleeps.with_sleeps(each, proc=proc)
@@ -97,7 +96,7 @@ def _wait(
 
 
 def _path(pid: int, address: int, proc: Path) -> str:
-    """A path that a call was given. It may end near the end of a mapping, so it is read in small pieces."""
+    """A path argument of a system call. It may lie at the end of a mapping, so it is read in small pieces."""
     found = b""
     while len(found) < 4096 and b"\0" not in found:
         piece = peek(pid, address + len(found), 64, proc=proc)
@@ -116,7 +115,7 @@ def _locks(view: ProcessView, files: list[FileWait], proc: Path) -> tuple[LockHe
 
 
 def _with_peers(views: list[ProcessView], proc: Path) -> tuple[ProcessView, ...]:
-    """Name who holds the other ends of pipes and sockets: one walk over the host for all of them."""
+    """Add the processes at the other ends of pipes and sockets, with one walk over the host for all of them."""
     ends: dict[str, sockets.Socket] = {}
     wanted: set[str] = set()
     for view in views:

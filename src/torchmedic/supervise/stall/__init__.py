@@ -1,1 +1,1 @@
-"""Whether a run gets on, and if it does not, why."""
+"""Detects that a run makes no progress, and examines why."""

@@ -1,4 +1,4 @@
-"""How long the answer of a process is waited for: as long as the thread that has to give it gets on with it."""
+"""Decides how long to wait for the answers of processes: as long as the answering thread makes progress."""
 
 from __future__ import annotations
 
@@ -10,43 +10,42 @@ from torchmedic.records.process import ProcessView
 from torchmedic.runfolder import questions
 from torchmedic.supervise.proc import process
 
-_ANSWER = 2.2  # seconds until a process that has not heard the question is taken to be unable to
-_LONGEST = 8.0  # seconds that an answer may take, or the question on its way to who gets no core
-_AT_IT = 60.0  # seconds that it may take on a machine that is taken, as long as the thread gets on with it
-_PAUSE = 2.0  # seconds without work after which it does not
-_STARVED = 0.2  # of a core that the listener wanted and did not get: it is not the GIL that it waits for
+_MAX_UNHEARD_SECONDS = 2.2  # after this, a process that has not heard the question cannot hear it
+_MAX_ANSWER_SECONDS = 8.0  # for an answer, or for a question to a thread that gets no core
+_MAX_WORKING_SECONDS = 60.0  # for an answer on a busy machine, while the thread works on it
+_MAX_PAUSE_SECONDS = 2.0  # without work, after which the thread no longer works on its answer
+_STARVED_CORES = 0.2  # wanted by the listener: it waits for a core, not for the GIL
 
 
 class Answers:
-    """Of the processes that were asked."""
+    """The answers of the processes that were asked."""
 
     def __init__(self, run: Path, asked: Iterable[int]) -> None:
         self._run = run
         self._asked = frozenset(asked)
-        self._worked: dict[
-            int, tuple[float, float]
-        ] = {}  # the CPU time of a listener, and when it was last seen to rise
+        # By process: CPU time of its listener, and when that last rose.
+        self._worked: dict[int, tuple[float, float]] = {}
 
     def heard(self, pid: int) -> bool:
-        """Whether a process has heard the question: then its GIL was to be had."""
+        """Whether a process has heard the question, which means that its GIL was free."""
         return questions.heard(self._run, pid).exists()
 
     def pending(self, views: Iterable[ProcessView], passed: float) -> bool:
-        """Whether an answer may still come, so many seconds after the question."""
+        """Whether an answer may still come, `passed` seconds after the question."""
         return any(self._may_answer(view, passed) for view in views if view.pid in self._asked)
 
     def _may_answer(self, view: ProcessView, passed: float) -> bool:
         answer = questions.read_answer(self._run, view.pid)
-        if answer is not None and (not answer.partial or passed > _ANSWER):
-            return False  # a device that does not answer may never do so
+        if answer is not None and (not answer.partial or passed > _MAX_UNHEARD_SECONDS):
+            return False  # the device may never answer
         if view.state in "TtZX":
             return False
         if self.heard(view.pid):
-            return passed < _LONGEST or (passed < _AT_IT and self._is_at_it(view.pid))
-        starved = view.listener is not None and (view.listener.demand or 0.0) > _STARVED
-        return passed < (_LONGEST if starved else _ANSWER)
+            return passed < _MAX_ANSWER_SECONDS or (passed < _MAX_WORKING_SECONDS and self._is_working(view.pid))
+        starved = view.listener is not None and (view.listener.demand or 0.0) > _STARVED_CORES
+        return passed < (_MAX_ANSWER_SECONDS if starved else _MAX_UNHEARD_SECONDS)
 
-    def _is_at_it(self, pid: int) -> bool:
+    def _is_working(self, pid: int) -> bool:
         """Whether the thread works on its answer, or waits for a core."""
         now = process.read(pid)
         listener = now.listener if now is not None else None
@@ -56,4 +55,4 @@ class Answers:
         if listener.cpu > before or listener.state == "R":
             self._worked[pid] = listener.cpu, time.monotonic()
             return True
-        return time.monotonic() - since < _PAUSE
+        return time.monotonic() - since < _MAX_PAUSE_SECONDS

@@ -1,39 +1,43 @@
-"""The examination of a process that does not get on: two looks from outside, several from inside, in two seconds.
+"""The examination of a process that makes no progress: two looks from outside, several from inside, in two seconds.
 
-It is a generator, taken a step further at every tick of the parent, which must not wait: signals have to be passed on.
+The examination is a generator that the parent advances at every tick. The parent must not wait, because it has to
+forward signals.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from torchmedic.errors import UnreadableRun
-from torchmedic.observe.step import blackbox
-from torchmedic.records import BoxContents
-from torchmedic.records.inside import InsideView
+from torchmedic.records.inside import InsideView, PyFrame, PyThread
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
-from torchmedic.runfolder import files as run_files
-from torchmedic.runfolder import gpu, layout, questions
+from torchmedic.runfolder import gpu, questions
+from torchmedic.source.user_code import is_user_file
+from torchmedic.supervise.boxes import recent_box_of
 from torchmedic.supervise.host import host_pressure
-from torchmedic.supervise.proc import growing_files, libraries, lock_holders, outsiders, pyspy, tree, waits
+from torchmedic.supervise.proc import file_locks, growing_files, outsiders, process, pyspy, tree, waits
+from torchmedic.supervise.proc.thread_numbers import numbers_of
 from torchmedic.supervise.stall.answers import Answers
-from torchmedic.supervise.stall.dumps import read_dump
 from torchmedic.supervise.stall.peers import Peers
 from torchmedic.supervise.stall.progress import Progress
 
-_LOOK = 1.3  # seconds between the two looks from outside; those from inside fall in between
-_PEERS = 3.5  # seconds that other ranks are given to answer
-_DUMP = 0.6  # seconds that faulthandler is given after that
+_LOOK_SECONDS = 1.3  # between the two looks from outside; the looks from inside fall in between
+_PEER_SECONDS = 3.5  # for the answers of other ranks
+_DUMP_SECONDS = 0.6  # for faulthandler, after that
+
+_THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-fA-F]+)(?: \[(.*)\])? \(most recent call first\)")
+_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_OWN_FILES = "torchmedic/observe/inside/"
 
 
 def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[int, int]) -> Iterator[Stall | None]:
-    """Look; the last thing that it yields is what was seen."""
+    """Examine a process. Yields None until it is done, then the `Stall`."""
     begun = time.monotonic()
     pids = tree.pids(progress.pid)
     asked = [pid for pid in pids if questions.ask(run, pid)]
@@ -41,7 +45,7 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
     peers = Peers(run, pids)
     files = growing_files.sizes(pids, run)
     before = tree.tree(progress.pid)
-    yield from _until(begun + _LOOK)
+    yield from _until(begun + _LOOK_SECONDS)
     after = waits.with_waits(tree.compare_all(before, tree.tree(progress.pid)))
     after = growing_files.with_growth(after, files, growing_files.sizes(pids, run))
     after = tuple(_with_libraries(view) if view.pid == progress.pid else view for view in after)
@@ -49,7 +53,7 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
     answers = Answers(run, asked)
     while answers.pending(after, time.monotonic() - begun):
         yield None
-    while peers.pending and time.monotonic() < begun + _PEERS:
+    while peers.pending and time.monotonic() < begun + _PEER_SECONDS:
         yield None
     inside = {pid: answer for pid in asked if (answer := questions.read_answer(run, pid)) is not None}
     mute = [view for view in after if view.pid in asked and view.pid not in inside and not answers.heard(view.pid)]
@@ -57,12 +61,12 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
     for view in mute:
         _make_dump(view)
     if dumped:
-        yield from _until(time.monotonic() + _DUMP)
+        yield from _until(time.monotonic() + _DUMP_SECONDS)
     for view in mute:
         seen = _from_dump(run, view, dumped.get(view.pid)) or _from_outside(view.pid)
         if seen is not None:
             inside[view.pid] = seen
-    inside = {pid: lock_holders.with_holders(view) for pid, view in inside.items()}
+    inside = {pid: file_locks.with_holders(view) for pid, view in inside.items()}
     yield Stall(
         pid=progress.pid,
         rank=rank,
@@ -71,7 +75,7 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
         still=progress.still(time.time()),
         limit=limit,
         usual=progress.usual,
-        box=_box(run, progress.pid),
+        box=recent_box_of(run, progress.pid),
         processes=after,
         inside=inside,
         host=later,
@@ -86,7 +90,7 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
 
 
 def _with_libraries(view: ProcessView) -> ProcessView:
-    return msgspec.structs.replace(view, libraries=libraries.compilers(view.pid))
+    return msgspec.structs.replace(view, libraries=process.compilers(view.pid))
 
 
 def _until(moment: float) -> Iterator[None]:
@@ -95,7 +99,7 @@ def _until(moment: float) -> Iterator[None]:
 
 
 def _make_dump(view: ProcessView) -> None:
-    """Only where the signal is caught: it would end the process elsewhere."""
+    """Ask faulthandler for the stacks of a process, if it catches the signal; otherwise the signal would kill it."""
     number = questions.signal_number()
     if number is not None and view.listener is not None and view.caught_signals >> (number - 1) & 1:
         questions.ask_for_dump(view.pid, view.listener.tid)
@@ -112,8 +116,28 @@ def _from_dump(run: Path, view: ProcessView, start: int | None) -> InsideView | 
         return None
     with contextlib.suppress(OSError):
         text = questions.dump(run, view.pid).read_bytes()[start:].decode(errors="replace")
-        return read_dump(text, view)
+        return _read_dump(text, view)
     return None
+
+
+def _read_dump(text: str, view: ProcessView) -> InsideView | None:
+    """The stacks that faulthandler wrote for a process that holds the GIL."""
+    found: list[tuple[int, list[PyFrame]]] = []
+    for line in text.splitlines():
+        if (head := _THREAD.match(line)) is not None:
+            found.append((int(head[1], 16), []))
+        elif found and (match := _FRAME.match(line)) is not None:
+            file, function = match["file"], match["function"]
+            found[-1][1].append(PyFrame(file=file, line=int(match["line"]), function=function, user=is_user_file(file)))
+    found = [(ident, frames) for ident, frames in found if not any(_OWN_FILES in frame.file for frame in frames)]
+    if not found:
+        return None
+    numbers = numbers_of(view.pid, [ident for ident, _ in found])
+    threads = tuple(
+        PyThread(ident=ident, tid=numbers.get(ident, 0), main=numbers.get(ident) == view.pid, frames=tuple(frames))
+        for ident, frames in found
+    )
+    return InsideView(pid=view.pid, time=time.time(), by_signal=True, threads=threads)
 
 
 def _from_outside(pid: int) -> InsideView | None:
@@ -121,12 +145,3 @@ def _from_outside(pid: int) -> InsideView | None:
     if seen is None or not seen.threads:
         return None
     return InsideView(pid=pid, time=time.time(), threads=seen.threads, by_signal=True)
-
-
-def _box(run: Path, pid: int) -> BoxContents | None:
-    for folder in layout.process_folders(run):
-        with contextlib.suppress(UnreadableRun):
-            box = blackbox.read(folder / run_files.BLACK_BOX)
-            if box.pid == pid:
-                return msgspec.structs.replace(box, moments=box.moments[-64:])
-    return None

@@ -1,38 +1,36 @@
-"""The other processes of a run beside the one that does not get on: its ranks wait for each other."""
+"""The other processes of the run: the ranks of a job wait for each other."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchmedic.errors import UnreadableRun
-from torchmedic.observe.step import blackbox
 from torchmedic.records.inside import InsideView
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Peer
-from torchmedic.runfolder import files, layout, questions
+from torchmedic.runfolder import layout, questions
+from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.proc import process, sleeps, tree
 
-_MOST = 64
+_MAX_PEERS = 64
 
 
 class Peers:
-    """Asked at the beginning of an examination, read at its end."""
+    """The peers of a process: asked at the beginning of an examination, read at its end."""
 
     def __init__(self, run: Path, own: Iterable[int]) -> None:
         self._run = run
         family = set(own)
         views = [process.read(pid) for pid in _candidates(run, family) if pid not in family]
-        self._before = [view for view in views if view is not None and not view.is_loader_worker][:_MOST]
+        self._before = [view for view in views if view is not None and not view.is_loader_worker][:_MAX_PEERS]
         self._began = time.time()
         self._asked = {view.pid for view in self._before if questions.ask(run, view.pid, questions.GLANCE)}
 
     @property
     def pending(self) -> bool:
-        """Whether somebody has not answered yet."""
+        """Whether a peer has not answered yet."""
         return any(self._answer(pid) is None for pid in self._asked)
 
     def seen(self) -> tuple[Peer, ...]:
@@ -57,7 +55,7 @@ class Peers:
 
 
 def _candidates(run: Path, family: set[int]) -> list[int]:
-    """Whoever listens, and the children of the same launcher, which may still be importing torch."""
+    """All processes that listen, and the children of the same launcher, which may still be importing torch."""
     found = dict.fromkeys(questions.listeners(run))
     parents = {view.parent for pid in family if (view := process.read(pid)) is not None} - family
     for parent in parents - {0, 1, os.getpid()}:
@@ -66,11 +64,6 @@ def _candidates(run: Path, family: set[int]) -> list[int]:
 
 
 def _updates(run: Path) -> dict[int, int]:
-    """How many updates each process has made, by its black box."""
-    found = {}
-    for folder in layout.process_folders(run):
-        with contextlib.suppress(UnreadableRun):
-            box = blackbox.read(folder / files.BLACK_BOX)
-            if box.last is not None:
-                found[box.pid] = box.last.updates
-    return found
+    """Optimizer updates of each process, from its black box."""
+    boxes = map(read_box, layout.process_folders(run))
+    return {box.pid: box.last.updates for box in boxes if box is not None and box.last is not None}

@@ -1,4 +1,4 @@
-"""How a training process gets on, by its black box, and how long it may be silent: learned from the run itself."""
+"""The progress of a training process, from its black box, and how long it may be silent, learned from the run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 from torchmedic.observe.step.blackbox import Beat, Follower
 from torchmedic.records import Phase
 
-LEAST = 30.0  # seconds; whoever is silent for less is not worth a look
-FIRST = 60.0  # before the first update: loading, compiling and tuning are done then
-_STEPS = 5  # usual steps that a process may be silent for
-_TIMES = 2  # the longest silence of a phase, times this, is nothing to worry about
-_BEATS = 12  # of those since the last look: where there are more, none of them was silent for long
+MIN_STALL_SECONDS = 30.0
+FIRST_STEP_SECONDS = 60.0  # before the first update, which includes loading, compiling and tuning
+_SILENT_STEPS = 5  # usual steps that a process may be silent for
+_SILENCE_FACTOR = 2  # times the longest silence of the same phase so far
+_MAX_BEATS = 12  # read per look; if there are more, no silence between them was long
 _WORK: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 
 class Progress:
-    """One process that trains."""
+    """The progress of one training process."""
 
     def __init__(self, path: Path, now: float) -> None:
         self._box = Follower(path)
@@ -26,7 +26,7 @@ class Progress:
         self._longest: dict[Phase, float] = {}
         self._step_ended: float | None = None
         self.usual_step: float | None = None
-        self.last_silence = 0.0  # the longest that ended within the last look
+        self.last_silence = 0.0  # seconds, the longest that ended since the look before
 
     @property
     def ended(self) -> bool:
@@ -37,10 +37,10 @@ class Progress:
         return self.last is not None and self.last.updates > 0
 
     def look(self) -> bool:
-        """Take in what is new; whether the process has got on since the last look."""
+        """Read new beats, and return whether the process has made progress since the last look."""
         moved = False
-        for beat in self._box.new(_BEATS):
-            if self._gets_on(beat):
+        for beat in self._box.new(_MAX_BEATS):
+            if self._is_progress(beat):
                 silence = beat.time - self._moved
                 self.last_silence = max(self.last_silence, silence) if moved else silence
                 self._moved = max(self._moved, beat.time)
@@ -49,8 +49,8 @@ class Progress:
             self.last = beat
         return moved
 
-    def _gets_on(self, beat: Beat) -> bool:
-        """To ask for data again and again is no progress by itself: an empty loader does just that."""
+    def _is_progress(self, beat: Beat) -> bool:
+        """Whether a beat shows progress. Asking for data again is no progress by itself: an empty loader does that."""
         last = self.last
         if last is None or beat.phase in _WORK or last.phase in _WORK:
             return True
@@ -61,7 +61,7 @@ class Progress:
         if last is None:
             return
         took = beat.time - last.time
-        if last.updates:  # what comes before the first update says nothing of later steps
+        if last.updates:  # times before the first update say nothing about later steps
             self._longest[last.phase] = max(self._longest.get(last.phase, 0.0), took)
         if beat.updates > last.updates:
             if self._step_ended is not None:
@@ -71,7 +71,7 @@ class Progress:
             self._step_ended = beat.time
 
     def still(self, now: float) -> float:
-        """For how many seconds it has not got on."""
+        """Seconds without progress."""
         return max(0.0, now - self._moved)
 
     @property
@@ -80,13 +80,13 @@ class Progress:
 
     @property
     def usual(self) -> float | None:
-        """The longest silence that its present phase has had before."""
+        """The longest earlier silence in the current phase, in seconds."""
         return self._longest.get(self.phase)
 
     def limit(self, wanted: float | None) -> float:
-        """For how many seconds it may be silent. `wanted` is the user's word, which overrides what was learned."""
+        """Seconds that the process may be silent. `wanted`, the user's setting, overrides what was learned."""
         if wanted is not None:
             return wanted
         if self.last is None or not self.last.updates:
-            return FIRST
-        return max(LEAST, _STEPS * (self.usual_step or 0.0), _TIMES * (self.usual or 0.0))
+            return FIRST_STEP_SECONDS
+        return max(MIN_STALL_SECONDS, _SILENT_STEPS * (self.usual_step or 0.0), _SILENCE_FACTOR * (self.usual or 0.0))

@@ -1,4 +1,4 @@
-"""What is said and done about a run that stands still."""
+"""The response to a run that makes no progress: the diagnosis, and what `--on-stall` asks for."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
 from torchmedic.runfolder import questions
 from torchmedic.settings import Settings
-from torchmedic.supervise.host.watch import Vigil
+from torchmedic.supervise.host.watch import HostWatch
 from torchmedic.supervise.proc import tree
 from torchmedic.supervise.stall.watch import Case, StallWatch
 
-_SAVING = 300.0  # seconds that the weights may take to be written
+_MAX_SAVING_SECONDS = 300.0  # for writing the weights
 
 Tell = Callable[[Diagnosis], None]
 
 
 class Response:
-    """Asks the rules, tells the user, and does what the user wants done.
+    """Asks the rules, informs the user, and does what `--on-stall` asks for.
 
-    `tell` adds a diagnosis, `amend` puts another (or none) in the place of one, `say` is a line on stderr.
+    `tell` adds a diagnosis, `amend` replaces or removes a diagnosis, `say` prints a line to stderr.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Response:
         self._tell = tell
         self._amend = amend
         self._say = say
-        self._saving: dict[int, float] = {}  # processes that were asked to, and until when they may take
-        self.killed = False  # the run, by us
+        self._saving: dict[int, float] = {}  # by process that was asked to save: the deadline
+        self.killed = False  # torchmedic has killed the run
 
-    def look(self, root: int, vigil: Vigil) -> None:
-        """`root` is the process that was started."""
-        for case, stall in self._watch.look(vigil):
+    def look(self, root: int, host: HostWatch) -> None:
+        """Called at every tick. `root` is the process that torchmedic started."""
+        for case, stall in self._watch.look(host):
             if not self.killed:
                 self._judge(case, stall, root)
         for diagnosis, seconds in self._watch.resumed():
@@ -58,7 +58,7 @@ class Response:
         self._look_at_saving()
 
     def last_look(self) -> None:
-        """The run is over, by itself or not."""
+        """Called once after the end of the run."""
         if not self.killed:
             self._watch.last_look()
             for diagnosis, seconds in self._watch.resumed():
@@ -71,14 +71,14 @@ class Response:
 
         diagnosis = ask(stall, registry.STALLED)
         if diagnosis is None or (diagnosis.code, diagnosis.severity) in case.noted:
-            return  # it moves, and nothing is wrong with that
+            return  # it makes progress, or the diagnosis is known
         if diagnosis.severity == "note" and any(severity != "note" for _, severity in case.noted):
-            return  # one case, one diagnosis: it is slow for a reason that has been told
+            return  # one diagnosis per case: the reason was already reported
         case.noted.add((diagnosis.code, diagnosis.severity))
         if diagnosis.severity == "note":
             case.notes.append(diagnosis)
         while diagnosis.severity != "note" and case.notes:
-            self._amend(case.notes.pop(), None)  # what was thought before is superseded
+            self._amend(case.notes.pop(), None)  # superseded
         self._tell(diagnosis)
         if diagnosis.severity != "error":
             return
@@ -86,7 +86,7 @@ class Response:
         if self._wants == "kill":
             self._kill(root)
         elif self._wants == "checkpoint" and questions.ask(self._run, stall.pid, questions.SAVE):
-            self._saving[stall.pid] = time.monotonic() + _SAVING
+            self._saving[stall.pid] = time.monotonic() + _MAX_SAVING_SECONDS
 
     def _went_on(self, diagnosis: Diagnosis, seconds: float) -> None:
         again = msgspec.structs.replace(

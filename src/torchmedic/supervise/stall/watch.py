@@ -1,4 +1,4 @@
-"""The parent's eye on progress: who stands still, what it was told about it, and whether it went on."""
+"""Watches the progress of all training processes: which make none, which were examined, which have resumed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torchmedic.errors import UnreadableRun
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
 from torchmedic.runfolder import files, layout, questions
-from torchmedic.supervise.host.watch import Vigil
+from torchmedic.supervise.host.watch import HostWatch
 from torchmedic.supervise.proc import tree
 from torchmedic.supervise.stall.examination import examine
 from torchmedic.supervise.stall.progress import Progress
 
-_INTERVAL = 1.0  # seconds between two looks,
-_SHORT = 0.5  # or between those of somebody who will not wait
-_HURRY = 10.0
-_EXAMINATION = 300.0  # seconds that our own look at a failed step may take
-_AGAIN = 2.0  # what was examined and found to move is examined again after this many times as long
+_INTERVAL_SECONDS = 1.0
+_SHORT_INTERVAL_SECONDS = 0.5  # if the user's limit is short
+_SHORT_LIMIT_SECONDS = 10.0
+_MAX_EXAMINATION_SECONDS = 300.0  # that torchmedic's own examination of a failed step may take
+_REPEAT_FACTOR = 2.0  # a process that was found to move is examined again after this many times as long
 
 
 class Case:
-    """One process, from the moment it stands still until it goes on."""
+    """One process, from the moment it makes no progress until it resumes."""
 
     def __init__(self, progress: Progress, rank: int, limit: float) -> None:
         self.progress = progress
@@ -35,11 +35,11 @@ class Case:
         self.examination: Iterator[Stall | None] | None = None
         self.said: Diagnosis | None = None
         self.noted: set[tuple[str, str]] = set()
-        self.notes: list[Diagnosis] = []  # that it is not hung
+        self.notes: list[Diagnosis] = []  # diagnoses that say that it is not hung
 
 
 class StallWatch:
-    """Looks once a second, which costs less than a thousandth of a core as long as all goes on."""
+    """Looks at all processes once a second, which takes less than a thousandth of a core in a healthy run."""
 
     def __init__(self, run: Path, rank: int | None, stall_after: float | None) -> None:
         self._run = run
@@ -48,17 +48,18 @@ class StallWatch:
         self._followed: dict[Path, Progress] = {}
         self._cases: dict[int, Case] = {}
         self._due = 0.0
-        self._interval = _SHORT if stall_after is not None and stall_after < _HURRY else _INTERVAL
+        is_short = stall_after is not None and stall_after < _SHORT_LIMIT_SECONDS
+        self._interval = _SHORT_INTERVAL_SECONDS if is_short else _INTERVAL_SECONDS
         self._resumed: list[tuple[Diagnosis, float]] = []
 
-    def look(self, vigil: Vigil) -> Iterator[tuple[Case, Stall]]:
-        """What has been examined since the last look."""
+    def look(self, host: HostWatch) -> Iterator[tuple[Case, Stall]]:
+        """The examinations that have finished since the last look."""
         for case in list(self._cases.values()):
             if case.examination is not None:
                 seen = next(case.examination, None)
                 if seen is not None:
                     case.examination = None
-                    if case.progress.look():  # it went on while we looked
+                    if case.progress.look():  # it resumed during the examination
                         self._go_on(case)
                     else:
                         yield case, seen
@@ -67,15 +68,15 @@ class StallWatch:
             return
         self._due = now + self._interval
         self._follow()
-        self._judge(vigil)
+        self._judge(host)
 
     def resumed(self) -> list[tuple[Diagnosis, float]]:
-        """Who was said to stand still and has gone on since, and after how many seconds."""
+        """Diagnoses of processes that have resumed since, and after how many seconds."""
         found, self._resumed = self._resumed, []
         return found
 
     def last_look(self) -> None:
-        """The run is over. Who was said to stand still and came to its end by itself has gone on."""
+        """Called after the end of the run. A process that was reported and has ended by itself has resumed."""
         for case in list(self._cases.values()):
             silence = case.progress.still(time.time())
             if case.progress.look() or case.progress.ended:
@@ -89,7 +90,7 @@ class StallWatch:
             with contextlib.suppress(UnreadableRun):
                 self._followed[box] = Progress(box, time.time())
 
-    def _judge(self, vigil: Vigil) -> None:
+    def _judge(self, host: HostWatch) -> None:
         moving: set[int] = set()
         silent: list[tuple[Path, Progress]] = []
         for box, progress in self._followed.items():
@@ -103,23 +104,23 @@ class StallWatch:
             else:
                 silent.append((box, progress))
         for box, progress in silent:
-            # One that has not trained itself waits for its children that do: if they stand still, they say why.
+            # A process that does not train waits for its children that do. If they make no progress, they explain why.
             others = moving if progress.trains else moving | {each.pid for _, each in silent if each is not progress}
             if others and not others.isdisjoint(tree.pids(progress.pid)):
-                continue  # it waits for children that train
+                continue
             case = self._cases.get(progress.pid)
             if case is None:
                 limit = progress.limit(self._wanted)
                 case = self._cases[progress.pid] = Case(progress, layout.rank_of(box.parent), limit)
             if case.examination is None and case.said is None and progress.still(time.time()) >= case.next:
-                vigil.look_closely_at_gpus()
-                case.next = _AGAIN * max(case.next, progress.still(time.time()))
-                case.examination = examine(self._run, progress, case.limit, case.rank, vigil.ended)
+                host.look_closely_at_gpus()
+                case.next = _REPEAT_FACTOR * max(case.next, progress.still(time.time()))
+                case.examination = examine(self._run, progress, case.limit, case.rank, host.ended)
 
     def _is_examined(self, pid: int) -> bool:
-        """Whether torchmedic itself keeps a process from going on, which ends by itself."""
+        """Whether torchmedic itself holds a process up, for a limited time."""
         with contextlib.suppress(OSError):
-            return time.time() - questions.busy(self._run, pid).stat().st_mtime < _EXAMINATION
+            return time.time() - questions.busy(self._run, pid).stat().st_mtime < _MAX_EXAMINATION_SECONDS
         return False
 
     def _go_on(self, case: Case, silence: float = 0.0) -> None:
