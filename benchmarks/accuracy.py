@@ -1,10 +1,10 @@
-"""How often are cause and line right? torchmedic against anomaly mode, on the same failing scripts.
+"""The accuracy of cause and line: torchmedic against anomaly mode, on the same failing scripts.
 
     python benchmarks/accuracy.py [--shapes-per-failure 4] [--all] [--output benchmarks/results/accuracy.md]
 
-Every failure of accuracy_set/failures.py is put into several loop shapes of accuracy_set/shapes.py. A diagnosis counts
-only if its code is right and its cause is the marked line; a healthy twin counts as a false alarm if anything at all is
-said. Anomaly mode counts if any line that it names last is the marked one.
+Every failure of accuracy_set/failures.py is combined with several loop shapes of accuracy_set/shapes.py. A diagnosis
+counts only if its code is right and its cause is the marked line. Any diagnosis of a healthy twin counts as a false
+alarm. Anomaly mode counts if the last line that it names is the marked one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
     @property
     def lines(self) -> set[int]:
-        """The guilty lines; more than one where data comes in by several."""
+        """The marked lines; more than one if data enters at several lines."""
         return {number for number, line in enumerate(self.fails.splitlines(), 1) if line.rstrip().endswith(self.mark)}
 
 
@@ -56,7 +56,7 @@ class Score(NamedTuple):
 def cases(per_failure: int, every: bool) -> Iterator[Case]:
     shapes = list(SHAPES)
     for number, (name, failure) in enumerate(FAILURES.items()):
-        # A different selection for each failure, so that all shapes meet many failures.
+        # A different selection for each failure, so that each shape is combined with many failures.
         chosen = shapes if every else [shapes[(number * 3 + 5 * turn) % len(shapes)] for turn in range(per_failure)]
         for shape in dict.fromkeys(chosen):
             if shape in failure.not_in:
@@ -88,7 +88,7 @@ def examine(case: Case, *, with_anomaly: bool) -> Score:
 
 
 def anomaly_line(source: str) -> int | None:
-    """The line of the script that anomaly mode, or else the exception itself, names last."""
+    """The last line of the script that anomaly mode, or else the exception, names."""
     with tempfile.TemporaryDirectory() as folder:
         script, log = Path(folder, "train.py"), Path(folder, "log")
         script.write_text(source)
@@ -112,7 +112,7 @@ def anomaly_line(source: str) -> int | None:
 
 
 def _forward_part(text: str) -> str | None:
-    """What anomaly mode adds: the stack of the forward call."""
+    """The text that anomaly mode adds: the stack of the forward call."""
     start = text.find("Traceback of forward call")
     return text[start : text.find("(Triggered internally", start)] if start >= 0 else None
 
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    importlib.import_module("torch._dynamo")  # so that no fork has to
+    importlib.import_module("torch._dynamo")  # once, before the forks
 
     scores = []
     for case in cases(args.shapes_per_failure, args.all):

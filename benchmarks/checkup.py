@@ -1,6 +1,6 @@
-"""What the check-up costs: the first step under it, in plain steps, and a later step with it over one without.
+"""The cost of the check-up: the first step with it, in plain steps, and the ratio of a later step with and without it.
 
-Everything is measured in one process on steps that are warm, so that what torch itself does at first is no part of it.
+Everything is measured in one process on warm steps, so that torch's own start-up is excluded.
 
     python benchmarks/checkup.py [--device cuda]
 """
@@ -50,7 +50,7 @@ def timed(step: Callable[[], None], device: str) -> float:
 
 
 def measure(agent: Agent, step: Callable[[], None], device: str) -> tuple[float, float, float]:
-    """Seconds of a plain step, of one under the check-up, and of one after it."""
+    """Seconds of a plain step, of a step with the check-up, and of a step after it."""
     plain, first, later = [], [], []
     for _ in range(ROUNDS):
         agent.checkup = agent.step.checkup = Checkup(agent)

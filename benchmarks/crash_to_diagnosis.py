@@ -1,8 +1,8 @@
-"""How long it takes from a device-side assert to the printed diagnosis, for a GPT-2 of 124M and one of 350M parameters.
+"""Time from a device-side assert to the printed diagnosis, for GPT-2 with 124M and 350M parameters.
 
-A token beyond the vocabulary kills the device in the sixth batch. The clock starts when the script's own exception
-leaves its training loop and stops when `torchmedic run` has ended, so that it covers the shadow replay, the trial of a
-cure, the report and the end of the process. Needs CUDA.
+A token outside the vocabulary kills the device in the sixth batch. The clock starts when the script's exception leaves
+the training loop and stops when `torchmedic run` has ended. It covers the shadow replay, the trial of a cure, the
+report and the end of the process. Needs CUDA.
 
     python benchmarks/crash_to_diagnosis.py --output crash-h200
 """
@@ -10,15 +10,11 @@ cure, the report and the end of the process. Needs CUDA.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-import torch
+from measured_run import environment, run_under_torchmedic, save
 
 HERE = Path(__file__).parent
 
@@ -54,18 +50,9 @@ finally:
 
 def measure(size: str) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "train.py").write_text(SCRIPT.format(folder=str(HERE), size=size))
-        done = subprocess.run(
-            [sys.executable, "-m", "torchmedic", "run", "--output", "run", "train.py"],
-            cwd=folder,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
+        done, diagnoses = run_under_torchmedic(Path(folder), SCRIPT.format(folder=str(HERE), size=size))
         ended = time.time()
-        report = json.loads((Path(folder) / "run" / "report.json").read_text())
-    found = report["diagnoses"][0]
+    found = diagnoses[0]
     return {
         "model": size,
         "seconds": round(ended - float(done.stdout.split()[-1]), 2),
@@ -82,14 +69,7 @@ def main() -> None:
     rows = [measure(size) for size in ("gpt2-124m", "gpt2-350m")]
     for row in rows:
         print(row)
-    if arguments.output:
-        versions = {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "gpu": torch.cuda.get_device_name(),
-        }
-        text = json.dumps({"command": " ".join(sys.argv), **versions, "rows": rows}, indent=1)
-        (HERE / "results" / f"{arguments.output}.json").write_text(text + "\n")
+    save(arguments.output, {**environment("cuda"), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A plain GPT of the sizes of GPT-2, for measurements: random tokens, bf16 autocast, the loss of the next token."""
+"""A plain GPT in the sizes of GPT-2, for measurements: random tokens, bf16 autocast, next-token loss."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class GPT(nn.Module):
 
 
 class GPTLoss(nn.Module):
-    """The model with its loss, in the precision that it is trained in."""
+    """The model with its loss, in its training precision."""
 
     def __init__(self, size: str, length: int, device: str) -> None:
         super().__init__()

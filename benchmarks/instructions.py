@@ -1,11 +1,11 @@
-"""What the healthy path does: instructions of a step without torchmedic and with it, counted and not timed.
+"""The cost of the healthy path in instructions: the number of instructions of a step, without torchmedic and with it.
 
-Where others use the machine too, the time of a step varies by more than torchmedic takes. The number of instructions
-does not. It is counted in user space, in one process, as the difference between two blocks of steps, so that whatever
-is done once per block cancels. The counter is the processor's own where the machine lets us have it, else callgrind,
-under which the script starts itself again. Instructions are not seconds: those of a matrix product take longer.
+On a shared machine, the time of a step varies by more than torchmedic takes; the number of instructions does not. It is
+counted in user space, in one process, as the difference between two blocks of steps, so that work that is done once per
+block cancels. The counter is the processor's own if it may be used, else callgrind, under which the script starts
+itself again. Instructions are not seconds: those of a matrix product take longer.
 
-Counted is what is done at every step. What is done by the clock (readings of memory, walks for leaks, looks at all
+Only work that is done at every step is counted. Work on a schedule (memory readings, walks for leaks, checks of all
 gradients) takes the same share of a second however short the steps are, and is left out; so are the first steps.
 
     python benchmarks/instructions.py [--counter hardware|callgrind] [--device cuda] [--output NAME]
@@ -17,7 +17,6 @@ import argparse
 import ctypes
 import functools
 import gc
-import json
 import math
 import mmap
 import os
@@ -33,33 +32,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-RESULTS = Path(__file__).parent / "results"
 UNDER = "TORCHMEDIC_COUNTING_UNDER"
 WIDTH, BATCH = 32, 8
-FEW, MANY = 3, 9  # steps of a block
-ROUND = 64  # steps, of which one is noted in full where steps are short
+FEW, MANY = 3, 9  # steps per block
+ROUND = 64  # steps, one of which is recorded in full if steps are short
 
 
 class Counter(Protocol):
-    """Counts the instructions of this process, in user space."""
+    """Counts the instructions of this process in user space."""
 
     name: str
 
     def of(self, work: Callable[[], None]) -> int:
-        """The instructions that some work takes."""
+        """The number of instructions of some work."""
 
 
 class Hardware:
-    """The processor's own counter, by `perf_event_open`.
+    """The processor's counter, through `perf_event_open`.
 
     Raises:
-        OSError: This machine has none, or does not let us have it.
+        OSError: The machine has no counter, or it may not be used.
     """
 
     name = "hardware (perf_event_open, instructions:u)"
     _CALL: ClassVar = {"x86_64": 298, "aarch64": 241}
     _SIZE = 128
-    _FLAGS = 1 << 1 | 1 << 5 | 1 << 6  # inherit, for threads to come; exclude_kernel; exclude_hv
+    _FLAGS = 1 << 1 | 1 << 5 | 1 << 6  # inherit, for new threads; exclude_kernel; exclude_hv
 
     def __init__(self) -> None:
         number = self._CALL.get(platform.machine())
@@ -81,7 +79,7 @@ class Hardware:
 
 
 class Callgrind:
-    """Valgrind's simulated processor, told by requests in machine code when to count."""
+    """Valgrind's simulated processor. Requests in machine code tell it when to count."""
 
     name = "callgrind"
     _REQUEST = bytes.fromhex("4889f8 31d2 48c1c703 48c1c70d 48c1c73d 48c1c733 4887db 4889d0 c3")
@@ -97,7 +95,7 @@ class Callgrind:
 
     def of(self, work: Callable[[], None]) -> int:
         if not self._dumps:
-            self._ask(self._START)  # for good: to stop and start again takes longer than to go on
+            self._ask(self._START)  # never stopped: stopping and starting again takes longer
         self._ask(self._ZERO)
         work()
         self._ask(self._DUMP)
@@ -123,7 +121,7 @@ class Callgrind:
 
 
 def counter(wanted: str | None, device: str) -> Counter | str:
-    """How to count here; in words if it cannot be done."""
+    """The counter for this machine, or the reason why there is none."""
     if os.environ.get(UNDER):
         return Callgrind(Path(os.environ[UNDER]))
     refused = ""
@@ -142,7 +140,7 @@ def counter(wanted: str | None, device: str) -> Counter | str:
 
 
 class Loop:
-    """The loop that everybody writes, with or without a loader."""
+    """An ordinary training loop, with or without a loader."""
 
     def __init__(self, device: str, *, loader: bool) -> None:
         import torch
@@ -174,9 +172,9 @@ class Loop:
 
 
 def per_step(count: Counter, loop: Loop, prepare: Callable[[], None] = lambda: None) -> float:
-    """Instructions of a step, by blocks of few and of many; the least of each, for what is done only once."""
+    """Instructions per step, from blocks of few and of many steps. The minimum of each excludes one-time work."""
     counted: dict[int, list[int]] = {FEW: [], MANY: []}
-    gc.disable()  # a collection of everything that torch has made falls into one block or the other
+    gc.disable()  # a full collection would fall into one of the blocks
     for _ in range(3):
         for steps, found in counted.items():
             prepare()
@@ -186,7 +184,7 @@ def per_step(count: Counter, loop: Loop, prepare: Callable[[], None] = lambda: N
 
 
 def settle(agent: Any, *, short: bool) -> None:
-    """As after many steps, and with nothing left to do by the clock."""
+    """The state after many steps, with no scheduled work left."""
     from torchmedic.observe.hooks import short_steps
 
     short_steps._SHORT = short_steps._STILL_SHORT = agent.step.economy._most = math.inf if short else 0.0
@@ -199,7 +197,7 @@ def settle(agent: Any, *, short: bool) -> None:
 
 
 class Late:
-    """The CPU, treated as a device that is read late."""
+    """Treat the CPU as a device whose values are read asynchronously."""
 
     def place(self, dtype: Any) -> tuple[Any, Any]:
         import torch
@@ -240,7 +238,7 @@ def measure(count: Counter, device: str) -> list[dict[str, Any]]:
     from torchmedic.observe.device import async_devices
 
     torch.set_num_threads(1)
-    # With a second thread, as every run has one, `malloc` takes more instructions: that is not ours.
+    # Every run has a second thread, with which `malloc` takes more instructions. That is not torchmedic's cost.
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     loops = {name: Loop(device, loader=loader) for name, loader in (("mlp", False), ("mlp, DataLoader", True))}
     plain = {}
@@ -265,7 +263,7 @@ def measure(count: Counter, device: str) -> list[dict[str, Any]]:
                     again()
                     loop.run(8)
                     own[short] = per_step(count, loop, again) - plain[name]
-                # Where steps are short, one in a round is watched as the long ones are.
+                # If steps are short, one per round is watched like a long one.
                 own[True] += (own[False] - own[True]) / ROUND
                 for short, taken in own.items():
                     rows.append(
@@ -299,7 +297,7 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--counter", choices=("hardware", "callgrind"), help="by default the first that there is")
+    parser.add_argument("--counter", choices=("hardware", "callgrind"), help="by default the first available")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--output", metavar="NAME", help="write benchmarks/results/NAME.json and NAME.md")
     args = parser.parse_args()
@@ -309,22 +307,12 @@ def main() -> int:
     if isinstance(count, str):
         print(count, file=sys.stderr)
         return 1
-    import torch
+    from measured_run import environment, save  # late, because it imports torch
 
-    result = {
-        "command": " ".join(["python", "benchmarks/instructions.py", *sys.argv[1:]]),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
-        "counter": count.name,
-        "rows": measure(count, args.device),
-    }
+    result = {**environment(args.device), "counter": count.name, "rows": measure(count, args.device)}
     text = table(result)
     print(text)
-    if args.output:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{args.output}.json").write_text(json.dumps(result, indent=2) + "\n")
-        (RESULTS / f"{args.output}.md").write_text(f"# Instructions of the healthy path\n\n{text}\n")
+    save(args.output, result, "Instructions of the healthy path", text)
     return 0
 
 

@@ -1,8 +1,8 @@
-"""How long it takes from an out-of-memory to the printed diagnosis, for GPT-2 sizes, and what the autopsy itself takes.
+"""Time from an out-of-memory to the printed diagnosis, for GPT-2 sizes, and the cost of the autopsy itself.
 
-The card is made small in the third step, so that the backward pass runs out. The clock starts when the script's own
-exception leaves its training loop and stops when `torchmedic run` has ended. The script's own excepthook brackets the
-autopsy: memory of the device (peak against what the exception left) and of the host (peak RSS against the RSS before).
+The device memory is limited in the third step, so that the backward pass runs out of memory. The clock starts when the
+script's exception leaves the training loop and stops when `torchmedic run` has ended. The script's excepthook measures
+the autopsy: device memory (peak, against what the exception left) and host memory (peak RSS, against the RSS before).
 
     python benchmarks/oom_to_diagnosis.py --output oom-h200          # needs CUDA
     python benchmarks/oom_to_diagnosis.py --device cpu               # a small GPT under an address-space limit
@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import torch
+from measured_run import environment, run_under_torchmedic, save
 
 HERE = Path(__file__).parent
 
@@ -99,20 +97,12 @@ for step in range(4):
 def measure(size: str, device: str, batch: int, length: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         script = SCRIPT.format(folder=str(HERE), size=size, device=device, batch=batch, length=length)
-        (Path(folder) / "train.py").write_text(script)
-        done = subprocess.run(
-            [sys.executable, "-m", "torchmedic", "run", "--output", "run", "train.py"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done, diagnoses = run_under_torchmedic(Path(folder), script)
         ended = time.time()
-        report = json.loads((Path(folder) / "run" / "report.json").read_text())
         events = (Path(folder) / "run" / "rank0" / "events.jsonl").read_text().splitlines()
     autopsies = [event for line in events if (event := json.loads(line))["kind"] == "memory-autopsy"]
     if not done.stdout.strip() or not autopsies:
-        sys.exit(f"it did not run out of memory as it should:\n{done.stderr[-3000:]}")
+        sys.exit(f"the script did not run out of memory:\n{done.stderr[-3000:]}")
     started, took, host, allocated, reserved = json.loads(done.stdout.splitlines()[-1])
     return {
         "size": size,
@@ -121,7 +111,7 @@ def measure(size: str, device: str, batch: int, length: int) -> dict[str, object
         "host_bytes": host,
         "device_bytes_allocated": allocated,
         "device_bytes_reserved": reserved,
-        "diagnosis": report["diagnoses"][-1]["code"],
+        "diagnosis": diagnoses[-1]["code"],
         "method": autopsies[0]["method"],
         "rows": autopsies[0]["rows"],
     }
@@ -140,14 +130,7 @@ def main() -> None:
             f"autopsy, device {row['device_bytes_allocated']} B, host {int(str(row['host_bytes'])) / 1e6:.0f} MB, "
             f"{row['diagnosis']}, {row['method']}"
         )
-    if arguments.output:
-        versions = {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
-        }
-        text = json.dumps({"command": " ".join(sys.argv), **versions, "rows": rows}, indent=1)
-        (HERE / "results" / f"{arguments.output}.json").write_text(text + "\n")
+    save(arguments.output, {**environment(arguments.device), "rows": rows})
 
 
 if __name__ == "__main__":

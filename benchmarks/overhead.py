@@ -1,8 +1,8 @@
-"""What the healthy path costs: the time of a step without torchmedic, with it, and under the tools that people use.
+"""The cost of the healthy path in time: a step without torchmedic, with torchmedic, and under other debugging tools.
 
-All are measured in one process, in short blocks that take turns, and compared block by block, so that a machine
-that speeds up or slows down meanwhile changes nothing. Start-up is measured by starting things, in turns too.
-`--ablate` switches off one part of torchmedic after the other, on the smallest model, and says what each costs.
+All are measured in one process, in short alternating blocks, and compared block by block, so that changes in the speed
+of the machine cancel. Start-up is measured by starting processes, also alternating. `--ablate` switches off one part of
+torchmedic at a time, on the smallest model, and prints the cost of each.
 
     python benchmarks/overhead.py [--device cuda] [--clock cpu] [--output NAME] [--ablate]
 """
@@ -13,9 +13,7 @@ import argparse
 import contextlib
 import importlib.util
 import itertools
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -29,18 +27,18 @@ from typing import Any
 
 import torch
 from gpt import VOCABULARY, GPTLoss
+from measured_run import environment, save
 from torch import nn
 
 from torchmedic.observe import agent as agents
 from torchmedic.observe.step.blackbox import BlackBox
 
-RESULTS = Path(__file__).parent / "results"
 TARGETS = {
     "cpu": {"mlp": 1.05, "cnn": 1.01, "transformer": 1.01},
     "cuda": {"mlp": 1.03, "gpt2-124m": 1.01, "gpt2-350m": 1.01},
 }
 BLOCK_SECONDS = {"cpu": 0.03, "cuda": 0.25}
-SLOW_EVERY = 4  # rounds, of which one has the slow tools too
+SLOW_EVERY = 4  # rounds; one of them includes the slow tools
 
 Build = Callable[[str], tuple[nn.Module, torch.Tensor]]
 
@@ -81,7 +79,7 @@ MODELS: dict[str, tuple[Build, ...]] = {
 
 
 class Loop:
-    """The loop that everybody writes."""
+    """An ordinary training loop."""
 
     def __init__(self, build: Build, device: str, clock: Callable[[], float]) -> None:
         torch.manual_seed(0)
@@ -110,9 +108,9 @@ class Loop:
 
 @contextlib.contextmanager
 def watching(agent: agents.Agent) -> Iterator[None]:
-    """Under torchmedic, as if it had never been away."""
+    """Run under torchmedic, without effects of its absence in between."""
     agent.hooks.install()
-    # The time that may be spent on looking at numbers is a share of the time under watch.
+    # The budget for checks of numbers is a share of the watched time.
     agent.finite._time._started += time.monotonic() - _away[-1]
     agent.clock._step_closed = None
     try:
@@ -135,7 +133,7 @@ def debug_mode() -> Iterator[None]:
 
 @contextlib.contextmanager
 def underflow_overflow(loop: Loop) -> Iterator[None]:
-    """Hugging Face's detector, taken off again after the block."""
+    """Run under Hugging Face's DebugUnderflowOverflow, which is removed after the block."""
     from transformers.debug_utils import DebugUnderflowOverflow
 
     before = [(module, module._forward_hooks.copy()) for module in loop.model.modules()]
@@ -152,7 +150,7 @@ Modes = dict[str, Callable[[], AbstractContextManager[Any]]]
 
 
 def tools(loop: Loop, agent: agents.Agent) -> Modes:
-    """Those that are there."""
+    """The modes that are installed."""
     modes: Modes = {
         "plain": contextlib.nullcontext,
         "torchmedic": lambda: watching(agent),
@@ -167,13 +165,13 @@ def tools(loop: Loop, agent: agents.Agent) -> Modes:
 
 
 def ratios(loop: Loop, modes: Modes, fast: Sequence[str], seconds: float) -> tuple[float, dict[str, float], int]:
-    """Blocks of all modes in turns: seconds of a plain step, and the median of the ratios of neighbours.
+    """Run blocks of all modes in turns; returns the seconds of a plain step, and the median ratio of neighbours.
 
     Args:
-        loop: What is measured.
+        loop: The loop to measure.
         modes: `plain` and others.
-        fast: Those that are measured in every round; the others, which take long, now and then.
-        seconds: How long to go on.
+        fast: The modes that are measured in every round; the others are measured in some rounds.
+        seconds: Length of the measurement.
     """
     loop.block(20 if loop.device == "cpu" else 5)
     steps = max(2, int(BLOCK_SECONDS[loop.device] / loop.block(10)))
@@ -183,14 +181,14 @@ def ratios(loop: Loop, modes: Modes, fast: Sequence[str], seconds: float) -> tup
     for number in itertools.count():
         if time.monotonic() > end and number >= 10:
             break
-        # Whoever comes first in a round has the warmer or the colder machine: they take turns at that too.
+        # The position in a round matters (warm or cold caches), so the modes take turns at being first.
         order = list(fast) if number % 2 else list(reversed(fast))
         if number % SLOW_EVERY == 0:
             order += [mode for mode in modes if mode not in fast]
         taken = {}
         for mode in order:
             with modes[mode]():
-                loop.block(1)  # what has just been put in place is warm
+                loop.block(1)  # warm up the new mode
                 taken[mode] = loop.block(steps if mode in fast else max(1, steps // 8))
         plain.append(taken["plain"])
         for mode, value in taken.items():
@@ -205,7 +203,7 @@ def compare(name: str, loop: Loop, agent: agents.Agent, seconds: float) -> dict[
         try:
             with modes[mode]():
                 loop.block(1)
-        except Exception as error:  # another tool that cannot run this model is no reason to stop
+        except Exception as error:  # another tool may not support this model
             del modes[mode]
             failed.append(f"{mode}: {type(error).__name__}")
     plain, found, rounds = ratios(loop, modes, ("plain", "torchmedic"), seconds)
@@ -223,7 +221,7 @@ def compare(name: str, loop: Loop, agent: agents.Agent, seconds: float) -> dict[
 
 
 def ablate(loop: Loop, agent: agents.Agent, seconds: float) -> str:
-    """What each part costs on this model: the time with everything less the time without the part."""
+    """The cost of each part on this model: the time with all parts minus the time without that part."""
     parts = without_parts(agent)
 
     def missing(part: str) -> Callable[[], AbstractContextManager[Any]]:
@@ -237,7 +235,7 @@ def ablate(loop: Loop, agent: agents.Agent, seconds: float) -> str:
     modes: Modes = {"plain": contextlib.nullcontext, "torchmedic": lambda: watching(agent)}
     modes |= {part: missing(part) for part in parts}
     with watching(agent):
-        loop.block(50)  # so that there is a copy of the weights, if there will be one
+        loop.block(50)  # long enough for a copy of the weights
     plain, found, rounds = ratios(loop, modes, list(modes), seconds)
     everything = found["torchmedic"]
     lines = [f"plain {plain * 1e6:.0f} us a step; with torchmedic {everything:.4f}x, {rounds} rounds", ""]
@@ -248,7 +246,7 @@ def ablate(loop: Loop, agent: agents.Agent, seconds: float) -> str:
 
 
 def without_parts(agent: agents.Agent) -> Modes:
-    """How to switch off one part, and on again."""
+    """Switch off one part, and on again."""
     step, clock, finite = agent.step, agent.clock, agent.finite
     nothing = agent.pasts.record(sys._getframe(), 0)
     agent.pasts.calls.clear()
@@ -276,7 +274,7 @@ def setting(owner: Any, **attributes: Any) -> Iterator[None]:
 
 
 def write_microseconds(folder: Path) -> float:
-    """One entry of the black box, into memory that is mapped from a file."""
+    """Microseconds of one write to the black box, which is a memory-mapped file."""
     box = BlackBox(folder / "box")
     rounds = []
     for _ in range(9):
@@ -288,7 +286,7 @@ def write_microseconds(folder: Path) -> float:
 
 
 def start_up_seconds(folder: Path, rounds: int) -> dict[str, float]:
-    """What `torchmedic run` adds to the start and the end of a script that only imports torch."""
+    """Seconds that `torchmedic run` adds to a script that only imports torch."""
     script = folder / "script.py"
     script.write_text("import torch\n")
     plain, watched = [sys.executable, str(script)], [sys.executable, "-m", "torchmedic", "run", str(script)]
@@ -297,7 +295,7 @@ def start_up_seconds(folder: Path, rounds: int) -> dict[str, float]:
         for name, command in (("plain", plain), ("torchmedic", watched)):
             started = time.perf_counter()
             subprocess.run(command, cwd=folder, check=True)
-            if number:  # the first fills the file cache
+            if number:  # the first round fills the file cache
                 times[name].append(time.perf_counter() - started)
     medians = {name: round(statistics.median(values), 3) for name, values in times.items()}
     return {**medians, "added": round(medians["torchmedic"] - medians["plain"], 3)}
@@ -333,16 +331,13 @@ def main() -> None:
         if args.ablate:
             print(ablate(Loop(mlp, args.device, clock), agent, seconds))
             return
-        # As a user's file would be seen: this one is, and the box is written.
+        # This file counts as a user's file, and the black box is written.
         rows = [
             compare(build.__name__, Loop(build, args.device, clock), agent, seconds) for build in MODELS[args.device]
         ]
         write = write_microseconds(folder)
     result = {
-        "command": " ".join(["python", *sys.argv]),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else f"cpu, {os.cpu_count()} cores",
+        **environment("cuda" if args.device == "cuda" else f"cpu, {os.cpu_count()} cores"),
         "threads": torch.get_num_threads(),
         "steps": rows,
         "black_box_write_us": write,
@@ -350,10 +345,7 @@ def main() -> None:
     }
     text = table(result)
     print(text)
-    if args.output:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{args.output}.json").write_text(json.dumps(result, indent=2) + "\n")
-        (RESULTS / f"{args.output}.md").write_text(f"# Overhead of the healthy path\n\n{text}\n")
+    save(args.output, result, "Overhead of the healthy path", text)
 
 
 def table(result: dict[str, object]) -> str:

@@ -1,9 +1,9 @@
-"""What a replay costs: a GPT of 124M parameters whose step turns to NaN, on the CPU.
+"""The cost of a replay: a GPT with 124M parameters whose loss becomes NaN, on the CPU.
 
     python benchmarks/replay_cost.py [--layers 12] [--tokens 64] [--output benchmarks/results/replay_cost.md]
 
-Prints the plain step, the time from the bad step to its diagnosis (first pass, second pass, trials of cures), and their
-ratio.
+Prints the time of a plain step, the time from the failing step to its diagnosis (first pass, second pass, trials of
+cures), and their ratio.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from measured_run import run_under_torchmedic
 
 SCRIPT = """
 import sys, time, json
@@ -78,16 +79,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "train.py").write_text(SCRIPT.format(layers=args.layers, tokens=args.tokens))
-        done = subprocess.run(
-            [sys.executable, "-m", "torchmedic", "run", "--output", "run", "train.py"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done, diagnoses = run_under_torchmedic(Path(folder), SCRIPT.format(layers=args.layers, tokens=args.tokens))
+        done.check_returncode()
         result = json.loads(done.stdout)
-        diagnoses = json.loads(Path(folder, "run", "report.json").read_text())["diagnoses"]
     plain = statistics.median(result["times"][1:5])
     bad = result["times"][5]
     lines = [

@@ -1,4 +1,4 @@
-"""Whether the measured cost of a wait for the device (TM619) is what leaving the wait out saves. Needs a card.
+"""Compares the reported cost of a wait for the device (TM619) with the time saved without that wait. Needs CUDA.
 
 python benchmarks/waits.py
 """

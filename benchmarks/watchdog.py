@@ -1,9 +1,9 @@
-"""What watching over progress costs: the parent's share of one core, and the run's own speed while it is examined.
+"""The cost of the progress watch: the parent's share of a core, and the speed of the run while it is examined.
 
     python benchmarks/watchdog.py --seconds 20
 
-The first is the CPU time of the supervising process while a script makes steps. The second compares the steps a second
-of the same script in the seconds of examinations with those without, in one run and turn by turn.
+The first is the CPU time of the supervising process while a script trains. The second compares the steps per second of
+the same script during examinations with those between examinations, in one run.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from torchmedic.settings import Settings, rank
 from torchmedic.supervise.child import launch, tee
 from torchmedic.supervise.child.kernel_messages import KernelMessages
 from torchmedic.supervise.child.signals import Forwarder, shell_status
+from torchmedic.supervise.child.stderr_file import Stream
 from torchmedic.supervise.job import identity
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
     messages = KernelMessages(folder, number) if folder is not None else None
     forwarder = Forwarder()
     stream = contained("supervise.tee")(tee.choose)(messages.feed) if messages is not None else None
-    stream = stream or tee.Stream()
+    stream = stream or Stream()
     forwarder.speaking = stream.speaking
     try:
         try:
@@ -93,7 +94,7 @@ def _run_folder(settings: Settings, name: str, job: str | None) -> Path | None:
     return folder
 
 
-def _supervisor(folder: Path, settings: Settings, rank: int | None, stream: tee.Stream) -> Supervisor:
+def _supervisor(folder: Path, settings: Settings, rank: int | None, stream: Stream) -> Supervisor:
     from torchmedic.supervise.supervisor import Supervisor
 
     return Supervisor(folder, settings, rank, stream.speaking)
