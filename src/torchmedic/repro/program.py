@@ -46,23 +46,23 @@ class Program:
         return sum(self.tensors[given.name].nbytes for given in self.inputs if given.fill is None)
 
     def with_tensors(self, changed: dict[str, torch.Tensor]) -> Program:
-        """The same calls with other values of the same dtypes."""
+        """A program with other values of the same dtypes."""
         return self._with_inputs(
             {name: {"shape": tuple(new.shape), "fill": None} for name, new in changed.items()}, changed
         )
 
     def with_shapes(self, changed: dict[str, torch.Tensor]) -> Program:
-        """The same calls with parts of the same tensors; an input of one repeated value stays one."""
+        """A program with parts of the same tensors; an input of one repeated value stays one."""
         return self._with_inputs({name: {"shape": tuple(new.shape)} for name, new in changed.items()}, changed)
 
     def with_fill(self, name: str, value: bool | int | float) -> Program:
-        """The same calls with one repeated value in one input."""
+        """A program with one repeated value in one input."""
         old = self.tensors[name]
         filled = torch.full(tuple(old.shape), value, dtype=old.dtype, device="cpu")
         return self._with_inputs({name: {"fill": value}}, {name: filled})
 
     def with_input(self, name: str, **changes: Any) -> Program:
-        """The same calls with one changed input: its layout, or whether it has a gradient."""
+        """A program with one changed input: its layout, or whether it has a gradient."""
         return self._with_inputs({name: changes}, {})
 
     def _with_inputs(self, changes: dict[str, dict[str, Any]], tensors: dict[str, torch.Tensor]) -> Program:

@@ -4,36 +4,13 @@ from __future__ import annotations
 
 from torchmedic.repro.recipe import Argument, Line, Many, Plain, Ref, Slice, Special
 
-INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "truediv": "/",
-    "floordiv": "//",
-    "mod": "%",
-    "pow": "**",
-    "matmul": "@",
-    "and_": "&",
-    "or_": "|",
-    "xor": "^",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "eq": "==",
-    "ne": "!=",
-    "iadd": "+=",
-    "isub": "-=",
-    "imul": "*=",
-    "itruediv": "/=",
-    "ifloordiv": "//=",
-    "imod": "%=",
-    "ipow": "**=",
-    "imatmul": "@=",
-    "iand": "&=",
-    "ior": "|=",
-    "ixor": "^=",
-}
+_OPERATORS = (
+    "add +  sub -  mul *  truediv /  floordiv //  mod %  pow **  matmul @  "
+    "and_ &  or_ |  xor ^  lt <  le <=  gt >  ge >=  eq ==  ne !=  "
+    "iadd +=  isub -=  imul *=  itruediv /=  ifloordiv //=  imod %=  "
+    "ipow **=  imatmul @=  iand &=  ior |=  ixor ^="
+).split()
+INFIX = dict(zip(_OPERATORS[::2], _OPERATORS[1::2], strict=True))
 _PREFIX = {"neg": "-", "invert": "~"}
 _CONSTANTS = {"inf": "torch.inf", "-inf": "-torch.inf", "nan": "torch.nan"}
 

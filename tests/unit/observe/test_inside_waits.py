@@ -20,7 +20,7 @@ from processes import awaited
 from torchmedic.observe.inside.lock_files import awaited_file
 from torchmedic.observe.inside.locks import waited_for
 from torchmedic.records.inside import InsideView, LockFile, LockView, PyThread
-from torchmedic.supervise.proc.lock_holders import with_holders
+from torchmedic.supervise.proc.file_locks import with_holders
 
 
 @contextmanager

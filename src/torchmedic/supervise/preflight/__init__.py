@@ -1,1 +1,1 @@
-"""What would hang or freeze a training before it does: the host, the cards, the build of torch, the script."""
+"""Checks before a run for causes of hangs and freezes: the host, the GPUs, the torch build, the script."""

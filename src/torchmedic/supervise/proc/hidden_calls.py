@@ -15,34 +15,22 @@ from torchmedic.records.process import FileWait, ProcessView, ThreadView
 from torchmedic.supervise.proc import file_locks, open_files
 from torchmedic.supervise.proc.process import PROC
 
-_CALLS = {
-    "anon_pipe_read": "read",
-    "pipe_read": "read",
-    "pipe_wait_readable": "read",
-    "anon_pipe_write": "write",
-    "pipe_write": "write",
-    "pipe_wait_writable": "write",
-    "n_tty_read": "read",
-    "futex_do_wait": "futex",
-    "futex_wait_queue": "futex",
-    "futex_wait_queue_me": "futex",
-    "locks_lock_inode_wait": "flock",
-    "flock_lock_inode_wait": "flock",
-    "fcntl_setlk": "fcntl",
-    "poll_schedule_timeout": "poll",
-    "do_sys_poll": "poll",
-    "do_select": "select",
-    "do_epoll_wait": "epoll_wait",
-    "ep_poll": "epoll_wait",
-    "hrtimer_nanosleep": "clock_nanosleep",
-    "do_nanosleep": "clock_nanosleep",
-    "do_wait": "wait4",
-    "unix_stream_read_generic": "recvfrom",
-    "unix_stream_data_wait": "recvfrom",
-    "sk_wait_data": "recvfrom",
-    "inet_csk_accept": "accept",
-    "wait_for_partner": "openat",
+_FUNCTIONS = {  # of the kernel, by system call
+    "read": "anon_pipe_read pipe_read pipe_wait_readable n_tty_read",
+    "write": "anon_pipe_write pipe_write pipe_wait_writable",
+    "futex": "futex_do_wait futex_wait_queue futex_wait_queue_me",
+    "flock": "locks_lock_inode_wait flock_lock_inode_wait",
+    "fcntl": "fcntl_setlk",
+    "poll": "poll_schedule_timeout do_sys_poll",
+    "select": "do_select",
+    "epoll_wait": "do_epoll_wait ep_poll",
+    "clock_nanosleep": "hrtimer_nanosleep do_nanosleep",
+    "wait4": "do_wait",
+    "recvfrom": "unix_stream_read_generic unix_stream_data_wait sk_wait_data",
+    "accept": "inet_csk_accept",
+    "openat": "wait_for_partner",
 }
+_CALLS = {function: call for call, functions in _FUNCTIONS.items() for function in functions.split()}
 _TTY_OR_SOCKET = "wait_woken"
 _PIPES = {name: "r" if "read" in name else "w" for name in _CALLS if "pipe" in name}
 

@@ -7,109 +7,33 @@ from __future__ import annotations
 
 import platform
 
-_X86_64 = {
-    0: "read",
-    1: "write",
-    7: "poll",
-    16: "ioctl",
-    17: "pread64",
-    18: "pwrite64",
-    19: "readv",
-    20: "writev",
-    23: "select",
-    24: "sched_yield",
-    34: "pause",
-    35: "nanosleep",
-    40: "sendfile",
-    42: "connect",
-    43: "accept",
-    44: "sendto",
-    45: "recvfrom",
-    46: "sendmsg",
-    47: "recvmsg",
-    61: "wait4",
-    65: "semop",
-    70: "msgrcv",
-    72: "fcntl",
-    73: "flock",
-    74: "fsync",
-    75: "fdatasync",
-    77: "ftruncate",
-    128: "rt_sigtimedwait",
-    130: "rt_sigsuspend",
-    162: "sync",
-    202: "futex",
-    208: "io_getevents",
-    220: "semtimedop",
-    230: "clock_nanosleep",
-    232: "epoll_wait",
-    247: "waitid",
-    257: "openat",
-    270: "pselect6",
-    271: "ppoll",
-    275: "splice",
-    277: "sync_file_range",
-    281: "epoll_pwait",
-    285: "fallocate",
-    288: "accept4",
-    299: "recvmmsg",
-    306: "syncfs",
-    326: "copy_file_range",
-    333: "io_pgetevents",
-    426: "io_uring_enter",
-    441: "epoll_pwait2",
-    449: "futex_waitv",
-}
 
-_AARCH64 = {
-    4: "io_getevents",
-    22: "epoll_pwait",
-    25: "fcntl",
-    29: "ioctl",
-    32: "flock",
-    46: "ftruncate",
-    47: "fallocate",
-    56: "openat",
-    63: "read",
-    64: "write",
-    65: "readv",
-    66: "writev",
-    67: "pread64",
-    68: "pwrite64",
-    71: "sendfile",
-    72: "pselect6",
-    73: "ppoll",
-    76: "splice",
-    81: "sync",
-    82: "fsync",
-    83: "fdatasync",
-    84: "sync_file_range",
-    95: "waitid",
-    98: "futex",
-    101: "nanosleep",
-    115: "clock_nanosleep",
-    124: "sched_yield",
-    133: "rt_sigsuspend",
-    137: "rt_sigtimedwait",
-    188: "msgrcv",
-    192: "semtimedop",
-    193: "semop",
-    202: "accept",
-    203: "connect",
-    206: "sendto",
-    207: "recvfrom",
-    211: "sendmsg",
-    212: "recvmsg",
-    242: "accept4",
-    243: "recvmmsg",
-    260: "wait4",
-    267: "syncfs",
-    285: "copy_file_range",
-    292: "io_pgetevents",
-    426: "io_uring_enter",
-    441: "epoll_pwait2",
-    449: "futex_waitv",
-}
+def _numbers(listed: str) -> dict[int, str]:
+    pairs = (word.split("=") for word in listed.split())
+    return {int(number): name for name, number in pairs}
+
+
+_X86_64 = _numbers(
+    """
+    read=0 write=1 poll=7 ioctl=16 pread64=17 pwrite64=18 readv=19 writev=20 select=23 sched_yield=24 pause=34
+    nanosleep=35 sendfile=40 connect=42 accept=43 sendto=44 recvfrom=45 sendmsg=46 recvmsg=47 wait4=61 semop=65
+    msgrcv=70 fcntl=72 flock=73 fsync=74 fdatasync=75 ftruncate=77 rt_sigtimedwait=128 rt_sigsuspend=130 sync=162
+    futex=202 io_getevents=208 semtimedop=220 clock_nanosleep=230 epoll_wait=232 waitid=247 openat=257 pselect6=270
+    ppoll=271 splice=275 sync_file_range=277 epoll_pwait=281 fallocate=285 accept4=288 recvmmsg=299 syncfs=306
+    copy_file_range=326 io_pgetevents=333 io_uring_enter=426 epoll_pwait2=441 futex_waitv=449
+    """
+)
+
+_AARCH64 = _numbers(
+    """
+    io_getevents=4 epoll_pwait=22 fcntl=25 ioctl=29 flock=32 ftruncate=46 fallocate=47 openat=56 read=63 write=64
+    readv=65 writev=66 pread64=67 pwrite64=68 sendfile=71 pselect6=72 ppoll=73 splice=76 sync=81 fsync=82
+    fdatasync=83 sync_file_range=84 waitid=95 futex=98 nanosleep=101 clock_nanosleep=115 sched_yield=124
+    rt_sigsuspend=133 rt_sigtimedwait=137 msgrcv=188 semtimedop=192 semop=193 accept=202 connect=203 sendto=206
+    recvfrom=207 sendmsg=211 recvmsg=212 accept4=242 recvmmsg=243 wait4=260 syncfs=267 copy_file_range=285
+    io_pgetevents=292 io_uring_enter=426 epoll_pwait2=441 futex_waitv=449
+    """
+)
 
 _BY_MACHINE = {"x86_64": _X86_64, "amd64": _X86_64, "aarch64": _AARCH64, "arm64": _AARCH64}
 _HERE = _BY_MACHINE.get(platform.machine().lower(), {})
