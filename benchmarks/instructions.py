@@ -129,7 +129,7 @@ def counter(wanted: str | None, device: str) -> Counter | str:
         try:
             return Hardware()
         except OSError as error:
-            refused = f"the processor's counter is not to be had ({error.strerror or error})"
+            refused = f"the processor's counter cannot be used ({error.strerror or error})"
     if wanted == "hardware" or device == "cuda":
         return (
             f"cannot count instructions here: {refused or 'callgrind knows no GPU'}; benchmarks/overhead.py takes time"

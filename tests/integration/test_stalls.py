@@ -111,8 +111,8 @@ def test_a_run_that_goes_on_is_reported_again_and_one_that_does_not_is_saved(tmp
     assert resumed.returncode == 0
     assert resumed.only.code == "TM590"
     assert resumed.only.severity == "warning"
-    assert "it went on by itself after" in resumed.only.evidence[-1]
-    assert "torchmedic: the run went on after " in resumed.stderr
+    assert "the run resumed by itself after" in resumed.only.evidence[-1]
+    assert "torchmedic: the run resumed after " in resumed.stderr
 
     hidden = finished["confidential"]
     assert hidden.only.severity == "warning", hidden.stderr

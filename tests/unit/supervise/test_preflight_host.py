@@ -122,7 +122,7 @@ def cards(state: GpuState, **known: object) -> Cards:
         (cards(gpu(memory_used=70 * GIB), processes=((4711, None),)), TORCH, "1 other process (4711) hold 70.0 GiB"),
         (cards(gpu(memory_used=70 * GIB)), TORCH, "others hold 70.0 GiB of 140.0 GiB"),
         (cards(gpu(), compute_mode=2), TORCH, "fail: H200: its compute mode forbids CUDA"),
-        (cards(gpu(), compute_mode=3, processes=((5, GIB),)), TORCH, "fail: H200 is for one process at a time, and 5"),
+        (cards(gpu(), compute_mode=3, processes=((5, GIB),)), TORCH, "fail: H200 is in exclusive mode, and process 5"),
         (cards(gpu(), capability=(12, 0)), TORCH, "fail: H200 is sm_120, and torch 2.11 holds no code for it"),
         (cards(gpu(), capability=(10, 3)), PTX,
          "warn: H200 is sm_103, for which the driver must compile"),

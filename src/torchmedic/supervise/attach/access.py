@@ -32,7 +32,9 @@ def resolve(pid: int) -> int:
     if view is None:
         raise UsageError(f"process {pid} has just ended")
     if view.state in "ZX":
-        raise UsageError(f"process {pid} ({view.name}) is dead{_how(view)}; its parent {view.parent} has not noticed")
+        raise UsageError(
+            f"process {pid} ({view.name}) is dead{_how(view)}; its parent {view.parent} has not waited for it"
+        )
     if not view.command and (pid == 2 or view.parent == 2):
         raise UsageError(f"{pid} ({view.name}) is a thread of the kernel")
     _check_owner(view)

@@ -125,12 +125,12 @@ def _not_explained(stall: Stall, slept: float) -> Diagnosis:
         standstill_not_explained.CODE,
         standstill_not_explained.NAME,
         "possible",
-        f"process {stall.pid} stands still, and no rule explains it",
-        f"no process of it has run for {duration(slept)}",
+        f"process {stall.pid} makes no progress, and no rule explains it",
+        f"none of its processes has run for {duration(slept)}",
         step=stall.step or None,
         rank=stall.rank,
     )
-    draft.at(main_line(stall, "cause", "the main thread stands here"))
+    draft.at(main_line(stall, "cause", "the main thread is here"))
     return draft.because(*_doing(stall).split("; ")).done()
 
 

@@ -1,6 +1,6 @@
 """The CPU, memory, swap, shared memory and processes that the host leaves a run: files that need no root, under 1 ms.
 
-A run that stands still because one of them is used up is not hung, and nothing inside the run can tell the difference.
+A run that waits because one of them is used up is not hung, and nothing inside the run can tell the difference.
 """
 
 from __future__ import annotations

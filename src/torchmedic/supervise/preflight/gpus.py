@@ -159,7 +159,7 @@ def _mode(name: str, gpu: GpuState, card: Card) -> Finding | None:
     if card.compute_mode == EXCLUSIVE and card.processes:
         owner = card.processes[0][0]
         return fail(
-            name, f"{gpu.name} is for one process at a time, and {owner} has it", f"wait for {owner}, or end it"
+            name, f"{gpu.name} is in exclusive mode, and process {owner} uses it", f"wait for {owner}, or end it"
         )
     return None
 

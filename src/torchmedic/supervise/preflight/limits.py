@@ -91,9 +91,7 @@ def _address_space(limits: _Limits) -> Finding:
 def _stack(limits: _Limits) -> Finding:
     limit = _soft(limits, resource.RLIMIT_STACK)
     if limit is not None and limit < _MIN_STACK_BYTES:
-        return warn(
-            "stack", f"the limit is {size(limit)}; a deep graph takes it all when it is freed", "ulimit -s 8192"
-        )
+        return warn("stack", f"the limit is {size(limit)}; freeing a deep graph needs more", "ulimit -s 8192")
     return ok("stack", "no limit" if limit is None else size(limit))
 
 
@@ -113,7 +111,7 @@ def _core(limits: _Limits) -> Finding:
     limit = _soft(limits, resource.RLIMIT_CORE)
     pattern = postmortem.core_pattern()
     if limit == 0 or pattern.startswith("|"):
-        return ok("core dumps", "off; torchmedic needs none" if limit == 0 else "handed to a program of the system")
+        return ok("core dumps", "off; torchmedic needs none" if limit == 0 else "passed to a system program")
     ram, _ = postmortem.host_memory()
     try:
         found = os.statvfs(".")
@@ -122,16 +120,18 @@ def _core(limits: _Limits) -> Finding:
         return ok("core dumps", "on")
     if free < min(ram, limit if limit is not None else ram) // 2:
         return warn(
-            "core dumps", f"a crash writes all of its memory to the {size(free)} that are free here", "ulimit -c 0"
+            "core dumps",
+            f"a crash writes all memory of the process, and only {size(free)} are free here",
+            "ulimit -c 0",
         )
-    return ok("core dumps", f"on: a crash takes as long as it takes to write its memory ({pattern or 'core'})")
+    return ok("core dumps", f"on: a crash ends only after its memory has been written ({pattern or 'core'})")
 
 
 def _stdout() -> Finding:
     try:
         mode = os.fstat(sys.stdout.fileno()).st_mode
     except (OSError, ValueError, AttributeError):  # closed, or replaced by an object that is no file
-        return ok("output", "not known where it goes")
+        return ok("output", "unknown destination")
     if stat.S_ISFIFO(mode):
         return ok(
             "output", "a pipe: a reader that stops reading stops the script; PYTHONUNBUFFERED=1 shows lines at once"

@@ -102,7 +102,7 @@ def _pressure(situation: Situation) -> Finding:
         return ok("memory pressure", "the kernel keeps no record (PSI)")
     if not stuck:
         return ok("memory pressure", "nothing has waited for memory in the last 10 s")
-    reason = f"everything stood still for want of memory for {stuck:g} % of the last 10 s"
+    reason = f"all tasks waited for memory for {stuck:g} % of the last 10 s"
     if stuck > _MAX_STALL_PERCENT:
         return warn("memory pressure", reason, "something is swapping: find it with `ps aux --sort -rss | head`")
     return ok("memory pressure", reason)

@@ -33,7 +33,7 @@ def _prompts(script: ScriptFacts, situation: Situation) -> Finding:
         return ok("prompts", "nothing in the script waits for a keyboard")
     places = ", ".join(f"`{what}` at {place}" for place, what in found[:3])
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return warn("prompts", f"{places}{more}: the run would stand still there", "remove it before a long run")
+    return warn("prompts", f"{places}{more}: the run would wait there", "remove it before a long run")
 
 
 def _late_settings(script: ScriptFacts) -> Finding:
@@ -63,7 +63,7 @@ def _guard(script: ScriptFacts) -> Finding:
         if loader.start in _IMPORTS_AGAIN and loader.workers and id(loader.call) in reached:
             reason = (
                 f"{loader.place} has {loader.workers} workers, started by {loader.start}; each of them imports the "
-                "script, which nothing keeps from starting workers again"
+                "script, which then starts workers again"
             )
             if id(loader.call) in importing.certain and _is_iterated(loader, importing):
                 return fail("main guard", f"{reason}: RuntimeError in every one", _GUARD)

@@ -54,7 +54,7 @@ class Response:
             if not self.killed:
                 self._judge(case, stall, root)
         for diagnosis, seconds in self._watch.resumed():
-            self._went_on(diagnosis, seconds)
+            self._resumed(diagnosis, seconds)
         self._look_at_saving()
 
     def last_look(self) -> None:
@@ -62,7 +62,7 @@ class Response:
         if not self.killed:
             self._watch.last_look()
             for diagnosis, seconds in self._watch.resumed():
-                self._went_on(diagnosis, seconds)
+                self._resumed(diagnosis, seconds)
         self._look_at_saving()
 
     def _judge(self, case: Case, stall: Stall, root: int) -> None:
@@ -88,12 +88,14 @@ class Response:
         elif self._wants == "checkpoint" and questions.ask(self._run, stall.pid, questions.SAVE):
             self._saving[stall.pid] = time.monotonic() + _MAX_SAVING_SECONDS
 
-    def _went_on(self, diagnosis: Diagnosis, seconds: float) -> None:
+    def _resumed(self, diagnosis: Diagnosis, seconds: float) -> None:
         again = msgspec.structs.replace(
-            diagnosis, severity="warning", evidence=(*diagnosis.evidence, f"it went on by itself after {seconds:.0f} s")
+            diagnosis,
+            severity="warning",
+            evidence=(*diagnosis.evidence, f"the run resumed by itself after {seconds:.0f} s"),
         )
         self._amend(diagnosis, again)
-        self._say(f"the run went on after {seconds:.0f} s ({diagnosis.code})")
+        self._say(f"the run resumed after {seconds:.0f} s ({diagnosis.code})")
 
     def _kill(self, root: int) -> None:
         self.killed = True
