@@ -31,7 +31,6 @@ _OUT_OF_MEMORY_TEXTS = (
 )
 
 _broken: set[str] = set()
-_names: set[str] = set()
 _report: Callable[[Fault], None] | None = None
 _injected: str | None = None
 
@@ -50,11 +49,6 @@ def on_fault(report: Callable[[Fault], None] | None) -> None:
     global _report, _injected
     _report = report
     _injected = os.environ.get(INJECT_VARIABLE)
-
-
-def hook_names() -> frozenset[str]:
-    """The names of all contained hooks defined so far in this process."""
-    return frozenset(_names)
 
 
 def fault_line(fault: Fault, details: str = "") -> str:
@@ -97,7 +91,6 @@ def is_short(error: BaseException) -> bool:
 
 def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Decorate a hook so that it returns None on a fault, and does nothing from then on."""
-    _names.add(where)
 
     def decorate(hook: Callable[P, R]) -> Callable[P, R | None]:
         @functools.wraps(hook)

@@ -89,8 +89,3 @@ def test_a_reporter_that_fails_is_contained_too() -> None:
         assert hook() is None
     finally:
         containment.on_fault(None)
-
-
-def test_names_are_known() -> None:
-    contained("test.known")(lambda: None)
-    assert "test.known" in containment.hook_names()
