@@ -41,7 +41,7 @@ step()
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "LONG", 0.3)
+    monkeypatch.setattr(verdict, "LONG_SECONDS", 0.3)
 
 
 def written(folder: Path, source: str) -> str:
@@ -222,7 +222,7 @@ def test_one_line_for_what_cannot_be_looked_at(
         return err
 
     assert "there is no process" in complaint("2147483646")
-    assert "not the number of a process" in complaint("train.py")
+    assert "not a process id" in complaint("train.py")
     assert "not between" in complaint("--seconds", "0", "1")
     with subprocess.Popen(["sleep", "100"]) as sleep:
         try:
@@ -315,7 +315,7 @@ def test_who_trains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_only_takes_its_time_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that goes by the run's own clock has none here: it is believed once the wait is long."""
-    monkeypatch.setattr(verdict, "LONG", 10.0)
+    monkeypatch.setattr(verdict, "LONG_SECONDS", 10.0)
 
     def judged(asleep: float) -> verdict.Verdict:
         main = ThreadView(tid=7, state="S", syscall="futex", asleep=asleep)
