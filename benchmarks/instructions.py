@@ -236,6 +236,7 @@ class Late:
 def measure(count: Counter, device: str) -> list[dict[str, Any]]:
     import torch
 
+    from torchmedic.examine import conductor
     from torchmedic.observe import agent as agents
     from torchmedic.observe.device import async_devices
 
@@ -249,7 +250,7 @@ def measure(count: Counter, device: str) -> list[dict[str, Any]]:
         plain[name] = per_step(count, loop)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        agents.install(folder)
+        conductor.install(folder)
         agent = agents.current()
         assert agent is not None
         agent.leaks.stop()

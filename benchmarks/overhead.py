@@ -31,6 +31,7 @@ import torch
 from gpt import VOCABULARY, GPTLoss
 from torch import nn
 
+from torchmedic.examine import conductor
 from torchmedic.observe import agent as agents
 from torchmedic.observe.step.blackbox import BlackBox
 
@@ -325,7 +326,7 @@ def main() -> None:
         folder = Path(temporary)
         (folder / "run").mkdir()
         start_up = start_up_seconds(folder, args.starts or (3 if on_card else 7)) if not args.ablate else {}
-        agents.install(str(folder / "run"))
+        conductor.install(str(folder / "run"))
         agent = agents.current()
         assert agent is not None
         agent.hooks.remove()

@@ -6,12 +6,13 @@ import functools
 import math
 import time
 from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
 from torchmedic.detect.failures.nonfinite import TurnedBad, of_call
 from torchmedic.evidence.leaf_names import leaf_name
 from torchmedic.evidence.spoiled_weights import go_back
 from torchmedic.evidence.weight_stand_ins import Rewound, StandIns
+from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.kept_steps import Past
 from torchmedic.observe.numbers.weight_copies import Original
 from torchmedic.observe.step.batches import tensors_in
@@ -38,22 +39,22 @@ class NumbersEvidence:
 
     step: Step | None
 
-    def __init__(self, incident: TurnedBad, frame: FrameType | None, agent: Any) -> None:
+    def __init__(self, incident: TurnedBad, frame: FrameType | None, agent: StepContext) -> None:
         user = user_frame(frame)
         noticed = Frame(user, user.f_lasti, user.f_lineno) if user is not None else None
         self._begin(incident, agent, stack_of(frame), noticed)
-        if incident.what in ("rate", "update"):
+        if incident.quantity in ("rate", "update"):
             self.why_not = "the step itself was finite"
             return
         try:
-            self.step = from_stack(frame, agent, include_failing=incident.at == "backward")
+            self.step = from_stack(frame, agent, include_failing=incident.stage == "backward")
         except CannotCut as reason:
             self.why_not = str(reason)
         else:
             self.replay(self.step)
         go_back(self, frame)
 
-    def _begin(self, incident: TurnedBad, agent: Any, frames: list[Frame], noticed: Frame | None) -> None:
+    def _begin(self, incident: TurnedBad, agent: StepContext, frames: list[Frame], noticed: Frame | None) -> None:
         self.incident = incident
         self.agent = agent
         self.frames = frames  # outermost first
@@ -244,7 +245,7 @@ class NumbersEvidence:
         """Whether the loss itself was not finite, not only its gradients."""
         if self.incident.loss is not None and self.stand_ins is None and self.rewound is None:
             return not math.isfinite(self.incident.loss)
-        return self.found[0] == "loss" if self.births else self.incident.what == "loss"
+        return self.found[0] == "loss" if self.births else self.incident.quantity == "loss"
 
     def values_of(self, op: Op) -> Captured | None:
         """An operation with its values. None where a second pass did not go the same way."""

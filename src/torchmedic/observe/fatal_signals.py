@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchmedic.contained import contained
-from torchmedic.observe import next_stages
 from torchmedic.observe.failures import worker_failures
 from torchmedic.observe.heap import worker_growth_watch
 from torchmedic.observe.memory import headroom
@@ -55,12 +54,10 @@ class FatalSignals:
             result = original(*args, **kwargs)
             if ours:
                 faulthandler.enable(self._stacks, all_threads=True)
-            if self._agent.ear.forked:
+            if self._agent.listener.forked:
                 contained("observe.worker")(worker_failures.end_with_parent)()
             contained("observe.worker")(headroom.reserve)(for_thread=True)
-            worker_growth_watch.start(
-                sys._getframe(1), self._run, self._agent.rank, next_stages.judge_of_growth, next_stages.in_process
-            )
+            worker_growth_watch.start(sys._getframe(1), self._run, self._agent.rank, self._agent.stages.in_worker)
             return result
 
         setattr(signal_handling, name, both)

@@ -25,14 +25,13 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from torchmedic.contained import contained, is_short
-from torchmedic.observe import next_stages
 from torchmedic.observe.failures import forked_look, worker_reserve
 from torchmedic.observe.failures.exceptions import without_our_frames
 from torchmedic.observe.failures.quiet_worker_deaths import undisturbed
 from torchmedic.observe.failures.sketch import plain, shape_of, text_of, variables_of
 from torchmedic.observe.memory import headroom
 from torchmedic.observe.step.batches import through_subsets
-from torchmedic.records import StackFrame, WorkerFailure
+from torchmedic.records import Diagnosis, StackFrame, WorkerFailure
 from torchmedic.source.user_code import is_user_file
 
 ATTRIBUTE = "_torchmedic_worker_failure"
@@ -40,16 +39,23 @@ ATTRIBUTE = "_torchmedic_worker_failure"
 _FETCH = os.path.join("torch", "utils", "data", "_utils", "fetch.py")
 _LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 _STORAGE = os.path.join("torch", "storage.py")
-_SAMPLES = 1024
-_TO_SEND = 32 << 20  # bytes that it may take to send a batch or an exception
+_MAX_SAMPLES = 1024
+_SENDING_BYTES = 32 << 20  # that it may take to send a batch or an exception
 # A runaway recursion has a thousand frames; those at its ends tell it all.
-_INNER, _OUTER = 100, 20
+_MAX_INNER_FRAMES, _MAX_OUTER_FRAMES = 100, 20
 
 Entry = tuple[FrameType, TracebackType]
+Explain = Callable[[BaseException, WorkerFailure], Diagnosis | None]
 
 
-def install() -> None:
-    _wrap_init()
+def install(explain: Explain, end_copy: Callable[[], None]) -> None:
+    """Have torch's wrapper of a worker's exception carry what the worker saw.
+
+    Args:
+        explain: Explains a worker that has run out of memory, in a copy of it.
+        end_copy: Called in the copy before it goes.
+    """
+    _wrap_init(explain, end_copy)
     _wrap_reraise()
     worker_reserve.install()
 
@@ -65,7 +71,7 @@ def end_with_parent() -> None:
     """
     parent = multiprocessing.parent_process()
     if sys.platform != "linux" or parent is None or os.getppid() != parent.pid or not _forked_by_main_thread():
-        return  # of a fork server, say
+        return  # the child of a fork server, for example
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent.pid:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -82,14 +88,14 @@ def failure_of(error: BaseException) -> WorkerFailure | None:
     return found if isinstance(found, WorkerFailure) else None
 
 
-def _wrap_init() -> None:
+def _wrap_init(explain: Explain, end_copy: Callable[[], None]) -> None:
     original: Callable[..., None] = ExceptionWrapper.__init__
 
     @functools.wraps(original)
     def __init__(wrapper: Any, *args: Any, **kwargs: Any) -> None:
         _prepare()
         original(wrapper, *args, **kwargs)
-        _note(wrapper)
+        _note(wrapper, explain, end_copy)
 
     ExceptionWrapper.__init__ = __init__  # type: ignore[method-assign, assignment]
 
@@ -119,7 +125,7 @@ def _prepare() -> None:
 
 
 @contained("observe.worker")
-def _note(wrapper: Any) -> None:
+def _note(wrapper: Any, explain: Explain, end_copy: Callable[[], None]) -> None:
     error = sys.exception()
     if error is None:
         return
@@ -128,27 +134,27 @@ def _note(wrapper: Any) -> None:
     worker = None if info is None else info.id
     is_exhausted = worker is not None and is_short(error)
     if is_exhausted:
-        headroom.widen(_TO_SEND)
-    told = _explained(error, worker) if worker is not None and is_exhausted else b""
+        headroom.widen(_SENDING_BYTES)
+    told = _explained(error, worker, explain, end_copy) if worker is not None and is_exhausted else b""
     # As bytes, so that the wrapper can be unpickled where torchmedic cannot be imported.
     setattr(wrapper, ATTRIBUTE, told or msgspec.json.encode(describe(error, worker)))
 
 
 @contained("observe.worker")
-def _explained(error: BaseException, worker: int) -> bytes:
-    """Who holds the memory of this worker is known nowhere else; but it has none to find that out, and a copy has."""
+def _explained(error: BaseException, worker: int, explain: Explain, end_copy: Callable[[], None]) -> bytes:
+    """The failure with its diagnosis, found by a copy of this worker: the worker itself has no memory left for it."""
 
     def look() -> bytes:
         failure = describe(error, worker)
-        found = next_stages.exhausted_worker().explain(error, failure)
+        found = explain(error, failure)
         return msgspec.json.encode(msgspec.structs.replace(failure, diagnosis=found))
 
     with undisturbed():
-        return forked_look.seen_by_copy(look, next_stages.ends_well, *_time_left())
+        return forked_look.seen_by_copy(look, end_copy, *_time_left())
 
 
 def _time_left() -> list[float]:
-    """Half of the time that the user lets a loader wait, if there is such: it would end before the exception came."""
+    """Half of the loader's `timeout`, if it has one: after all of it the exception would come too late."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:  # a forked process has the frames of its parent below its own
         loader = frame.f_locals.get("loader") if frame.f_code.co_filename.endswith(_LOADER) else None
@@ -189,12 +195,14 @@ def describe(error: BaseException, worker: int | None) -> WorkerFailure:
         frames=tuple(
             StackFrame(file=frame.f_code.co_filename, line=tb.tb_lineno or 0, function=frame.f_code.co_name)
             for frame, tb in reversed(
-                entries if len(entries) <= _INNER + _OUTER else entries[:_OUTER] + entries[-_INNER:]
+                entries
+                if len(entries) <= _MAX_INNER_FRAMES + _MAX_OUTER_FRAMES
+                else entries[:_MAX_OUTER_FRAMES] + entries[-_MAX_INNER_FRAMES:]
             )
         ),
         columns=_columns(last_user[1]) if last_user else (1, 1),
         sample=variables_of(last_user[0]) if last_user else "",
-        sample_shapes=tuple(shape_of(sample) for sample in samples[:_SAMPLES])
+        sample_shapes=tuple(shape_of(sample) for sample in samples[:_MAX_SAMPLES])
         if isinstance(samples, list | tuple)
         else (),
         shared=shared_bytes([frame for frame, _ in entries]),
@@ -252,7 +260,7 @@ def _indices(batch: Any) -> tuple[Any, ...]:
     """The indices of a batch; none of an IterableDataset, whose sampler yields only None."""
     if not isinstance(batch, list | tuple) or all(item is None for item in batch):
         return ()
-    return tuple(plain(item) for item in batch[:_SAMPLES])
+    return tuple(plain(item) for item in batch[:_MAX_SAMPLES])
 
 
 def index_under_way(frames: list[FrameType]) -> Any:

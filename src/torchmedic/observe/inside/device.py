@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torchmedic.observe.context import ProcessContext
 from torchmedic.records.inside import MarkView
 
 _BETWEEN = 0.3
@@ -17,7 +18,7 @@ def in_use() -> bool:
     return bool(torch.cuda.is_initialized())
 
 
-def state(agent: Any = None) -> dict[str, Any]:
+def state(agent: ProcessContext | None = None) -> dict[str, Any]:
     """`device_busy`: whether work was outstanding at both looks; `allocator_retries`: of the run so far.
 
     Their rate is that between the looks, per second.
@@ -61,7 +62,7 @@ def _retries(device: int) -> int:
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
 
 
-def _marks(agent: Any) -> tuple[MarkView | None, MarkView | None]:
+def _marks(agent: ProcessContext | None) -> tuple[MarkView | None, MarkView | None]:
     if agent is None:
         return None, None
     made, due = agent.marks.last()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchmedic.contained import report_fault
+from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.failures import worker_failures
 from torchmedic.observe.failures.sketch import plain
 from torchmedic.observe.inside import loops, work
@@ -28,7 +29,7 @@ _DEEPEST = 60  # frames told of a thread: the innermost, where it is
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def looked_at(agent: Any, born: int | None) -> InsideView:
+def looked_at(agent: ProcessContext, born: int | None) -> InsideView:
     """Look several times, a little apart, and tell what was seen.
 
     `born` is how many threads the parent had, if this process was forked.
@@ -133,7 +134,7 @@ def _frame(frame: FrameType) -> PyFrame:
     )
 
 
-def _loader(iterator: Any, agent: Any) -> LoaderView | None:
+def _loader(iterator: Any, agent: ProcessContext) -> LoaderView | None:
     processes = list(getattr(iterator, "_workers", ()))
     if not processes:
         return None
@@ -156,7 +157,7 @@ def _loader(iterator: Any, agent: Any) -> LoaderView | None:
     )
 
 
-def _batching(agent: Any) -> str:
+def _batching(agent: ProcessContext) -> str:
     """How the loader that was asked last makes its batches."""
     iterator = agent.batches.asked() if agent.batches.asked is not None else None
     sampler = attribute(iterator, "_index_sampler")

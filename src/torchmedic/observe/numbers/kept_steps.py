@@ -7,7 +7,6 @@ that, host memory up to a limit and device memory only where it is a small tenso
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import sys
@@ -19,8 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-from torchmedic.observe.device.async_devices import devices
-from torchmedic.observe.step.batches import Batches
+from torchmedic.observe.step.batches import Batches, HostBatch, items_of
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.step_notes import StepNotes, device_states, line_of
 from torchmedic.source.own_locals import looks_at_locals
@@ -49,7 +47,7 @@ class Point(NamedTuple):
 
 
 class Past:
-    """One backward call. What `StepNotes` knows of a step has the same names here."""
+    """One backward call, with the `Notes` of its step."""
 
     __slots__ = (
         *("step", "update", "loss", "points", "batch", "batch_bytes", "origin", "is_thin"),
@@ -78,6 +76,15 @@ class Past:
     @property
     def device_rng(self) -> list[torch.Tensor]:
         return device_states(self.device_marks)
+
+    @property
+    def forward(self) -> dict[int, tuple[CodeType, int]]:
+        """Nothing: the frames of then are gone; `points` tells where they were."""
+        return {}
+
+    @property
+    def host_batch(self) -> HostBatch:
+        return HostBatch(self.batch, items_of(self.origin))
 
 
 class Pasts:
@@ -173,10 +180,10 @@ def _names_of(frame: FrameType, forward_lasti: int | None) -> tuple[str, ...]:
     code = frame.f_code
     if sys.version_info < (3, 13) and looks_at_locals(code):
         return ()  # there is one dict of locals per frame: reading it here would change the user's
-    # Named as text because imports point one way.
-    step_names = importlib.import_module("torchmedic.source.segment.names")
+    from torchmedic.source.segment.names import data_names  # only needed where a device is read late
+
     forward_line = None if forward_lasti is None else line_of(code, forward_lasti)
-    names = step_names.data_names(frame, frame.f_lineno, forward_line)
+    names = data_names(frame, frame.f_lineno, forward_line)
     values = frame.f_locals
     found = tuple(name for name in names if name in values and _is_data(values[name]))
     _let_go(frame, values)
@@ -242,7 +249,3 @@ def given_back(value: Any) -> Any:
             return GONE
         return dict(zip(value, items, strict=True)) if type(value) is dict else type(value)(items)
     return value
-
-
-def is_late(tensor: torch.Tensor) -> bool:
-    return tensor.device.type in devices

@@ -114,7 +114,7 @@ class LateLosses:
         return _read(self._coming.pop(0))
 
     def _arrived_together(self, key: Any) -> list[Read]:
-        """Those that were copied at once: they are older than one that has arrived, and so have they."""
+        """The batched losses; a later copy has finished, so theirs has too."""
         calls, self._together = self._together, []
         if not calls or self._many is None:
             return []

@@ -50,7 +50,10 @@ class HostBatch(NamedTuple):
     """A batch in host memory, and which items of the dataset it was made of."""
 
     whole: Any
-    items: Any
+    indices: Any
+
+    def tensors(self) -> list[torch.Tensor]:
+        return tensors_in(self.whole)
 
 
 class Batches:

@@ -28,7 +28,7 @@ class Clock:
     def __init__(self) -> None:
         self.box: BlackBox | None = None
         # A child of `multiprocessing` is given a box only once it is seen to train; most are data workers.
-        self.open_box: Callable[[], None] | None = None
+        self.open_box: Callable[[], object] | None = None
         self.step = 0
         self.micro_step = 0
         self.phase = OTHER

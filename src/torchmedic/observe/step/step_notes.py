@@ -6,7 +6,6 @@ identity and its code, which is safe because only frames that are still alive ar
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import struct
 import sys
@@ -136,9 +135,10 @@ class StepNotes:
         if found is not None:
             names = found[1]
         else:
-            # Named as text because imports point one way; asked once per place in the code.
-            segment = importlib.import_module("torchmedic.source.segment.cut")
-            names = segment.carried_names(frame, frame.f_lineno)
+            # Asked once per place in the code; most processes that import torch never get here.
+            from torchmedic.source.segment.cut import carried_names
+
+            names = carried_names(frame, frame.f_lineno)
             if sys.version_info < (3, 13) and looks_at_locals(frame.f_code):
                 names = frozenset()  # there is one dict of locals per frame: reading it here would change the user's
             self._carried_names[key] = (code, names)

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from torchmedic.observe.context import StepContext, StepView
 from torchmedic.observe.numbers.kept_steps import GONE, Past, Point, given_back
-from torchmedic.observe.step.batches import items_of, tensors_in
+from torchmedic.observe.step.batches import tensors_in
 from torchmedic.observe.step.step_notes import line_of
 from torchmedic.replay.step.iterators import draws_from_iterator
 from torchmedic.replay.step.reused_results import taken_over
@@ -28,36 +29,13 @@ from torchmedic.source.segment.names import names_changed, names_renewed
 _DATA = (int, float, str, list, tuple, dict)
 
 
-class PastBatch:
-    """The batch of an earlier step, asked as `Batches` is."""
-
-    def __init__(self, past: Past) -> None:
-        self.whole = past.batch
-        self.indices = items_of(past.origin)
-
-    def tensors(self) -> list[torch.Tensor]:
-        return tensors_in(self.whole)
-
-
-class PastAgent:
-    """The agent as it was: what is known of a step is that of an earlier one, the rest is the present."""
-
-    def __init__(self, agent: Any, past: Past) -> None:
-        self._agent = agent
-        self.notes = past
-        self.batches = PastBatch(past)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._agent, name)
-
-
-def earlier_step(past: Past, frame: FrameType | None, agent: Any) -> tuple[Step, PastAgent]:
-    """An earlier step, ready to be replayed.
+def earlier_step(past: Past, frame: FrameType | None, agent: StepContext) -> tuple[Step, StepView]:
+    """An earlier step, ready to be replayed, and the context to read it by.
 
     Raises:
         CannotCut: With the reason.
     """
-    view = PastAgent(agent, past)
+    view = StepView(agent, notes=past, batches=past.host_batch)
     why = CannotCut("the frames of the step before are gone")
     for point in past.points:
         live = next((each for each in _outwards(frame) if each.f_code is point.code), None)

@@ -15,8 +15,9 @@ import torch.autograd.graph
 from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from torchmedic.observe.context import Notes
 from torchmedic.observe.step.batches import tensors_in
-from torchmedic.observe.step.step_notes import StepNotes, released
+from torchmedic.observe.step.step_notes import released
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.limits import (
     GRACE,
@@ -61,7 +62,7 @@ class Runner:
         self,
         segment: Segment,
         frame: FrameType,
-        notes: StepNotes,
+        notes: Notes,
         *,
         optimizers: Sequence[Any] = (),
         batch: Any = None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
-from typing import Any
 
 import torch
 
+from torchmedic.observe.context import StepContext
 from torchmedic.replay.step.result import Played
 from torchmedic.replay.step.runner import Runner
 from torchmedic.source.live_frames import syntax_tree
@@ -78,7 +78,7 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a == b) | (a.isnan() & b.isnan())).all().item())
 
 
-def from_stack(frame: FrameType | None, agent: Any, *, include_failing: bool) -> Step:
+def from_stack(frame: FrameType | None, agent: StepContext, *, include_failing: bool) -> Step:
     """The step that is running now, seen from inside a hook.
 
     Raises:
@@ -87,7 +87,9 @@ def from_stack(frame: FrameType | None, agent: Any, *, include_failing: bool) ->
     return _step(stack_at(frame), agent, include_failing)
 
 
-def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | None = None, outwards: int = 0) -> Step:
+def from_traceback(
+    tb: TracebackType | None, agent: StepContext, *, within: FrameType | None = None, outwards: int = 0
+) -> Step:
     """The step that an exception ended.
 
     Args:
@@ -106,7 +108,7 @@ def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | 
     return _step(stack, agent, True, outwards)
 
 
-def whole_step(stack: Stack, agent: Any) -> Step:
+def whole_step(stack: Stack, agent: StepContext) -> Step:
     """The step that was under way, from its beginning through its backward, wherever in it the stack is.
 
     A device is behind its host: what it fails at may stand before or behind the line at which the host notices. Where
@@ -136,7 +138,7 @@ def _refuse_launchers(stack: Stack) -> None:
         raise CannotCut("it happened while processes were started or looked after, not in a training step")
 
 
-def _step(stack: Stack, agent: Any, include_failing: bool, outwards: int = 0) -> Step:
+def _step(stack: Stack, agent: StepContext, include_failing: bool, outwards: int = 0) -> Step:
     """`stack` is innermost first."""
     _refuse_launchers(stack)
     notes = agent.notes
@@ -153,7 +155,7 @@ def _step(stack: Stack, agent: Any, include_failing: bool, outwards: int = 0) ->
     raise CannotCut("no frame of the step is left")
 
 
-def through_backward(tb: TracebackType | None, agent: Any) -> Step:
+def through_backward(tb: TracebackType | None, agent: StepContext) -> Step:
     """The step that an exception ended before its backward, cut so that it gets there once the exception is cured.
 
     Raises:
@@ -162,7 +164,7 @@ def through_backward(tb: TracebackType | None, agent: Any) -> Step:
     return _through_backward(frames_of_traceback(tb), agent)
 
 
-def through_backward_of_library(tb: TracebackType | None, agent: Any) -> Step:
+def through_backward_of_library(tb: TracebackType | None, agent: StepContext) -> Step:
     """The same where a library has called the model, and goes backward from the same function.
 
     Raises:
@@ -179,7 +181,7 @@ def through_backward_of_library(tb: TracebackType | None, agent: Any) -> Step:
     raise why
 
 
-def on_to_backward(frame: FrameType | None, agent: Any) -> Step:
+def on_to_backward(frame: FrameType | None, agent: StepContext) -> Step:
     """The same for a step that is running now.
 
     Raises:
@@ -188,7 +190,7 @@ def on_to_backward(frame: FrameType | None, agent: Any) -> Step:
     return _through_backward(stack_at(frame), agent)
 
 
-def _through_backward(stack: Stack, agent: Any) -> Step:
+def _through_backward(stack: Stack, agent: StepContext) -> Step:
     """`stack` is innermost first."""
     why = CannotCut("there are no frames")
     for frame, line, column in stack:
@@ -200,7 +202,9 @@ def _through_backward(stack: Stack, agent: Any) -> Step:
     raise why
 
 
-def earlier(frame: FrameType, lasti: int, forward_line: int | None, agent: Any, kind: Callable[..., Runner]) -> Step:
+def earlier(
+    frame: FrameType, lasti: int, forward_line: int | None, agent: StepContext, kind: Callable[..., Runner]
+) -> Step:
     """A step that is over, cut to the backward call that a frame was at.
 
     Args:
@@ -220,7 +224,7 @@ def _cut(
     frame: FrameType,
     point: tuple[int, int | None],
     forward_line: int | None,
-    agent: Any,
+    agent: StepContext,
     include_failing: bool,
     *,
     through: bool = False,
@@ -248,7 +252,7 @@ def _cut(
         optimizers=list(agent.clock.optimizers),
         batch=agent.batches.whole,
         target=_loop_target(frame, segment),
-        usual_step=getattr(agent.clock, "usual_step", 0.0),
+        usual_step=agent.clock.usual_step,
     )
     return Step(frame, recut, runner)
 
