@@ -28,7 +28,6 @@ from torchmedic.observe.device.device_marks import DeviceMarks
 from torchmedic.observe.device.device_queue import CudaQueue
 from torchmedic.observe.device.device_waits import DeviceWaits
 from torchmedic.observe.failures import exceptions, worker_failures
-from torchmedic.observe.failures.quiet_worker_deaths import undisturbed
 from torchmedic.observe.fatal_signals import FatalSignals
 from torchmedic.observe.heap.growth_watch import LeakWatch
 from torchmedic.observe.hooks import Hooks, Step
@@ -157,7 +156,7 @@ class Agent:
         self.clock.flush()
         self.habits.stop()
         self.checkup.stop()
-        with self.examining(), undisturbed():
+        with self.examining(), exceptions.undisturbed():
             self.stages.explain_exception(error)
 
     @contained("observe.nonfinite")

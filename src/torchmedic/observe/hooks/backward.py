@@ -12,11 +12,11 @@ import torch.autograd
 import torch.compiler
 
 from torchmedic.contained import contained
-from torchmedic.observe.device.plain_values import are_plain
 from torchmedic.observe.failures import exceptions
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
 from torchmedic.observe.hooks.patches import wrap
+from torchmedic.observe.numbers.finite_checks import are_plain
 from torchmedic.observe.step.clock import BACKWARD
 
 _is_compiling = torch.compiler.is_compiling

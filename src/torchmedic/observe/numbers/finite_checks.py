@@ -15,6 +15,17 @@ _NODES = 2000  # of a graph that is walked to its leaves
 _SMALL_TENSOR = 1 << 14  # elements that cost about as much to look at as one
 
 
+# To ask for the stack of `torch.func` itself would be enough to have one made for this thread, and autograd would copy
+# it for every node of every backward from then on.
+_in_functorch = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+
+
+def are_plain() -> bool:
+    """Whether tensors have values now: the code is neither inside of `torch.func` nor of a dispatch mode."""
+    return not _in_functorch() and not _modes()
+
+
 def witness_of(optimizers: Sequence[Any]) -> tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None:
     """A gradient that a bad loss went into: while it is there, it has not been dropped by means that are not seen."""
     for optimizer in optimizers:
