@@ -251,11 +251,11 @@ def ablate(loop: Loop, agent: agents.Agent, seconds: float) -> str:
 def without_parts(agent: agents.Agent) -> Modes:
     """How to switch off one part, and on again."""
     step, clock, finite = agent.step, agent.clock, agent.finite
-    nothing = agent.pasts.record(sys._getframe(), 0)
-    agent.pasts.calls.clear()
+    nothing = agent.kept_backwards.record(sys._getframe(), 0)
+    agent.kept_backwards.calls.clear()
     return {
         "numbers (all of it)": lambda: setting(finite, on=False),
-        "numbers: the last backward calls": lambda: setting(agent.pasts, record=lambda frame, update: nothing),
+        "numbers: the last backward calls": lambda: setting(agent.kept_backwards, record=lambda frame, update: nothing),
         "numbers: the copy of the weights": lambda: setting(agent.rewind, offer=lambda *args: None),
         "notes for a replay": lambda: setting(step, noting=False),
         "forward passes": lambda: setting(agent.hooks.forward, expect=lambda: None),

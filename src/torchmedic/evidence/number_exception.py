@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from torchmedic.detect.failures.nonfinite import TurnedBad
+from torchmedic.detect.failures.nonfinite import NonFinite
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.numbers import NumbersEvidence, Victim
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.step.batches import tensors_in
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step, from_stack, on_to_backward
 from torchmedic.replay.trace.bad_value_origins import Birth, is_deliberate
 from torchmedic.replay.trace.microscope import Microscope, Value
@@ -87,7 +87,7 @@ def _bad_gradient(evidence: RaisedEvidence) -> bool:
 class EchoEvidence(NumbersEvidence):
     """What the rules on numbers look at when an exception, or an exit, was the first to notice."""
 
-    def __init__(self, incident: TurnedBad, agent: StepContext, frames: list[Frame], noticed: Frame | None) -> None:
+    def __init__(self, incident: NonFinite, agent: StepContext, frames: list[Frame], noticed: Frame | None) -> None:
         self._begin(incident, agent, frames, noticed)
         self._error: BaseException | None = None
         self._through: Step | None = None
@@ -154,11 +154,11 @@ class EchoEvidence(NumbersEvidence):
     def _is_expected(self, error: BaseException) -> bool:
         return self._error is not None and type(error) is type(self._error)
 
-    def _is_faithful(self, played: Played) -> bool | None:
+    def _is_faithful(self, played: ReplayResult) -> bool | None:
         same = played.error is not None and str(played.error) == str(self._error)
         return True if same else None
 
-    def _find_targets(self, scope: Microscope, played: Played) -> list[tuple[Victim, list[Value]]]:
+    def _find_targets(self, scope: Microscope, played: ReplayResult) -> list[tuple[Victim, list[Value]]]:
         near = _tensors_below(played.error.__traceback__ if played.error is not None else None)
         around = {name: value for name, value in played.namespace.items() if not name.startswith("__")}
         variables = list(_tensors_named(around))
@@ -174,10 +174,10 @@ class EchoEvidence(NumbersEvidence):
         return [gradients, *values, last] if of_gradients else [*values, gradients, last]
 
 
-def _incident(agent: StepContext) -> TurnedBad:
+def _incident(agent: StepContext) -> NonFinite:
     indices = agent.batches.indices
     watch = agent.finite
-    return TurnedBad(
+    return NonFinite(
         quantity="loss",
         stage="backward",
         step=agent.clock.step,

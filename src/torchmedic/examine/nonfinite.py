@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from torchmedic.detect.failures.nonfinite import turned_bad
+from torchmedic.detect.failures.nonfinite import nonfinite_incident
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import diagnose
 from torchmedic.evidence.number_exception import EchoEvidence
@@ -25,7 +25,7 @@ def explain_nonfinite(
 ) -> Finding:
     """Find the origin of a bad number, while the frames of its step are on the stack."""
     agent.batches.settle(tensors_in_frames(frame))
-    incident = turned_bad(optimizer, quantity, stage, agent)
+    incident = nonfinite_incident(optimizer, quantity, stage, agent)
     evidence = NumbersEvidence(incident, frame, agent)
     try:
         diagnosis = diagnose(evidence, registry.NUMBERS)

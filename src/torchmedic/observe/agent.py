@@ -37,7 +37,7 @@ from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.memory import cuda_refusals, headroom, last_numbers
 from torchmedic.observe.memory.memory_series import MemorySeries, most_memory
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
-from torchmedic.observe.numbers.kept_steps import Pasts
+from torchmedic.observe.numbers.kept_steps import KeptBackwards
 from torchmedic.observe.numbers.weight_copies import Rewind
 from torchmedic.observe.silent_watch import Suspicions
 from torchmedic.observe.stages import Finding, Quantity, Stages, UpdateStage
@@ -72,9 +72,9 @@ class Agent:
         self._claimed: Path | None = None  # the folder of this process in the run
         self._folder: ProcessFolder | None = None  # once it can be written to
         self.notes = StepNotes()
-        self.pasts = Pasts(self.notes, self.batches, self.clock)
+        self.kept_backwards = KeptBackwards(self.notes, self.batches, self.clock)
         self.rewind = Rewind()
-        self.finite = FiniteWatch(self, self.pasts, self.rewind)
+        self.finite = FiniteWatch(self, self.kept_backwards, self.rewind)
         self.stages = stages(self)
         self.suspicions = Suspicions(self)
         self.habits = Habits(self.suspicions.look_at_loop, self.stages.prepare_loop)

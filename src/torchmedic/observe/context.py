@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchmedic.observe.heap.growth_watch import LeakWatch
     from torchmedic.observe.loop.ledger import Habits
     from torchmedic.observe.numbers.finite_watch import FiniteWatch
-    from torchmedic.observe.numbers.kept_steps import Pasts
+    from torchmedic.observe.numbers.kept_steps import KeptBackwards
     from torchmedic.observe.numbers.weight_copies import Rewind
     from torchmedic.observe.step.batches import Batches
     from torchmedic.observe.step.clock import Clock
@@ -75,7 +75,7 @@ class StepContext(Protocol):
     @property
     def finite(self) -> FiniteWatch: ...
     @property
-    def pasts(self) -> Pasts: ...
+    def kept_backwards(self) -> KeptBackwards: ...
     @property
     def rewind(self) -> Rewind: ...
 
@@ -90,7 +90,7 @@ class StepView:
         self.rank = agent.rank
         self.clock = agent.clock
         self.finite = agent.finite
-        self.pasts = agent.pasts
+        self.kept_backwards = agent.kept_backwards
         self.rewind = agent.rewind
 
 

@@ -9,12 +9,12 @@ import msgspec
 import torch
 
 from torchmedic.observe.context import ProcessContext
-from torchmedic.observe.numbers.kept_steps import Past
+from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.stages import Quantity, UpdateStage
 from torchmedic.observe.step.batches import items_of
 
 
-class TurnedBad(msgspec.Struct, frozen=True, kw_only=True):
+class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
     """The first step whose update would write NaN or infinity into the weights, or has done so."""
 
     quantity: Quantity  # what was seen to be bad
@@ -30,13 +30,13 @@ class TurnedBad(msgspec.Struct, frozen=True, kw_only=True):
     losses: tuple[float, ...] = ()  # of the last steps, that one included
 
 
-def turned_bad(optimizer: Any, quantity: Quantity, stage: UpdateStage, agent: ProcessContext) -> TurnedBad:
+def nonfinite_incident(optimizer: Any, quantity: Quantity, stage: UpdateStage, agent: ProcessContext) -> NonFinite:
     optimizers = tuple(agent.clock.optimizers)
     looked_at = [optimizer] if optimizer is not None else optimizers
     parameters = [tensor for each in looked_at for group in each.param_groups for tensor in group["params"]]
     indices = agent.batches.indices
     watch = agent.finite
-    return TurnedBad(
+    return NonFinite(
         quantity=quantity,
         stage=stage,
         step=agent.clock.step,
@@ -51,7 +51,7 @@ def turned_bad(optimizer: Any, quantity: Quantity, stage: UpdateStage, agent: Pr
     )
 
 
-def of_call(incident: TurnedBad, call: Past) -> TurnedBad:
+def of_call(incident: NonFinite, call: KeptBackward) -> NonFinite:
     """An incident dated back to the backward call that is taken for its cause."""
     items = items_of(call.origin)
     is_known = call.loss is not None and math.isfinite(call.loss)

@@ -26,7 +26,7 @@ from torchmedic.records import Location
 from torchmedic.replay.shadow.cpu_shadow import Seen, Shadow
 from torchmedic.replay.shadow.fake_cuda import standing_in
 from torchmedic.replay.step.earlier_step import earlier_step
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step, whole_step
 from torchmedic.runfolder.gpu import read_gpu_health
 from torchmedic.source.live_frames import Frame
@@ -59,7 +59,7 @@ class LostDevice:
         self.step: Step | None = None
         self.shadow = Shadow()
         self.batch: HostBatch | None = None
-        self.played: Played | None = None
+        self.played: ReplayResult | None = None
         self.why_not = ""
         self._open = contextlib.ExitStack()
 
@@ -74,7 +74,7 @@ class LostDevice:
     def __enter__(self) -> LostDevice:
         self._open.enter_context(torch.device("cpu"))  # what we make ourselves, whatever the script's default
         self._open.enter_context(standing_in(self.shadow))
-        tried: list[tuple[Step, HostBatch | None, Played]] = []
+        tried: list[tuple[Step, HostBatch | None, ReplayResult]] = []
         for step, batch in self._steps():
             self.shadow.begin(host_originals(batch, self.stack))
             step.runner.shadow = self.shadow
@@ -110,7 +110,7 @@ class LostDevice:
                 self.why_not = str(reason)
                 break
         frame = self.stack[0][0] if self.stack else None
-        for past in list(reversed(self.agent.pasts.calls))[:_PAST_CALLS]:
+        for past in list(reversed(self.agent.kept_backwards.calls))[:_PAST_CALLS]:
             known = any(past.batch is batch.whole for batch in self._batches)
             if past.batch is None or known:
                 continue

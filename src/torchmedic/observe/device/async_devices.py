@@ -159,7 +159,7 @@ def died(*held: Any) -> None:
     _never_free(_dead)
 
 
-def is_dead() -> bool:
+def device_is_lost() -> bool:
     return bool(_dead)
 
 

@@ -44,7 +44,7 @@ class BackwardHooks:
             if step.leaks is not None and len(args) > 3 and args[3] and kwargs.get("accumulate_grad"):
                 step.leaks.cycles.made(sys._getframe(1))
             roots = args[0] if args else kwargs.get("t_outputs", ())
-            if step.quick and glance(roots):
+            if step.fast_path and glance(roots):
                 step.backward_depth = 1
                 result = original(*args, **kwargs)
                 step.backward_depth = 0
@@ -66,12 +66,12 @@ class BackwardHooks:
         if step.backward_depth != 1:
             return
         frame = sys._getframe(1)
-        if step.thin:
+        if step.is_sampled_out:
             if step.habits.awake:
                 step.habits.backward_begins(roots, frame)
             if are_plain():
                 try:
-                    step.economy.backward_begins(roots)
+                    step.short_steps.backward_begins(roots)
                 except Exception as error:
                     step.numbers_failed(error, frame)
             return
@@ -101,7 +101,7 @@ class BackwardHooks:
                     return True
             except Exception as error:
                 step.numbers_failed(error, sys._getframe(1))
-        step.quick = False
+        step.fast_path = False
         return False
 
     @contained("observe.backward")
@@ -114,7 +114,7 @@ class BackwardHooks:
         if step.backward_depth:
             return
         step.clock.backward_done()
-        if step.thin and step.stepping is None and not step.finite.is_alarmed and not step.habits.awake:
+        if step.is_sampled_out and step.stepping is None and not step.finite.is_alarmed and not step.habits.awake:
             return
         step.clock.leave()
         if step.habits.awake:

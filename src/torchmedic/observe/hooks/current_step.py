@@ -10,7 +10,7 @@ from torchmedic.contained import contained, report_fault
 from torchmedic.observe.checkup.watch import Checkup
 from torchmedic.observe.device.async_devices import is_device_error
 from torchmedic.observe.heap.growth_watch import LeakWatch
-from torchmedic.observe.hooks.short_steps import Economy
+from torchmedic.observe.hooks.short_steps import ShortSteps
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.numbers.weight_copies import Rewind
@@ -40,13 +40,13 @@ class Step:
         self.finite = finite
         self.rewind = rewind
         self.habits = habits
-        self.economy = Economy(clock, batches, notes, finite)
+        self.short_steps = ShortSteps(clock, batches, notes, finite)
         self.checkup: Checkup | None = None
         self.leaks: LeakWatch | None = None
         self.paused = False  # while a replay runs, which is not training
         self.noting = False
-        self.thin = False  # this step is not noted in full
-        self.quick = False  # nor was the one before, all was well in it, and nobody waits for anything
+        self.is_sampled_out = False  # this step is not noted in full
+        self.fast_path = False  # nor was the one before, all was well in it, and nobody waits for anything
         self.backward_depth = 0
         self.stepping: Any = None  # the optimizer whose step is under way
         self._is_opened = False  # since the last update something was seen to begin the step

@@ -23,7 +23,7 @@ _KNOWN = 300  # steps after which a run is known to be of this kind
 _FULL = 64  # one in so many
 
 
-class Economy:
+class ShortSteps:
     """What is done in a step that is not noted in full."""
 
     def __init__(self, clock: Clock, batches: Batches, notes: StepNotes, finite: FiniteWatch) -> None:
@@ -57,4 +57,4 @@ class Economy:
     def backward_begins(self, roots: Any) -> None:
         exceptions.training_goes_on()
         if self._finite.on:
-            self._finite.thin_backward_begins(roots, self._clock.step)
+            self._finite.sampled_out_backward_begins(roots, self._clock.step)

@@ -13,7 +13,7 @@ _SHARE = 0.002  # of the time since training began, beyond that
 REST = 16  # looks, of which one goes beyond the first tensor when the time is used up
 
 
-class TimeForLooks:
+class CheckBudget:
     """Looks at tensors, all of them or some, as its time allows."""
 
     def __init__(self) -> None:

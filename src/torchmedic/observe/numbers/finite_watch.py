@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from torchmedic.observe.device import async_devices
-from torchmedic.observe.numbers.check_budget import REST, TimeForLooks
+from torchmedic.observe.numbers.check_budget import REST, CheckBudget
 from torchmedic.observe.numbers.finite_checks import (
     all_bad,
     finite_rates,
@@ -34,7 +34,7 @@ from torchmedic.observe.numbers.finite_checks import (
     with_gradient,
     witness_of,
 )
-from torchmedic.observe.numbers.kept_steps import Past, Pasts
+from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.losses import Losses
 from torchmedic.observe.numbers.weight_copies import Rewind
 from torchmedic.observe.stages import Finding, Quantity, UpdateStage
@@ -75,11 +75,11 @@ class Optimizers(Protocol):
 class FiniteWatch:
     """Notices the first step that is about to write NaN or infinity into the weights."""
 
-    def __init__(self, examiner: Examiner, pasts: Pasts, rewind: Rewind) -> None:
+    def __init__(self, examiner: Examiner, kept_backwards: KeptBackwards, rewind: Rewind) -> None:
         self._examiner = examiner
         self._rewind = rewind
         self.on = True
-        self._losses = Losses(pasts, examiner.mark)
+        self._losses = Losses(kept_backwards, examiner.mark)
         self.scaled = self._losses.scaled
         self.born_bad: set[int] = set()  # weights that were not finite when training began
         self.skipped = 0  # steps in a row that GradScaler skipped
@@ -92,7 +92,7 @@ class FiniteWatch:
         self._roots: list[weakref.ref[torch.Tensor]] = []
         self._seen: set[int] = set()  # optimizers that have stepped
         self.wants_weights = False  # to be looked at when they have been touched
-        self._time = TimeForLooks()
+        self._time = CheckBudget()
 
     # What others ask for
 
@@ -111,7 +111,7 @@ class FiniteWatch:
         return self._losses.key
 
     @property
-    def bad_call(self) -> Past | None:
+    def bad_call(self) -> KeptBackward | None:
         """The first backward call with a bad loss, of those that are read late."""
         return self._losses.bad_call
 
@@ -132,12 +132,12 @@ class FiniteWatch:
             self._roots = [weakref.ref(root) for root in roots if isinstance(root, torch.Tensor)]
         self._losses.begin(roots, key, frame, self._steps)
 
-    def thin_backward_begins(self, roots: Sequence[torch.Tensor], step: int) -> None:
+    def sampled_out_backward_begins(self, roots: Sequence[torch.Tensor], step: int) -> None:
         """A backward begins in a short step that is sampled out."""
-        self._losses.begin_thin(roots, step, self._steps)
+        self._losses.begin_sampled_out(roots, step, self._steps)
 
     def glance_at_loss(self, roots: Sequence[torch.Tensor], step: int) -> bool:
-        """Fast path of `thin_backward_begins`; False: take the full path."""
+        """Fast path of `sampled_out_backward_begins`; False: take the full path."""
         return self.on and self._losses.glance(roots, step, self._steps)
 
     def backward_ended(self, frame: FrameType, clock: Optimizers, stepping: Any) -> None:
@@ -273,7 +273,7 @@ class FiniteWatch:
     def device_failed(self, error: BaseException, frame: FrameType) -> None:
         """The device is lost: say so once, and ask it for nothing more."""
         self.on = False
-        if not async_devices.is_dead():
+        if not async_devices.device_is_lost():
             async_devices.died(self._losses.late.belongings(), self._rewind.originals())
             self._examiner.device_died(error, frame)
 

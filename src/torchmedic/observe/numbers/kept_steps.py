@@ -26,13 +26,15 @@ from torchmedic.source.user_code import outside_torch, user_frame
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _CALLS = 17  # an accumulation over 16 batches, and one more
-_THIN_CALLS = 80  # of which only the batch is known, that may be held at a time
+_MAX_SAMPLED_OUT_CALLS = 80  # of which only the batch is known, that may be held at a time
 _FRAMES = 60
 _POINTS = 5
 _WITH_VALUES = 3  # of those points, how many keep the variables of their frame
 _BATCHES = 64 << 20  # bytes of all batches that are kept
 _SCARCER = 4  # times as much counts what lies in shared memory
-_TINY = _BATCHES // (_SCARCER * (_CALLS + _THIN_CALLS))  # so many bytes may be kept of each, wherever they lie
+_TINY = _BATCHES // (
+    _SCARCER * (_CALLS + _MAX_SAMPLED_OUT_CALLS)
+)  # so many bytes may be kept of each, wherever they lie
 _SMALL = 1 << 18  # bytes of a tensor that is held whatever device it is on
 _NOT_DATA = (ModuleType, FunctionType, type, torch.nn.Module, Optimizer, torch.nn.Parameter)
 
@@ -50,7 +52,7 @@ class Past:
     """One backward call, with the `Notes` of its step."""
 
     __slots__ = (
-        *("step", "update", "loss", "points", "batch", "batch_bytes", "origin", "is_thin"),
+        *("step", "update", "loss", "points", "batch", "batch_bytes", "origin", "is_sampled_out"),
         *("rng", "device_marks", "grad_enabled", "autocast", "carried", "carried_frame", "sequence_number"),
     )
 
@@ -58,7 +60,7 @@ class Past:
         self.step = step
         self.update = update  # how many updates of any optimizer came before it
         self.loss: float | None = None  # once it has arrived
-        self.is_thin = False  # only the batch is known
+        self.is_sampled_out = False  # only the batch is known
         self.points: list[Point] = []  # innermost first
         self.rng = notes.rng
         self.device_marks = notes.device_marks
@@ -87,7 +89,7 @@ class Past:
         return HostBatch(self.batch, items_of(self.origin))
 
 
-class Pasts:
+class KeptBackwards:
     """The last backward calls, oldest first: the bad one need not be the last but one, if its damage shows later."""
 
     def __init__(self, notes: StepNotes, batches: Batches, clock: Clock) -> None:
@@ -98,20 +100,22 @@ class Pasts:
         self._place: tuple[int, int, int, int] | None = None
         self._same: list[Point] = []
         self._thin: list[Point] = []
-        self.calls: deque[Past] = deque(maxlen=_CALLS + _THIN_CALLS)
+        self.calls: deque[Past] = deque(maxlen=_CALLS + _MAX_SAMPLED_OUT_CALLS)
 
     def record(self, frame: FrameType, update: int) -> Past:
         calls = self.calls
         past = Past(self._notes, self._batches, self._clock.step, update)
         past.points = self._points(frame)
-        while len(calls) >= _CALLS and (not calls[0].is_thin or calls[0].update < update - _THIN_CALLS):
+        while len(calls) >= _CALLS and (
+            not calls[0].is_sampled_out or calls[0].update < update - _MAX_SAMPLED_OUT_CALLS
+        ):
             calls.popleft()
         calls.append(past)
         if past.batch_bytes > _BATCHES // _CALLS:
             self._trim()
         return past
 
-    def record_thin(self, step: int, update: int) -> Past:
+    def record_sampled_out(self, step: int, update: int) -> Past:
         """A call of which only the batch is known, and that it comes from where the last one did."""
         if self._batches.whole is None and self.calls:
             return self.calls[-1]  # there is nothing that could be kept
@@ -120,8 +124,8 @@ class Pasts:
         if last is not self._thin:  # what the variables held then is of no use
             self._thin = [point._replace(values={}) for point in last]
         past.points = self._thin
-        past.is_thin = True
-        if past.batch_bytes > _BATCHES // _THIN_CALLS:
+        past.is_sampled_out = True
+        if past.batch_bytes > _BATCHES // _MAX_SAMPLED_OUT_CALLS:
             past.batch = None
         self.calls.append(past)
         return past

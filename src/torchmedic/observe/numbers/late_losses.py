@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.observe.device import async_devices
-from torchmedic.observe.numbers.kept_steps import Past, Pasts
+from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 
 _HELD = 64  # losses that are kept on a device before they are read
 _PLACES = 16  # losses that are under way at a time
@@ -23,7 +23,7 @@ class Coming(NamedTuple):
     key: Any
     host: torch.Tensor
     event: Any
-    call: Past
+    call: KeptBackward
 
 
 class Read(NamedTuple):
@@ -31,21 +31,21 @@ class Read(NamedTuple):
 
     key: Any
     loss: float
-    call: Past
+    call: KeptBackward
     was_held: bool
 
 
 class LateLosses:
     """Knows which losses are on their way."""
 
-    def __init__(self, pasts: Pasts) -> None:
-        self._pasts = pasts
+    def __init__(self, kept_backwards: KeptBackwards) -> None:
+        self._pasts = kept_backwards
         self._coming: list[Coming] = []
         self._places: dict[tuple[int, torch.dtype], tuple[torch.Tensor, Any]] = {}
         self._place = 0
-        self._held: list[tuple[torch.Tensor, Past]] = []  # still on the device
+        self._held: list[tuple[torch.Tensor, KeptBackward]] = []  # still on the device
         self._many: tuple[torch.Tensor, Any] | None = None  # where those are copied to
-        self._together: list[Past] = []  # the calls whose losses are being copied there
+        self._together: list[KeptBackward] = []  # the calls whose losses are being copied there
 
     @property
     def are_coming(self) -> bool:
@@ -77,7 +77,7 @@ class LateLosses:
 
     def hold(self, root: torch.Tensor, step: int, update: int) -> None:
         """Keep a loss where it is, for now."""
-        self._held.append((root.detach(), self._pasts.record_thin(step, update)))
+        self._held.append((root.detach(), self._pasts.record_sampled_out(step, update)))
         if len(self._held) >= _HELD:
             self._copy_held()
 

@@ -17,7 +17,7 @@ import torch
 
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.finite_checks import is_bad
-from torchmedic.observe.numbers.kept_steps import Past, Pasts
+from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.late_losses import LateLosses, Read
 
 _MAX_ROOT_ELEMENTS = 4096  # of a loss that is looked at whole
@@ -41,13 +41,13 @@ class LossTrends(dict[Any, deque[float]]):
 class Losses:
     """Fed by the watch over finite numbers."""
 
-    def __init__(self, pasts: Pasts, mark: Callable[[str], None]) -> None:
+    def __init__(self, kept_backwards: KeptBackwards, mark: Callable[[str], None]) -> None:
         self._mark = mark
         self.trends = LossTrends()
         self.last: list[float] = []  # of the last backward
         self.key: Any = None  # of the call of backward that was last noted in full
-        self.late = LateLosses(pasts)
-        self.bad_call: Past | None = None  # the first with a bad loss, of those that are read late
+        self.late = LateLosses(kept_backwards)
+        self.bad_call: KeptBackward | None = None  # the first with a bad loss, of those that are read late
         self.bad = 0  # since the gradients were cleared
         self.last_is_bad = False
         self.is_good = False  # what was read last, on a late device, and no other is under way
@@ -89,7 +89,7 @@ class Losses:
             elif kind == "cpu" and size <= _MAX_ROOT_ELEMENTS:
                 self._look(root, size)
 
-    def begin_thin(self, roots: Sequence[torch.Tensor], step: int, update: int) -> None:
+    def begin_sampled_out(self, roots: Sequence[torch.Tensor], step: int, update: int) -> None:
         """A backward begins in a short step that is sampled out: a late device keeps its loss for a while."""
         self.last_is_bad = self.is_good = False
         self.backwards += 1
@@ -104,7 +104,7 @@ class Losses:
                 self._look(root, 1)
 
     def glance(self, roots: Sequence[torch.Tensor], step: int, update: int) -> bool:
-        """Fast path of `begin_thin`, taken by most backward calls of short steps; False: take the full path."""
+        """Fast path of `begin_sampled_out`, taken by most backward calls of short steps; False: take the full path."""
         if len(roots) != 1 or self._unscaled is not None:
             return False
         root = roots[0]

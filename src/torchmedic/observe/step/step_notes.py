@@ -35,7 +35,7 @@ Mark = tuple[int, int]
 
 
 def _device_marks() -> list[Mark]:
-    if async_devices.is_dead() or torch.cuda.is_current_stream_capturing():
+    if async_devices.device_is_lost() or torch.cuda.is_current_stream_capturing():
         return []
     return [(generator.initial_seed(), generator.get_offset()) for generator in torch.cuda.default_generators]
 

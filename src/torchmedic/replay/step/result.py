@@ -22,7 +22,7 @@ class BackwardCall(NamedTuple):
         return self.stack[0] if self.stack else None
 
 
-class Played:
+class ReplayResult:
     """One replay that is over."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from types import FrameType, TracebackType
 import torch
 
 from torchmedic.observe.context import StepContext
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
 from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.segment.cut import CannotCut, Segment, cut
@@ -38,7 +38,7 @@ class Step:
         """The same step, run by another."""
         return Step(self.frame, self._recut, runner)
 
-    def again(self, tree: ast.Module | None = None, *, keep_graphs: bool = True) -> Played:
+    def again(self, tree: ast.Module | None = None, *, keep_graphs: bool = True) -> ReplayResult:
         """Replay plainly, from other syntax if it is given."""
         original = self.runner.segment
         self.runner.segment = self._recut(tree) if tree is not None else original
@@ -63,7 +63,7 @@ class Step:
             self.runner.frozen = set()
         return False
 
-    def is_faithful(self, played: Played, loss: Sequence[torch.Tensor]) -> bool:
+    def is_faithful(self, played: ReplayResult, loss: Sequence[torch.Tensor]) -> bool:
         """Whether the replayed loss equals the original one bit for bit."""
         if not loss or not played.roots:
             return False

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.records import Safety, Treatment
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.live_frames import by_method_name, by_span, syntax_tree
@@ -178,11 +178,11 @@ def treatment(title: str, verdict: Verdict, *, safety: Safety = "edit") -> Treat
     return Treatment(title=title, safety=safety, proven=True, result=verdict.result, patch=verdict.patch)
 
 
-def passes(played: Played) -> bool:
+def passes(played: ReplayResult) -> bool:
     return played.error is None and bool(played.roots) and played.loss_finite and played.gradients_finite is True
 
 
-def describe(played: Played) -> str:
+def describe(played: ReplayResult) -> str:
     """The outcome of a trial in a few words."""
     if played.error is not None:
         return f"{type(played.error).__name__}: {played.error}".splitlines()[0][:120]
