@@ -189,7 +189,9 @@ def settle(agent: Any, *, short: bool) -> None:
     """As after many steps, and with nothing left to do by the clock."""
     from torchmedic.observe.hooks import short_steps
 
-    short_steps._SHORT = short_steps._STILL_SHORT = agent.step.short_steps._most = math.inf if short else 0.0
+    short_steps._MAX_SHORT_SECONDS = short_steps._MAX_STILL_SHORT_SECONDS = agent.step.short_steps._most = (
+        math.inf if short else 0.0
+    )
     agent.step.is_sampled_out = agent.step.fast_path = False
     agent.clock.step = 10_000 * ROUND + 1
     agent.clock.gauge.due = math.inf

@@ -118,21 +118,21 @@ class Arrival:
 
     def synchronize(self) -> None:
         """Wait for it, without having the device wait; raises what CUDA does if the device has died."""
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _MAX_WAIT_SECONDS
         looks = 0
         while not self.query():
             looks += 1
-            if looks % _OFTEN == 0:
+            if looks % _LOOKS_PER_DEVICE_CHECK == 0:
                 torch.cuda.current_stream().query()  # raises if there is nobody left to bring it
             if time.monotonic() > end:
                 torch.cuda.synchronize()
                 return
-            time.sleep(_NAP)
+            time.sleep(_NAP_SECONDS)
 
 
-_NAP = 2e-5
-_OFTEN = 32
-_PATIENCE = 30.0
+_NAP_SECONDS = 2e-5  # between two looks at an event
+_LOOKS_PER_DEVICE_CHECK = 32
+_MAX_WAIT_SECONDS = 30.0
 
 devices: dict[str, LateDevice] = {"cuda": Cuda()}
 _dead: list[Any] = []

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-_CLOCK = 2e9  # cycles of a device in a second, about: a delay may be longer or shorter than was asked for
+_CYCLES_PER_SECOND = 2e9  # about: a delay may be longer or shorter than was asked for
 
 
 class Queue(Protocol):
@@ -56,4 +56,4 @@ class CudaQueue:
         return float(first.elapsed_time(second)) / 1e3
 
     def delay(self, seconds: float) -> None:
-        torch.cuda._sleep(int(seconds * _CLOCK))
+        torch.cuda._sleep(int(seconds * _CYCLES_PER_SECOND))

@@ -19,7 +19,7 @@ from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.step_notes import StepNotes
 from torchmedic.source.user_code import user_frame
 
-_SURE = 8  # steps in a row that tell how a loop is built
+_MIN_ALIKE_STEPS = 8  # in a row, to know how a loop is built
 
 
 class Step:
@@ -98,13 +98,13 @@ class Step:
     def goes_forward(self, user: FrameType | None) -> None:
         """A root module is called; where nothing has opened the step, it begins here at the latest."""
         if not self._is_opened:
-            if self._opened_by_others >= _SURE:
+            if self._opened_by_others >= _MIN_ALIKE_STEPS:
                 self.begins(user)  # after all, nobody has opened this step
             self._opened_by_others = 0
 
     def is_over(self, frame: FrameType) -> None:
         """The weights are updated. Where others are seen to open every step, what would be noted now is never used."""
-        if self._opened_by_others < _SURE:
+        if self._opened_by_others < _MIN_ALIKE_STEPS:
             self.begins(user_frame(frame))
         else:
             self.notes.step_is_over()

@@ -10,7 +10,7 @@ import torch
 from torchmedic.observe.context import ProcessContext
 from torchmedic.records.inside import MarkView
 
-_BETWEEN = 0.3
+_INTERVAL_SECONDS = 0.3  # between the two looks
 
 
 def in_use() -> bool:
@@ -30,14 +30,14 @@ def state(agent: ProcessContext | None = None) -> dict[str, Any]:
     began, first = time.monotonic(), sum(_retries(device) for device in devices)
     before = any(_is_busy(device) for device in devices)
     if before or first:
-        time.sleep(_BETWEEN)
+        time.sleep(_INTERVAL_SECONDS)
     busy = before and any(_is_busy(device) for device in devices)
     mark_made, mark_due = _marks(agent)
     retries = sum(_retries(device) for device in devices)
     return {
         "device_busy": busy,
         "allocator_retries": retries,
-        "allocator_retry_rate": (retries - first) / max(time.monotonic() - began, _BETWEEN),
+        "allocator_retry_rate": (retries - first) / max(time.monotonic() - began, _INTERVAL_SECONDS),
         "architectures": tuple(torch.cuda.get_arch_list()),
         "gpus": tuple((torch.cuda.get_device_name(each), torch.cuda.get_device_capability(each)) for each in devices),
         "mark_made": mark_made,

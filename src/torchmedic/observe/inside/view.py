@@ -24,8 +24,8 @@ from torchmedic.records.inside import InsideView, LoaderView, LockView, PyFrame,
 from torchmedic.source.user_code import is_user_file
 
 LOOKS = 6
-_BETWEEN = 0.2
-_DEEPEST = 60  # frames told of a thread: the innermost, where it is
+_INTERVAL_SECONDS = 0.2  # between two looks
+_MAX_FRAMES = 60  # of a thread, the innermost ones
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -41,7 +41,7 @@ def looked_at(agent: ProcessContext, born: int | None) -> InsideView:
     batches, requests = agent.batches.number, agent.batches.requests
     for number in range(LOOKS):
         if number:
-            time.sleep(_BETWEEN)
+            time.sleep(_INTERVAL_SECONDS)
         for ident, frames in _stacks().items():
             places = loops.places_of(frames)
             # A frame that came and went in between is as good as a movement: its identity tells. So is a jump: a loop
@@ -115,7 +115,7 @@ def _thread(
 
 def _telling(frames: list[FrameType]) -> list[FrameType]:
     """The innermost frames, and of the others the user's: a compiler stands deep below the line that called it."""
-    return frames[:_DEEPEST] + [each for each in frames[_DEEPEST:] if is_user_file(each.f_code.co_filename)]
+    return frames[:_MAX_FRAMES] + [each for each in frames[_MAX_FRAMES:] if is_user_file(each.f_code.co_filename)]
 
 
 def _frame(frame: FrameType) -> PyFrame:

@@ -8,8 +8,8 @@ import torch
 
 from torchmedic.observe.numbers.finite_checks import is_bad
 
-_ALLOWANCE = 0.05  # seconds that may be spent in any case
-_SHARE = 0.002  # of the time since training began, beyond that
+_FREE_SECONDS = 0.05  # that may be spent in any case
+_SHARE_OF_TIME = 0.002  # since training began, beyond that
 REST = 16  # looks, of which one goes beyond the first tensor when the time is used up
 
 
@@ -24,12 +24,12 @@ class CheckBudget:
 
     @property
     def is_left(self) -> bool:
-        return self._spent < _ALLOWANCE + _SHARE * (monotonic() - self._started)
+        return self._spent < _FREE_SECONDS + _SHARE_OF_TIME * (monotonic() - self._started)
 
     def is_due(self) -> bool:
         """Whether there is time for more than a look at the first tensor."""
         self._turn += 1
-        self.was_left = self._spent < _ALLOWANCE + _SHARE * (monotonic() - self._started)
+        self.was_left = self._spent < _FREE_SECONDS + _SHARE_OF_TIME * (monotonic() - self._started)
         return self.was_left or self._turn % REST == 0
 
     def any_bad(self, tensors: list[torch.Tensor]) -> bool:

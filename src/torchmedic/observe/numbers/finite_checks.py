@@ -11,8 +11,8 @@ import torch
 
 from torchmedic.observe.device import async_devices
 
-_NODES = 2000  # of a graph that is walked to its leaves
-_SMALL_TENSOR = 1 << 14  # elements that cost about as much to look at as one
+_MAX_NODES = 2000  # of a graph that is walked to its leaves
+_MAX_CHEAP_ELEMENTS = 1 << 14  # cost about as much to look at as one
 
 
 # To ask for the stack of `torch.func` itself would be enough to have one made for this thread, and autograd would copy
@@ -77,7 +77,7 @@ def first_is_bad(optimizer: Any) -> bool:
     return (
         gradient is not None
         and gradient.layout is torch.strided
-        and 0 < gradient.numel() <= _SMALL_TENSOR
+        and 0 < gradient.numel() <= _MAX_CHEAP_ELEMENTS
         and is_bad(gradient)
     )
 
@@ -100,7 +100,7 @@ def leaf_gradients(roots: Sequence[weakref.ref[torch.Tensor]]) -> list[torch.Ten
     pending = [root.grad_fn for reference in roots if (root := reference()) is not None and root.is_cpu]
     seen: set[Any] = set()
     found: list[torch.Tensor] = []
-    while pending and len(seen) < _NODES:
+    while pending and len(seen) < _MAX_NODES:
         node = pending.pop()
         if node is None or node in seen:
             continue

@@ -25,17 +25,17 @@ from torchmedic.source.own_locals import looks_at_locals
 from torchmedic.source.user_code import outside_torch, user_frame
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_CALLS = 17  # an accumulation over 16 batches, and one more
+_MAX_CALLS = 17  # an accumulation over 16 batches, and one more
 _MAX_SAMPLED_OUT_CALLS = 80  # of which only the batch is known, that may be held at a time
-_FRAMES = 60
-_POINTS = 5
-_WITH_VALUES = 3  # of those points, how many keep the variables of their frame
-_BATCHES = 64 << 20  # bytes of all batches that are kept
-_SCARCER = 4  # times as much counts what lies in shared memory
-_TINY = _BATCHES // (
-    _SCARCER * (_CALLS + _MAX_SAMPLED_OUT_CALLS)
+_MAX_FRAMES = 60
+_MAX_POINTS = 5
+_MAX_POINTS_WITH_VALUES = 3  # that keep the variables of their frame
+_MAX_BATCH_BYTES = 64 << 20  # of all batches that are kept
+_SHARED_MEMORY_FACTOR = 4  # what lies in shared memory counts so many times
+_TINY_BATCH_BYTES = _MAX_BATCH_BYTES // (
+    _SHARED_MEMORY_FACTOR * (_MAX_CALLS + _MAX_SAMPLED_OUT_CALLS)
 )  # so many bytes may be kept of each, wherever they lie
-_SMALL = 1 << 18  # bytes of a tensor that is held whatever device it is on
+_MAX_HELD_BYTES = 1 << 18  # of a tensor that is held whatever device it is on
 _NOT_DATA = (ModuleType, FunctionType, type, torch.nn.Module, Optimizer, torch.nn.Parameter)
 
 
@@ -48,7 +48,7 @@ class Point(NamedTuple):
     values: dict[str, Any]  # as `kept` gives them
 
 
-class Past:
+class KeptBackward:
     """One backward call, with the `Notes` of its step."""
 
     __slots__ = (
@@ -71,8 +71,8 @@ class Past:
         self.sequence_number = notes.sequence_number
         self.batch = batches.whole if batches.on_host else None
         self.batch_bytes = batches.nbytes if self.batch is not None else 0
-        if self.batch_bytes > _TINY and batches.is_shared:
-            self.batch_bytes *= _SCARCER
+        if self.batch_bytes > _TINY_BATCH_BYTES and batches.is_shared:
+            self.batch_bytes *= _SHARED_MEMORY_FACTOR
         self.origin = batches.origin
 
     @property
@@ -100,32 +100,32 @@ class KeptBackwards:
         self._place: tuple[int, int, int, int] | None = None
         self._same: list[Point] = []
         self._thin: list[Point] = []
-        self.calls: deque[Past] = deque(maxlen=_CALLS + _MAX_SAMPLED_OUT_CALLS)
+        self.calls: deque[KeptBackward] = deque(maxlen=_MAX_CALLS + _MAX_SAMPLED_OUT_CALLS)
 
-    def record(self, frame: FrameType, update: int) -> Past:
+    def record(self, frame: FrameType, update: int) -> KeptBackward:
         calls = self.calls
-        past = Past(self._notes, self._batches, self._clock.step, update)
+        past = KeptBackward(self._notes, self._batches, self._clock.step, update)
         past.points = self._points(frame)
-        while len(calls) >= _CALLS and (
+        while len(calls) >= _MAX_CALLS and (
             not calls[0].is_sampled_out or calls[0].update < update - _MAX_SAMPLED_OUT_CALLS
         ):
             calls.popleft()
         calls.append(past)
-        if past.batch_bytes > _BATCHES // _CALLS:
+        if past.batch_bytes > _MAX_BATCH_BYTES // _MAX_CALLS:
             self._trim()
         return past
 
-    def record_sampled_out(self, step: int, update: int) -> Past:
+    def record_sampled_out(self, step: int, update: int) -> KeptBackward:
         """A call of which only the batch is known, and that it comes from where the last one did."""
         if self._batches.whole is None and self.calls:
             return self.calls[-1]  # there is nothing that could be kept
-        past = Past(self._notes, self._batches, step, update)
+        past = KeptBackward(self._notes, self._batches, step, update)
         last = self.calls[-1].points if self.calls else []
         if last is not self._thin:  # what the variables held then is of no use
             self._thin = [point._replace(values={}) for point in last]
         past.points = self._thin
         past.is_sampled_out = True
-        if past.batch_bytes > _BATCHES // _MAX_SAMPLED_OUT_CALLS:
+        if past.batch_bytes > _MAX_BATCH_BYTES // _MAX_SAMPLED_OUT_CALLS:
             past.batch = None
         self.calls.append(past)
         return past
@@ -135,7 +135,7 @@ class KeptBackwards:
         total = 0
         for call in reversed(self.calls):
             total += call.batch_bytes
-            if total > _BATCHES:
+            if total > _MAX_BATCH_BYTES:
                 call.batch = None
 
     def _points(self, frame: FrameType) -> list[Point]:
@@ -149,18 +149,18 @@ class KeptBackwards:
             return self._same  # the same frames as last time, and no variable of theirs matters
         points: list[Point] = []
         at: FrameType | None = caller
-        for _ in range(_FRAMES):
-            if at is None or len(points) == _POINTS:
+        for _ in range(_MAX_FRAMES):
+            if at is None or len(points) == _MAX_POINTS:
                 break
             code = at.f_code
             noted = forward.get(id(at))
             if noted is not None and noted[0] is code and not code.co_filename.startswith(_TORCH):
-                points.append(self._point(at, noted[1], len(points) < _WITH_VALUES))
+                points.append(self._point(at, noted[1], len(points) < _MAX_POINTS_WITH_VALUES))
             at = at.f_back
         user = user_frame(caller) if not points else None
         if user is not None:
             points = [self._point(user, None, True)]
-        has_names = any(self._names_at(point) for point in points[:_WITH_VALUES])
+        has_names = any(self._names_at(point) for point in points[:_MAX_POINTS_WITH_VALUES])
         self._place, self._same = (None if has_names or sys.gettrace() is not None else place), points
         return points
 
@@ -229,10 +229,10 @@ def kept(value: Any, depth: int = 2) -> Any:
     if isinstance(value, torch.Tensor):
         if value.requires_grad or value.is_inference():
             return value if value.is_leaf and isinstance(value, torch.nn.Parameter) else GONE
-        big = value.nbytes > _SMALL if value.layout is torch.strided else True
+        big = value.nbytes > _MAX_HELD_BYTES if value.layout is torch.strided else True
         return Kept(weakref.ref(value) if big else value, big, value._version)
     if hasattr(type(value), "__array_interface__"):
-        return value if value.nbytes <= _SMALL else GONE
+        return value if value.nbytes <= _MAX_HELD_BYTES else GONE
     if depth:
         kind = type(value)
         if kind in (tuple, list) and len(value) <= 16:

@@ -13,8 +13,8 @@ import torch
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 
-_HELD = 64  # losses that are kept on a device before they are read
-_PLACES = 16  # losses that are under way at a time
+_MAX_HELD = 64  # losses that are kept on a device before they are read
+_MAX_COMING = 16  # losses that are being copied at a time
 
 
 class Coming(NamedTuple):
@@ -63,14 +63,14 @@ class LateLosses:
         if self._held:
             self._copy_held()
         # Pinned memory that is handed back and forth costs a hundred microseconds a step: some places are kept.
-        self._place = (self._place + 1) % _PLACES
+        self._place = (self._place + 1) % _MAX_COMING
         where = (self._place, root.dtype)
         place = self._places.get(where)
         if place is None:
             place = self._places[where] = device.place(root.dtype)
         host, event = place
         device.arrange(host, event, root.detach())
-        if len(self._coming) >= _PLACES:
+        if len(self._coming) >= _MAX_COMING:
             del self._coming[0]  # nobody has stepped for long; its place is needed
         self._coming.append(Coming(key, host, event, self._pasts.record(frame, update)))
         return True
@@ -78,7 +78,7 @@ class LateLosses:
     def hold(self, root: torch.Tensor, step: int, update: int) -> None:
         """Keep a loss where it is, for now."""
         self._held.append((root.detach(), self._pasts.record_sampled_out(step, update)))
-        if len(self._held) >= _HELD:
+        if len(self._held) >= _MAX_HELD:
             self._copy_held()
 
     def _copy_held(self) -> None:
@@ -89,7 +89,7 @@ class LateLosses:
         if device is None or not device.may_work():
             return
         if self._many is None or self._many[0].dtype is not first.dtype:
-            self._many = device.places(_HELD, first.dtype)
+            self._many = device.places(_MAX_HELD, first.dtype)
         losses = [loss if loss.dim() == 0 else loss.reshape(()) for loss, _ in held]
         device.arrange_many(*self._many, torch.stack(losses))
         self._together = [call for _, call in held]

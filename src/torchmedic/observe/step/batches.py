@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Subset
 
 # Above this the batch is held weakly: looking on must not keep a big one alive.
-_STRONG_LIMIT = 64 * 1024 * 1024
+_MAX_STRONG_BYTES = 64 << 20
 
 
 class _Pass:
@@ -145,7 +145,7 @@ class Batches:
                 self.nbytes += tensor.nbytes
             if not tensor.is_cpu:
                 self.on_host = False
-        if self.nbytes <= _STRONG_LIMIT:
+        if self.nbytes <= _MAX_STRONG_BYTES:
             self._strong = batch
         else:
             self._weak = [weakref.ref(tensor) for tensor in tensors]

@@ -21,8 +21,8 @@ from torchmedic.observe.device import async_devices
 from torchmedic.source.own_locals import looks_at_locals
 from torchmedic.source.user_code import outside_torch
 
-_DEPTH = 80
-_TELLING = 9  # numbers that tell where a call comes from: those of its frame and of three around it
+_MAX_FRAMES = 80
+_PLACE_LENGTH = 9  # numbers that tell where a call comes from: three of its frame, two of each of three around it
 _MARK = struct.Struct("<Qq")
 _generator = torch.default_generator
 _is_initialized: Callable[[], bool] = torch.cuda.is_initialized
@@ -105,14 +105,14 @@ class StepNotes:
         # Frames that call from the same place as last time have the same frames around them.
         place = [id(frame), id(frame.f_code), frame.f_lasti]
         outer = frame.f_back
-        while outer is not None and len(place) < _TELLING:
+        while outer is not None and len(place) < _PLACE_LENGTH:
             place += (id(outer), outer.f_lasti)
             outer = outer.f_back
         if place == self._forward_place:
             return
         self._forward_place = place
         noted: dict[int, tuple[CodeType, int]] = {}
-        for _ in range(_DEPTH):
+        for _ in range(_MAX_FRAMES):
             if frame is None:
                 break
             noted[id(frame)] = (frame.f_code, frame.f_lasti)
@@ -160,13 +160,15 @@ def line_of(code: CodeType, lasti: int) -> int:
     return code.co_firstlineno
 
 
-_SMALL = 1 << 20
+_MAX_HELD_BYTES = 1 << 20  # of a tensor that is held strongly
 
 
 def held(value: Any) -> Any:
     """A value to go back to. Big tensors are held weakly: notes must not keep them alive."""
     if isinstance(value, torch.Tensor):
-        small = value.layout is torch.strided and value.nbytes <= _SMALL  # a sparse tensor does not know its bytes
+        small = (
+            value.layout is torch.strided and value.nbytes <= _MAX_HELD_BYTES
+        )  # a sparse tensor does not know its bytes
         return value if small else weakref.ref(value)
     if isinstance(value, tuple | list) and len(value) <= 8:
         return type(value)(held(item) for item in value) if type(value) in (tuple, list) else value
