@@ -1,4 +1,4 @@
-"""Who holds the memory of a process, written down when memory is short.
+"""The biggest holders of memory in a process, written down when memory is short.
 
 The parent reads it, also if this process does not live to say more. Few imports: there is no memory for many.
 """

@@ -209,7 +209,7 @@ class Agent:
 
     @contained("observe.fork")
     def forked(self) -> None:
-        """In a forked child: the parent's box and files are not ours to write to."""
+        """Let go of the parent's black box and files in a forked child."""
         if self._folder is not None:
             self._folder.events.close()
         self._folder = self._claimed = None

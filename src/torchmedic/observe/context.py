@@ -46,7 +46,7 @@ class Notes(Protocol):
     def sequence_number(self) -> int: ...
     @property
     def forward(self) -> dict[int, tuple[CodeType, int]]:
-        """By the identity of a frame: its code, and its line at the forward pass."""
+        """The code and the line at the forward pass of every frame, by the identity of the frame."""
 
 
 class StepBatch(Protocol):
@@ -60,7 +60,7 @@ class StepBatch(Protocol):
 
 
 class StepContext(Protocol):
-    """One step, with its own notes and batch, in the process as it is now."""
+    """A training step, with its own notes and batch, in the process as it is now."""
 
     @property
     def run(self) -> Path: ...

@@ -36,7 +36,7 @@ _MORE = re.compile(rb"^ {4}and (\d+) more like it\n", re.MULTILINE)
 
 
 class KernelAssertion(msgspec.Struct, frozen=True, kw_only=True):
-    """One failed check of a kernel.
+    """A failed check of a kernel.
 
     `count` is how many threads said so, and `places` where the first of them were, as (block, thread). `file`, `line`
     and `kernel` are empty where they were not said, or were torn apart by other output.
@@ -60,7 +60,7 @@ class KernelAssertion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Said(msgspec.Struct):
-    """The same while it is still being said."""
+    """A failed check whose lines are still being collected."""
 
     file: str
     line: int
@@ -94,7 +94,7 @@ class Listener:
         self._size = 0
 
     def feed(self, data: bytes) -> bool:
-        """Listen to some more; whether there was something in it."""
+        """Read some more of the stream; True if it had a failed check in it."""
         data = self._tail + data if self._tail else data
         if not _has_hint(data):
             self._tail = data[data.rfind(b"\n") + 1 :][-_TAIL_BYTES:]
@@ -111,7 +111,7 @@ class Listener:
         return done > 0
 
     def again(self, count: int) -> None:
-        """As often again was the last one said."""
+        """Count repetitions of the last failed check."""
         if self._last is not None:
             self._last.count += count
 
@@ -124,7 +124,7 @@ class Listener:
         return [said.so_far() for said in self._heard]
 
     def text(self) -> str:
-        """The same as `assertions` reads it: the first lines of each, and how many more there were."""
+        """A text that `assertions` can read: the first lines of each failed check, and how many more there were."""
         parts = []
         for said in self._heard:
             parts += [line + "\n" for line in said.lines]

@@ -17,7 +17,7 @@ from torchmedic.observe.device.driver_calls import DriverCalls, driver_calls
 
 
 class LateDevice(Protocol):
-    """What must be known of a kind of device to look at its values without waiting for it."""
+    """What torchmedic needs of a kind of device to read its values without waiting for it."""
 
     def place(self, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
         """Memory of the host for one number, and an event that tells when it has arrived."""
@@ -26,7 +26,7 @@ class LateDevice(Protocol):
         """Have a value copied to its place when it is computed."""
 
     def places(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
-        """The same for several numbers."""
+        """Memory of the host for several numbers, and an event that tells when they have arrived."""
 
     def arrange_many(self, host: torch.Tensor, event: Any, values: torch.Tensor) -> None:
         """Have some values copied to the first of several places."""
@@ -35,13 +35,13 @@ class LateDevice(Protocol):
         """Whether copies and events may be issued now."""
 
     def free_bytes(self, device: torch.device) -> int:
-        """Memory that nobody uses; asked rarely."""
+        """Free memory in bytes; asked rarely."""
 
     def timer(self) -> tuple[Any, Any] | None:
         """Two events with the time between them, to measure a copy by; None where there are none."""
 
     def when_out_of_memory(self, react: Any) -> None:
-        """Have something called when an allocation fails."""
+        """Register a callback for failed allocations."""
 
 
 class Cuda:
@@ -117,7 +117,7 @@ class Arrival:
         return bool(self._word.value != self._absent)
 
     def synchronize(self) -> None:
-        """Wait for it, without having the device wait; raises what CUDA does if the device has died."""
+        """Wait for the number without blocking the device; raises what CUDA raises if the device has died."""
         end = time.monotonic() + _MAX_WAIT_SECONDS
         looks = 0
         while not self.query():

@@ -34,7 +34,7 @@ _MAX_TRIES = 3
 
 
 class Waited(NamedTuple):
-    """One line that waits in every step: what of a step it costs, and what was measured."""
+    """A line that waits in every step: which share of a step it costs, and what was measured."""
 
     place: Place
     name: str  # of the function that waited
@@ -46,7 +46,7 @@ class Waited(NamedTuple):
 
 
 class _Segment:
-    """From the end of one wait to the next call that waits, or would if it had to."""
+    """The time from the end of one wait to the next call that waits or may wait."""
 
     def __init__(self, site: int, delayed: bool, began: Any, now: float) -> None:
         self.site = site
@@ -102,7 +102,7 @@ class DeviceWaits:
         return self.calls.armed
 
     def stop(self) -> None:
-        """For good."""
+        """Stop measuring for good."""
         self.over = True
         self._disarm()
 

@@ -73,7 +73,7 @@ def look_back(handler: Handler) -> None:
 
 
 def training_goes_on() -> None:
-    """Somebody has caught the `SystemExit`: what it was about is over."""
+    """The script has caught the `SystemExit` and trains on: forget the exception behind it."""
     global _leaving
     _leaving = None
 

@@ -86,7 +86,7 @@ def _answer(reading: int, child: int, longest: float) -> bytes:
 
 
 def _at_work(child: int) -> tuple[bool, float]:
-    """Whether a process runs or would if it could, and the seconds of CPU that it has had."""
+    """Whether a process is running or runnable, and the seconds of CPU that it has had."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{child}/stat", "rb", buffering=0) as file:
         words = file.read(1024).rpartition(b")")[2].split()
         return words[0] == b"R", (int(words[11]) + int(words[12])) / _TICKS_PER_SECOND
@@ -94,7 +94,7 @@ def _at_work(child: int) -> tuple[bool, float]:
 
 
 def _end(child: int) -> None:
-    """It has said all, or takes too long."""
+    """End the copy: it has answered, or takes too long."""
     try:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

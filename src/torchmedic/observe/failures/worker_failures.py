@@ -63,7 +63,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """In a forked worker: do not outlive a main process that is killed.
+    """Have the kernel end this forked worker when its main process is killed.
 
     A worker looks for its parent only between two batches, so one that is stuck in a dataset would stay for ever. The
     kernel does it at once, but it goes by the thread that forked: only the main thread lives as long as its process.
@@ -77,7 +77,7 @@ def end_with_parent() -> None:
 
 
 def _forked_by_main_thread() -> bool:
-    """After a fork the thread that called it is the main one; Python keeps its name."""
+    """Whether the main thread called fork: after a fork the calling thread is the main one, under its old name."""
     return threading.main_thread().name == "MainThread"
 
 
@@ -115,7 +115,7 @@ def _wrap_reraise() -> None:
 
 @contained("observe.worker")
 def _prepare() -> None:
-    """Before torch writes the traceback down as text."""
+    """Make room, and clean the traceback, before torch writes it down as text."""
     error = sys.exception()
     if isinstance(error, MemoryError | RuntimeError | OSError):
         headroom.release()  # there may be no room for a single word

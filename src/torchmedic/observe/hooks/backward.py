@@ -23,7 +23,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class BackwardHooks:
-    """Around the name that `Tensor.backward`, `autograd.backward`, `autograd.grad` and `func.grad` all call through."""
+    """Wraps the function that `Tensor.backward`, `autograd.backward`, `autograd.grad` and `func.grad` all call."""
 
     def __init__(self, step: Step, forward: ForwardHooks) -> None:
         self._step = step
@@ -123,7 +123,7 @@ class BackwardHooks:
         self._look(sys._getframe(1))
 
     def _look(self, frame: FrameType) -> None:
-        """At what the backward has left."""
+        """Look at the gradients that the backward has left."""
         step = self._step
         if step.finite.on:
             try:

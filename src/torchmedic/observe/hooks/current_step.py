@@ -1,4 +1,4 @@
-"""The step that is under way, as the hooks know it, and all who are told of it."""
+"""The step that is under way, as the hooks know it, and the watches that they feed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MIN_ALIKE_STEPS = 8  # in a row, to know how a loop is built
 
 
 class Step:
-    """Shared by the hooks of data, forward, backward, optimizer and scaler."""
+    """The state that the hooks of data, forward, backward, optimizer and scaler share."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Step:
             self._opened_by_others = 0
 
     def is_over(self, frame: FrameType) -> None:
-        """The weights are updated. Where others are seen to open every step, what would be noted now is never used."""
+        """The weights are updated. Where a hook sees every step begin, notes taken now would never be used."""
         if self._opened_by_others < _MIN_ALIKE_STEPS:
             self.begins(user_frame(frame))
         else:

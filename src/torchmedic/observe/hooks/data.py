@@ -22,7 +22,7 @@ _LOADING = os.path.dirname(os.path.abspath(dataloader.__file__)) + os.sep
 
 
 class DataHooks:
-    """Around the iterators of `DataLoader`."""
+    """Wraps the iterators of `DataLoader`."""
 
     def __init__(self, step: Step, forward: ForwardHooks) -> None:
         self._step = step

@@ -21,7 +21,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class OptimizerHooks:
-    """Around `torch.optim.Optimizer`, of which all others are made."""
+    """Wraps `torch.optim.Optimizer`, the base of all optimizers."""
 
     def __init__(self, step: Step, forward: ForwardHooks) -> None:
         self._step = step

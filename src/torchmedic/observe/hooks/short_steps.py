@@ -24,7 +24,7 @@ _FULL_EVERY = 64  # steps, of which one is noted in full
 
 
 class ShortSteps:
-    """What is done in a step that is not noted in full."""
+    """Decides which steps are sampled out, and does what is left to do in them."""
 
     def __init__(self, clock: Clock, batches: Batches, notes: StepNotes, finite: FiniteWatch) -> None:
         self._clock = clock
@@ -34,7 +34,7 @@ class ShortSteps:
         self._most = _MAX_SHORT_SECONDS
 
     def applies(self) -> bool:
-        """Whether the coming step is one of those."""
+        """Whether the coming step is sampled out."""
         clock = self._clock
         if clock.step <= _MIN_STEPS:
             return False

@@ -47,7 +47,7 @@ def state(agent: ProcessContext | None = None) -> dict[str, Any]:
 
 
 def _devices() -> list[int]:
-    """Those that this process uses: to ask another one would start it."""
+    """The devices that this process uses: asking another one would start it."""
     started = getattr(torch._C, "_cuda_hasPrimaryContext", None)
     if started is None:
         return [torch.cuda.current_device()]

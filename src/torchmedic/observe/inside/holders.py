@@ -1,4 +1,4 @@
-"""Who holds the memory of a process, asked by the parent when little memory is left.
+"""The biggest holders of memory in a process, asked for by the parent when little memory is left.
 
 The watch over leaks looks between steps. What fills memory before the first step, in a worker or in a child process is
 seen only here. It takes about ten milliseconds of the listening thread, at most a few times in a run.

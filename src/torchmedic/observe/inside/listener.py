@@ -78,7 +78,7 @@ class Listener:
         _thread.start_new_thread(self._listen, (self._pipe, self._ended))
 
     def close(self) -> None:
-        """This process ends well and will not be asked any more: a run may have thousands of workers, one by one."""
+        """Remove the files of a process that ends well: a run may have thousands of workers, one after the other."""
         for path in (questions.question, questions.dump, questions.heard):
             with contextlib.suppress(OSError):
                 path(self._agent.run, os.getpid()).unlink()

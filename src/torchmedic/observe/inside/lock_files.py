@@ -97,7 +97,7 @@ def _named_as_lock(frame: FrameType) -> Iterator[str]:
 
 
 def _is_kernel_lock(frame: FrameType) -> bool:
-    """Whether it is not the file that is in the way, but a lock that somebody has on it."""
+    """Whether a lock on the file is awaited, not the file itself."""
     with variables(frame) as known:
         return any(kind.__name__ == "UnixFileLock" for kind in type(known.get("self")).__mro__)
 

@@ -177,7 +177,7 @@ def _item(frames: list[FrameType]) -> str:
 
 
 def _contained(question: Any, *arguments: Any) -> Any:
-    """One question that cannot be answered is no reason not to answer the others."""
+    """Answer one question; a failure is reported and does not keep the others from being answered."""
     try:
         return question(*arguments)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Room to look around in a process that has used up what its own limits allow."""
+"""Memory to examine a process that has used up what its own limits allow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reserve(*, for_thread: bool = False) -> None:
 
 
 def release() -> None:
-    """Give up the room that was set aside."""
+    """Release the memory that was set aside."""
     if _spare:  # and nothing here that would take memory itself, not even a loop over them
         _spare[0].close()
         _spare.clear()
@@ -104,7 +104,7 @@ def data_limit() -> int | None:
 
 
 def is_lifted(name: str) -> bool:
-    """Whether a limit is out of our way while we look."""
+    """Whether a limit is lifted at the moment."""
     return name in _lifted
 
 
@@ -120,7 +120,7 @@ def sizes() -> dict[str, int]:
 
 
 def sizes_and_limits() -> dict[str, int]:
-    """The same with the limits that there are, for another process to read."""
+    """Sizes and limits of this process, in bytes, for another process to read."""
     limits = {name: limit for name in _LIMITS if (limit := _limit(name)) is not None}
     return {name: value for name, value in sizes().items() if name in _SIZES} | limits
 

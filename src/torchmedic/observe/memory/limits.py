@@ -27,7 +27,7 @@ class Bound(NamedTuple):
 
 
 class Setter(NamedTuple):
-    """Who has set a limit: this process itself, or one of those that started it."""
+    """The process that has set a limit: this one, or one of those that started it."""
 
     own: bool
     name: str = ""  # of the outermost process that has the same limit
@@ -64,7 +64,7 @@ def refusing(memory: HostMemory, asked: int | None) -> Bound | None:
 
 
 def setter_of(name: str, limit: int, first: int | None = None, proc: Path = Path("/proc")) -> Setter | None:
-    """Where a limit comes from, by the limits of the processes above; None where they cannot be read.
+    """The process that has set a limit, by the limits of the parent processes; None where they cannot be read.
 
     Args:
         name: Such as RLIMIT_AS.

@@ -34,7 +34,7 @@ class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shared_memory(folder: Path = FOLDER, proc: Path = Path("/proc")) -> SharedMemory | None:
-    """How things stand now; None where there is no such file system."""
+    """The state of `/dev/shm` now; None where there is no such file system."""
     try:
         found = os.statvfs(folder)
     except OSError:

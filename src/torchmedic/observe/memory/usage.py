@@ -12,7 +12,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class DeviceMemory(NamedTuple):
-    """Of the current CUDA device, in bytes, as torch's allocator counts them on the host."""
+    """Memory of the current CUDA device in bytes, as torch's allocator counts it on the host."""
 
     allocated: int = 0
     reserved: int = 0

@@ -1,4 +1,4 @@
-"""How long gradients and weights are looked at: a share of the time that training takes, and no more."""
+"""The time budget of finite checks: a small share of the time that training takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REST = 16  # looks, of which one goes beyond the first tensor when the time is u
 
 
 class CheckBudget:
-    """Looks at tensors, all of them or some, as its time allows."""
+    """Checks tensors, all of them or some, as the budget allows."""
 
     def __init__(self) -> None:
         self._started = monotonic()
@@ -33,7 +33,7 @@ class CheckBudget:
         return self.was_left or self._turn % REST == 0
 
     def any_bad(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether some of these are not finite, as far as the time for looking goes."""
+        """Whether some tensors are not finite; only two of them are checked once the budget is used up."""
         if not tensors:
             return False
         started = perf_counter()

@@ -27,7 +27,7 @@ def are_plain() -> bool:
 
 
 def witness_of(optimizers: Sequence[Any]) -> tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None:
-    """A gradient that a bad loss went into: while it is there, it has not been dropped by means that are not seen."""
+    """A gradient that a bad loss went into: while it exists, the gradients were not dropped unseen."""
     for optimizer in optimizers:
         for tensor in with_gradient(optimizer):
             if tensor.grad is not None:
@@ -43,7 +43,7 @@ def is_there(witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]
 
 
 def kind_of_device(optimizer: Any) -> str:
-    """Where the weights are; told by the first of them."""
+    """The device type of an optimizer's weights, taken from the first of them."""
     for group in optimizer.param_groups:
         if group["params"]:
             tensor = group["params"][0]
@@ -52,7 +52,7 @@ def kind_of_device(optimizer: Any) -> str:
 
 
 def may_be_read(optimizer: Any) -> bool:
-    """Whether its values can be looked at without waiting."""
+    """Whether the values of an optimizer's weights can be read without waiting."""
     kind = kind_of_device(optimizer)
     return kind == "cpu" and kind not in async_devices.devices
 
@@ -72,7 +72,7 @@ def all_bad(tensors: list[torch.Tensor], *, at_once: bool) -> set[int]:
 
 
 def first_is_bad(optimizer: Any) -> bool:
-    """The first tensor of a model is the last that backward reaches: what is bad anywhere tends to arrive there."""
+    """Whether the first gradient is bad: backward reaches it last, so what is bad anywhere tends to arrive there."""
     gradient = optimizer.param_groups[0]["params"][0].grad
     return (
         gradient is not None

@@ -1,4 +1,4 @@
-"""Whether the loss, the gradients and the weights are finite, asked so that nothing waits and next to nothing is spent.
+"""Whether the loss, the gradients and the weights are finite, checked without waiting and at next to no cost.
 
 The losses are read by `losses`. Gradients are looked at when the optimizer is about to step, but only on the CPU: all
 of them as long as that stays within a small share of the run's time, else the first and now and then another; and so
@@ -169,7 +169,7 @@ class FiniteWatch:
             self._publish(self._examiner.examine(None, frame, "gradient", "backward"))
 
     def _look_back(self, frame: FrameType) -> None:
-        """Nobody will step, and the device is read late: look at the losses that have arrived by now."""
+        """Look at the losses that have arrived from a late device, where no optimizer will step."""
         while (read := self._losses.late.first_arrived()) is not None:
             self._losses.take(read)
             if self._losses.last_is_bad:
@@ -177,7 +177,7 @@ class FiniteWatch:
                 return
 
     def cleared(self) -> None:
-        """The gradients of what was suspected are gone."""
+        """The gradients of suspected losses are gone."""
         self._losses.cleared()
         self._finding = None
 
@@ -229,7 +229,7 @@ class FiniteWatch:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing is suspected and nothing waited for."""
+        """Whether nothing is suspected and no loss is awaited."""
         losses = self._losses
         return self.on and not losses.bad and not losses.last_is_bad and not losses.late.are_coming
 
@@ -271,7 +271,7 @@ class FiniteWatch:
             self.device_failed(error, frame)
 
     def device_failed(self, error: BaseException, frame: FrameType) -> None:
-        """The device is lost: say so once, and ask it for nothing more."""
+        """The device is lost: report it once, and ask it for nothing more."""
         self.on = False
         if not async_devices.device_is_lost():
             async_devices.died(self._losses.late.belongings(), self._rewind.originals())

@@ -40,7 +40,7 @@ _NOT_DATA = (ModuleType, FunctionType, type, torch.nn.Module, Optimizer, torch.n
 
 
 class Point(NamedTuple):
-    """Where a frame was at a backward call, and what its variables held."""
+    """The position of a frame at a backward call, and what its variables held."""
 
     code: CodeType
     lasti: int
@@ -49,7 +49,7 @@ class Point(NamedTuple):
 
 
 class KeptBackward:
-    """One backward call, with the `Notes` of its step."""
+    """A backward call that is over, with the `Notes` of its step."""
 
     __slots__ = (
         *("step", "update", "loss", "points", "batch", "batch_bytes", "origin", "is_sampled_out"),
@@ -81,7 +81,7 @@ class KeptBackward:
 
     @property
     def forward(self) -> dict[int, tuple[CodeType, int]]:
-        """Nothing: the frames of then are gone; `points` tells where they were."""
+        """Empty: the frames of the earlier step are gone; `points` tells where they were."""
         return {}
 
     @property
@@ -116,7 +116,7 @@ class KeptBackwards:
         return past
 
     def record_sampled_out(self, step: int, update: int) -> KeptBackward:
-        """A call of which only the batch is known, and that it comes from where the last one did."""
+        """Keep a call of a sampled-out step: its batch, and the place of the last call."""
         if self._batches.whole is None and self.calls:
             return self.calls[-1]  # there is nothing that could be kept
         past = KeptBackward(self._notes, self._batches, step, update)
@@ -131,7 +131,7 @@ class KeptBackwards:
         return past
 
     def _trim(self) -> None:
-        """Let go of the older batches where all together are too big."""
+        """Drop the older batches where all together are too big."""
         total = 0
         for call in reversed(self.calls):
             total += call.batch_bytes
@@ -212,7 +212,7 @@ def _let_go(frame: FrameType, values: Any) -> None:
 
 
 class Kept(NamedTuple):
-    """A tensor as it was: a later write to it makes it another one."""
+    """A tensor and its version: a later write to it makes it another one."""
 
     tensor: Any
     is_weak: bool

@@ -36,7 +36,7 @@ class Read(NamedTuple):
 
 
 class LateLosses:
-    """Knows which losses are on their way."""
+    """Copies losses from a late device, and reads them when they have arrived."""
 
     def __init__(self, kept_backwards: KeptBackwards) -> None:
         self._pasts = kept_backwards
@@ -56,7 +56,7 @@ class LateLosses:
         return bool(self._held)
 
     def copy(self, root: torch.Tensor, kind: str, key: Any, frame: FrameType, update: int) -> bool:
-        """Have a loss copied; False where the device may not be asked for anything now."""
+        """Have a loss copied; False where the device may not be used now."""
         device = async_devices.devices[kind]
         if not device.may_work():
             return False
@@ -76,7 +76,7 @@ class LateLosses:
         return True
 
     def hold(self, root: torch.Tensor, step: int, update: int) -> None:
-        """Keep a loss where it is, for now."""
+        """Keep a loss on its device, for now."""
         self._held.append((root.detach(), self._pasts.record_sampled_out(step, update)))
         if len(self._held) >= _MAX_HELD:
             self._copy_held()
@@ -95,11 +95,11 @@ class LateLosses:
         self._together = [call for _, call in held]
 
     def forget(self) -> None:
-        """Those that are coming matter no more."""
+        """Drop the losses that are being copied."""
         self._coming.clear()
 
     def arrived(self) -> list[Read]:
-        """All that are coming, in order; what is waited for is long done, as it was asked for before backward."""
+        """All losses that are being copied, in order. The copies began before backward, so waiting is short."""
         coming, self._coming = self._coming, []
         if not coming:
             return []
@@ -108,7 +108,7 @@ class LateLosses:
         return [*self._arrived_together(coming[0].key), *map(_read, coming)]
 
     def first_arrived(self) -> Read | None:
-        """The oldest of them, if it is there by now."""
+        """The oldest loss that is being copied, if it has arrived."""
         if not self._coming or not self._coming[0].event.query():
             return None
         return _read(self._coming.pop(0))

@@ -39,7 +39,7 @@ class LossTrends(dict[Any, deque[float]]):
 
 
 class Losses:
-    """Fed by the watch over finite numbers."""
+    """Notes every loss; `FiniteWatch` calls it."""
 
     def __init__(self, kept_backwards: KeptBackwards, mark: Callable[[str], None]) -> None:
         self._mark = mark
@@ -71,7 +71,7 @@ class Losses:
         return self._unscaled is not None
 
     def begin(self, roots: Sequence[torch.Tensor], key: Any, frame: FrameType, update: int) -> None:
-        """A backward begins of which everything is noted."""
+        """A backward begins in a step that is noted in full."""
         self.last_is_bad = False
         self.backwards += 1
         self.last = []

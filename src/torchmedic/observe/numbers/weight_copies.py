@@ -115,7 +115,7 @@ class Rewind:
             self._renew(optimizer, copy, step, usual_step)
 
     def originals(self) -> list[Original]:
-        """What there is to go back to."""
+        """The copied tensors with their values."""
         found: dict[int, Original] = {}
         for copy, _ in self._copies.values():
             for tensor, value in zip(copy.tensors, copy.values, strict=False):
@@ -198,7 +198,7 @@ class Rewind:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whole and here: not a part of a tensor that is spread over devices."""
+    """Whether a tensor is an ordinary one that lies whole on one device."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
@@ -208,7 +208,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _room_for(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """One piece of memory per dtype, cut up: many small ones would tear holes into the allocator's."""
+    """Tensors like these in one allocation per dtype: many small allocations would fragment the memory."""
     whole: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
     found = []
     for dtype in {tensor.dtype for tensor in tensors}:
@@ -229,7 +229,7 @@ def _padded(tensor: torch.Tensor) -> int:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its strides fill as much memory as it has elements, in whatever order."""
+    """Whether a tensor fills its memory without gaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:

@@ -41,7 +41,7 @@ def _device_marks() -> list[Mark]:
 
 
 def device_states(marks: list[Mark]) -> list[torch.Tensor]:
-    """The states as `torch.cuda.get_rng_state_all` would have given them, at a tenth of the cost."""
+    """The states that `torch.cuda.get_rng_state_all` would have given, at a tenth of the cost."""
     return [torch.frombuffer(bytearray(_MARK.pack(*mark)), dtype=torch.uint8) for mark in marks]
 
 
@@ -63,7 +63,7 @@ class StepNotes:
         self._carried_names: dict[tuple[int, int], tuple[CodeType, frozenset[str]]] = {}
 
     def step_begins(self, frame: FrameType | None) -> None:
-        """Batch loaded or weights updated: what follows is what a replay will run again."""
+        """A batch was loaded or the weights were updated: a replay will start here."""
         self.rng = _generator.get_state()
         self.device_marks = _device_marks() if _is_initialized() else []
         self.sequence_number = _get_sequence_nr()
@@ -81,11 +81,11 @@ class StepNotes:
         return device_states(self.device_marks)
 
     def step_is_over(self) -> None:
-        """The next step will begin with something that is noticed, and everything else is noted then."""
+        """A step is over, and a hook will see the next one begin: the rest is noted then."""
         self.sequence_number = _get_sequence_nr()
 
     def forget(self) -> None:
-        """A step begins of which no more than this is noted; what was noted of an earlier one would be wrong."""
+        """A step begins that is sampled out: drop the notes of earlier steps, which would be wrong for it."""
         self.sequence_number = _get_sequence_nr()
         self.rng = None
         self.device_marks = []
@@ -97,7 +97,7 @@ class StepNotes:
         return self.rng is None or _get_sequence_nr() == self.sequence_number
 
     def forward_begins(self, frame: FrameType | None) -> None:
-        """A root module is called: remember everybody on the stack."""
+        """A root module is called: remember every frame on the stack."""
         frame = outside_torch(frame)
         if frame is None:
             self.forward_points = {}
@@ -121,11 +121,11 @@ class StepNotes:
 
     @property
     def forward(self) -> dict[int, tuple[CodeType, int]]:
-        """By the identity of a frame: its code, and its line at the forward pass."""
+        """The code and the line at the forward pass of every frame, by the identity of the frame."""
         return {key: (code, line_of(code, lasti)) for key, (code, lasti) in self.forward_points.items()}
 
     def _note_carried(self, frame: FrameType | None) -> None:
-        """Keep the values that the step may overwrite and that the next one starts from (a hidden state, say)."""
+        """Keep the values that a step overwrites and the next one starts from, a hidden state for example."""
         self.carried = {}
         if frame is None or sys.gettrace() is not None:
             return

@@ -120,7 +120,7 @@ class EarlierStepRunner(Runner):
 
 
 def _twins(present: Any, past: Any, depth: int = 4) -> Iterator[tuple[int, Any]]:
-    """What stands at the same place in two batches."""
+    """Pairs of the identity of a part of one batch and the part at the same place in the other."""
     if type(present) is not type(past) or not (
         isinstance(present, torch.Tensor | list | tuple) or hasattr(type(present), "items")
     ):

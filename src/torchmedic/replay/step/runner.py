@@ -190,7 +190,7 @@ class Runner:
         self._module_calls += 1
 
     def _judge(self, played: ReplayResult) -> None:
-        """Look at loss and gradients before they are put back."""
+        """Note whether loss and gradients are finite, before they are put back."""
         values = [root.detach() for root in played.roots if root.is_floating_point() and root.numel()]
         if values and values[-1].numel() == 1 and not values[-1].is_meta:
             played.loss = float(values[-1].item())

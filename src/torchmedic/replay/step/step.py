@@ -35,7 +35,7 @@ class Step:
         self._recut = recut
 
     def run_by(self, runner: Runner) -> Step:
-        """The same step, run by another."""
+        """The step with another runner."""
         return Step(self.frame, self._recut, runner)
 
     def again(self, tree: ast.Module | None = None, *, keep_graphs: bool = True) -> ReplayResult:
@@ -139,7 +139,7 @@ def _refuse_launchers(stack: Stack) -> None:
 
 
 def _step(stack: Stack, agent: StepContext, include_failing: bool, outwards: int = 0) -> Step:
-    """`stack` is innermost first."""
+    """Cut the step at the innermost frame that can be cut; `stack` is innermost first."""
     _refuse_launchers(stack)
     notes = agent.notes
     # A lambda or comprehension is a part of a statement of the frame around it.
@@ -165,7 +165,7 @@ def through_backward(tb: TracebackType | None, agent: StepContext) -> Step:
 
 
 def through_backward_of_library(tb: TracebackType | None, agent: StepContext) -> Step:
-    """The same where a library has called the model, and goes backward from the same function.
+    """The step as far as a library goes backward, where the library has called the model from the same function.
 
     Raises:
         CannotCut: With the reason.
@@ -182,7 +182,7 @@ def through_backward_of_library(tb: TracebackType | None, agent: StepContext) ->
 
 
 def on_to_backward(frame: FrameType | None, agent: StepContext) -> Step:
-    """The same for a step that is running now.
+    """The step that is running now, cut so that it goes on to its backward.
 
     Raises:
         CannotCut: With the reason.
@@ -191,7 +191,7 @@ def on_to_backward(frame: FrameType | None, agent: StepContext) -> Step:
 
 
 def _through_backward(stack: Stack, agent: StepContext) -> Step:
-    """`stack` is innermost first."""
+    """Cut the step at the innermost frame that can be cut; `stack` is innermost first."""
     why = CannotCut("there are no frames")
     for frame, line, column in stack:
         if is_user_file(frame.f_code.co_filename):
@@ -258,7 +258,7 @@ def _cut(
 
 
 def _moved_column(frame: FrameType, point: tuple[int, int | None], tree: ast.Module) -> int | None:
-    """Where the failing statement stands after an edit, which may have moved it on its line."""
+    """The column of the failing statement after an edit, which may have moved it on its line."""
     line, column = point
     before = _starts(syntax_tree(frame.f_code.co_filename, frame.f_globals), line)
     after = _starts(tree, line)

@@ -52,14 +52,6 @@ def source_of(spot: Spot) -> str:
     return "".join([first, *lines[spot.line : end - 1], last])
 
 
-def expression_at(spot: Spot) -> ast.expr | None:
-    """The syntax of the expression at a spot."""
-    try:
-        return ast.parse(source_of(spot).strip(), mode="eval").body
-    except SyntaxError:
-        return None
-
-
 def node_at(spot: Spot) -> tuple[ast.expr, Spot] | None:
     """The expression at a spot as a part of its file's syntax, and the whole place that it takes."""
     tree = syntax_tree(spot.file)
@@ -230,7 +222,3 @@ def _functions_of(file: str, line: int) -> list[FunctionType]:
 
 def _inner_lines(code: CodeType) -> list[int]:
     return [number for inner in _codes(code) for *_, number in inner.co_lines() if number is not None]
-
-
-def finite(tensors: list[torch.Tensor]) -> bool:
-    return all(bool(torch.isfinite(tensor.detach()).all().item()) for tensor in tensors if tensor.is_floating_point())
