@@ -18,7 +18,7 @@ from overhead import MODELS
 from torch import nn
 
 from torchmedic.examine import conductor
-from torchmedic.observe import agent as agents
+from torchmedic.observe import lifecycle
 from torchmedic.observe.agent import Agent
 from torchmedic.observe.checkup.watch import Checkup
 
@@ -68,7 +68,7 @@ def main() -> None:
     device = parser.parse_args().device
     torch.manual_seed(0)
     conductor.install(tempfile.mkdtemp())
-    agent = agents.current()
+    agent = lifecycle.current()
     assert agent is not None
     print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads; bar: {BAR:.0f} plain steps")
     for build in MODELS[device]:

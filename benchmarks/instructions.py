@@ -239,7 +239,7 @@ def measure(count: Counter, device: str) -> list[dict[str, Any]]:
     import torch
 
     from torchmedic.examine import conductor
-    from torchmedic.observe import agent as agents
+    from torchmedic.observe import lifecycle
     from torchmedic.observe.device import async_devices
 
     torch.set_num_threads(1)
@@ -253,7 +253,7 @@ def measure(count: Counter, device: str) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         conductor.install(folder)
-        agent = agents.current()
+        agent = lifecycle.current()
         assert agent is not None
         agent.leaks.stop()
         while agent.habits.awake:  # the check-up of the first steps

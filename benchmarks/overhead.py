@@ -32,7 +32,8 @@ from gpt import VOCABULARY, GPTLoss
 from torch import nn
 
 from torchmedic.examine import conductor
-from torchmedic.observe import agent as agents
+from torchmedic.observe import lifecycle
+from torchmedic.observe.agent import Agent
 from torchmedic.observe.step.blackbox import BlackBox
 
 RESULTS = Path(__file__).parent / "results"
@@ -110,7 +111,7 @@ class Loop:
 
 
 @contextlib.contextmanager
-def watching(agent: agents.Agent) -> Iterator[None]:
+def watching(agent: Agent) -> Iterator[None]:
     """Under torchmedic, as if it had never been away."""
     agent.hooks.install()
     # The time that may be spent on looking at numbers is a share of the time under watch.
@@ -152,7 +153,7 @@ def underflow_overflow(loop: Loop) -> Iterator[None]:
 Modes = dict[str, Callable[[], AbstractContextManager[Any]]]
 
 
-def tools(loop: Loop, agent: agents.Agent) -> Modes:
+def tools(loop: Loop, agent: Agent) -> Modes:
     """Those that are there."""
     modes: Modes = {
         "plain": contextlib.nullcontext,
@@ -199,7 +200,7 @@ def ratios(loop: Loop, modes: Modes, fast: Sequence[str], seconds: float) -> tup
     return statistics.median(plain), {mode: statistics.median(values) for mode, values in found.items()}, len(plain)
 
 
-def compare(name: str, loop: Loop, agent: agents.Agent, seconds: float) -> dict[str, Any]:
+def compare(name: str, loop: Loop, agent: Agent, seconds: float) -> dict[str, Any]:
     modes = tools(loop, agent)
     failed = []
     for mode in [mode for mode in modes if mode not in ("plain", "torchmedic", "anomaly")]:
@@ -223,7 +224,7 @@ def compare(name: str, loop: Loop, agent: agents.Agent, seconds: float) -> dict[
     }
 
 
-def ablate(loop: Loop, agent: agents.Agent, seconds: float) -> str:
+def ablate(loop: Loop, agent: Agent, seconds: float) -> str:
     """What each part costs on this model: the time with everything less the time without the part."""
     parts = without_parts(agent)
 
@@ -248,7 +249,7 @@ def ablate(loop: Loop, agent: agents.Agent, seconds: float) -> str:
     return "\n".join(lines)
 
 
-def without_parts(agent: agents.Agent) -> Modes:
+def without_parts(agent: Agent) -> Modes:
     """How to switch off one part, and on again."""
     step, clock, finite = agent.step, agent.clock, agent.finite
     nothing = agent.kept_backwards.record(sys._getframe(), 0)
@@ -327,7 +328,7 @@ def main() -> None:
         (folder / "run").mkdir()
         start_up = start_up_seconds(folder, args.starts or (3 if on_card else 7)) if not args.ablate else {}
         conductor.install(str(folder / "run"))
-        agent = agents.current()
+        agent = lifecycle.current()
         assert agent is not None
         agent.hooks.remove()
         _away.append(time.monotonic())

@@ -10,10 +10,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchmedic.examine.publication import Said, publish_finding
-from torchmedic.observe import agent
+from torchmedic.observe import lifecycle
 from torchmedic.observe.context import ProcessContext, ReportingProcess
 from torchmedic.observe.stages import Finding, Quantity, UpdateStage
 from torchmedic.records import Diagnosis, WorkerFailure
+from torchmedic.runfolder.layout import is_confidential
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 def install(run_dir: str) -> None:
     """Start to watch this process, and explain here what goes wrong in it."""
-    agent.install(run_dir, Conductor)
+    lifecycle.install(run_dir, Conductor)
 
 
 class GrowthConductor:
@@ -50,9 +51,12 @@ class GrowthConductor:
             explain_growth(found, watch.looks, frame, self._process, self._said)
 
     def report_holders(self, holders: list[tuple[Held, int]]) -> None:
-        from torchmedic.examine.holders import report_holders
+        if not is_confidential(self._process.run):
+            from torchmedic.evidence.leaks.held_lines import with_lines  # few imports: memory is short
 
-        report_holders(holders, self._process)
+            # The parent reads it, also if this process does not live to say more.
+            located = with_lines(holders)
+            self._process.open().events.write("holders", step=self._process.clock.step, holders=located)
 
 
 class Conductor(GrowthConductor):

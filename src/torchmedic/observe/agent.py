@@ -1,14 +1,11 @@
 """The agent: everything of torchmedic that lives in one process of the user's.
 
-`inject/sitecustomize.py` has it installed right after torch has been imported for the first time, together with the
-stages that explain what the agent notices (`stages.py`).
+`lifecycle.py` installs it. What the agent notices is explained by the stages that are handed in (`stages.py`).
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,24 +14,21 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import torch
-from torch._C._dynamo.eval_frame import set_eval_frame
 
 from torchmedic import contained as containment
 from torchmedic.contained import contained, is_short
 from torchmedic.observe.checkup.watch import Checkup
 from torchmedic.observe.context import ProcessContext, ProcessFolder
-from torchmedic.observe.device import cuda_start
 from torchmedic.observe.device.device_marks import DeviceMarks
 from torchmedic.observe.device.device_queue import CudaQueue
 from torchmedic.observe.device.device_waits import DeviceWaits
-from torchmedic.observe.failures import exceptions, worker_failures
+from torchmedic.observe.failures import exceptions
 from torchmedic.observe.fatal_signals import FatalSignals
 from torchmedic.observe.heap.growth_watch import LeakWatch
 from torchmedic.observe.hooks import Hooks, Step
-from torchmedic.observe.hooks.loop_hooks import HabitHooks
 from torchmedic.observe.inside.listener import Listener
 from torchmedic.observe.loop.ledger import Habits
-from torchmedic.observe.memory import cuda_refusals, headroom, last_numbers
+from torchmedic.observe.memory import headroom, last_numbers
 from torchmedic.observe.memory.memory_series import MemorySeries, most_memory
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.numbers.kept_steps import KeptBackwards
@@ -49,13 +43,12 @@ from torchmedic.observe.step.step_notes import StepNotes
 from torchmedic.records import Fault
 from torchmedic.runfolder import questions
 from torchmedic.runfolder.files import BLACK_BOX, reserve
-from torchmedic.runfolder.layout import claim_process_folder, wants_checkup
+from torchmedic.runfolder.layout import claim_process_folder
 from torchmedic.settings import rank
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-_agent: Agent | None = None
 _MIN_MARKED_STEP_SECONDS = 0.005  # in shorter steps, marks on the device would be felt,
 _ALWAYS_MARKED_STEPS = 100  # except in the first few
 
@@ -237,75 +230,3 @@ class Agent:
         self.exiting()
         self.listener.close()
         self.signals.child_ended_well()
-
-
-def current() -> Agent | None:
-    return _agent
-
-
-def install(run_dir: str, stages: Callable[[ProcessContext], Stages]) -> None:
-    """Start to watch this process; `stages` makes what explains the incidents of it."""
-    global _agent
-    if _agent is not None:
-        return
-    _agent = agent = Agent(Path(run_dir), stages)
-    containment.step_aside = set_eval_frame
-    containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None)
-    if multiprocessing.parent_process() is None:
-        contained("observe.open")(agent.open)()
-    agent.clock.open_box = agent.open
-    contained("observe.signals")(agent.signals.catch)()
-    contained("observe.signals")(agent.signals.share_with_workers)()
-    agent.hooks.install()
-    if wants_checkup(agent.run):
-        contained("observe.install")(HabitHooks(agent.habits, agent.step).install)()
-        agent.habits.start()
-        contained("observe.leaks")(agent.leaks.start)()
-        contained("observe.checkup")(agent.checkup.start)()
-    contained("observe.worker")(worker_failures.install)(agent.stages.explain_exhausted_worker, agent.child_ends)
-    contained("observe.cuda_start")(cuda_start.install)()
-    contained("observe.out_of_memory")(cuda_refusals.install)()
-    contained("observe.out_of_memory")(headroom.reserve)()
-    contained("observe.endings")(exceptions.install)(_on_exception, _on_child_end, _on_giving_up)
-    contained("observe.ear")(agent.listener.open)()
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_on_fork)
-    atexit.register(_on_exit)
-
-
-def _on_exception(error: BaseException) -> None:
-    if _agent is not None:
-        _agent.raised(error)
-
-
-def _on_child_end() -> None:
-    if _agent is not None:
-        _agent.child_ends()
-
-
-def _on_giving_up(frame: FrameType) -> None:
-    if _agent is not None:
-        _agent.gives_up(frame)
-
-
-def _before_fork() -> None:
-    if _agent is not None:
-        contained("observe.ear")(_agent.listener.before_fork)()
-
-
-def _after_fork() -> None:
-    if _agent is not None:
-        contained("observe.ear")(_agent.listener.after_fork_in_parent)()
-
-
-def _on_fork() -> None:
-    if _agent is not None:
-        _agent.clock.box = None  # before anything else can go wrong: two writers would spoil it
-        _agent.forked()
-        if not _agent.hides_forks:
-            contained("observe.ear")(_agent.listener.after_fork_in_child)()
-
-
-def _on_exit() -> None:
-    if _agent is not None:
-        contained("observe.endings")(exceptions.look_back)(_on_exception)
-        _agent.exiting()

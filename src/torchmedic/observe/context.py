@@ -12,9 +12,9 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
+
     from torchmedic.observe.device.device_marks import DeviceMarks
     from torchmedic.observe.heap.growth_watch import LeakWatch
     from torchmedic.observe.loop.ledger import Habits

@@ -20,8 +20,9 @@ from typing import Any, Protocol
 import torch
 
 from torchmedic.observe.device import async_devices
-from torchmedic.observe.numbers.check_budget import REST, CheckBudget
 from torchmedic.observe.numbers.finite_checks import (
+    REST,
+    CheckBudget,
     all_bad,
     finite_rates,
     first_is_bad,
