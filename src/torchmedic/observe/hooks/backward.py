@@ -79,7 +79,7 @@ class BackwardHooks:
         clock = step.clock
         clock.enter(BACKWARD, frame)
         if step.checkup is not None and step.checkup.on:
-            step.check_up("backward_begins", roots, (clock.file, clock.line), frame)
+            step.check_up(step.checkup.backward_begins, roots, (clock.file, clock.line), frame)
         if step.habits.awake:
             step.habits.backward_begins(roots, frame)
         if step.finite.on and are_plain():
@@ -131,4 +131,4 @@ class BackwardHooks:
             except Exception as error:
                 step.numbers_failed(error, frame)
         if step.checkup is not None and step.checkup.on and not step.checkup.rests:
-            step.check_up("backward_ended", frame, step.clock.optimizer_count > 0)
+            step.check_up(step.checkup.backward_ended, frame, step.clock.optimizer_count > 0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec
 
 from torchmedic.contained import contained, report_fault
 from torchmedic.observe.checkup.watch import Checkup
@@ -18,6 +19,8 @@ from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.step_notes import StepNotes
 from torchmedic.source.user_code import user_frame
+
+P = ParamSpec("P")
 
 _MIN_ALIKE_STEPS = 8  # in a row, to know how a loop is built
 
@@ -69,9 +72,10 @@ class Step:
         else:
             report_fault("observe.finite", error)
 
-    def check_up(self, event: str, *facts: Any) -> None:
+    def check_up(self, react: Callable[P, None], *facts: P.args, **more: P.kwargs) -> None:
+        """Tell the check-up of an event by one of its methods; a fault stops the check-up, and nothing else."""
         try:
-            getattr(self.checkup, event)(*facts)
+            react(*facts, **more)
         except Exception as error:
             if self.checkup is not None:
                 self.checkup.stop()

@@ -70,7 +70,7 @@ class ForwardHooks:
             if callable(callback):
                 step = self._step
                 if step.checkup is not None and step.checkup.is_armed:
-                    step.check_up("compiled")
+                    step.check_up(step.checkup.compiled)
                 if self._is_expected:
                     self._note()
             return original(callback)

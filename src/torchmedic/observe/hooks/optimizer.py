@@ -111,7 +111,7 @@ class OptimizerHooks:
         if not step.is_sampled_out:
             step.clock.enter(OPTIMIZER, frame)
             if step.checkup is not None and step.checkup.on:
-                step.check_up("step_begins", optimizer)
+                step.check_up(step.checkup.step_begins, optimizer)
         if step.habits.awake:
             step.habits.step_begins(optimizer, frame)
             step.fast_path = False
@@ -159,6 +159,6 @@ class OptimizerHooks:
         step.fast_path = False
         clock.leave()
         if step.checkup is not None and step.checkup.on:
-            step.check_up("step_ended", sys._getframe(1))
+            step.check_up(step.checkup.step_ended, sys._getframe(1))
         step.is_over(sys._getframe(1))
         self._forward.expect()
