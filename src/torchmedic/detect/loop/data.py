@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.incident import ClassesInOrder, LoopIncident, SameBatchEveryStep, SameRandomnessInWorkers
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
@@ -52,11 +52,11 @@ def _same_batch(fetches: list[Event]) -> Iterator[LoopIncident]:
         return
     if len({event.step for event in last}) < _FETCHES - 1:
         return  # the weights were not updated in between
-    yield LoopIncident(
-        kind="same batch",
+    yield SameBatchEveryStep(
         step=last[-1].step,
         cause=last[-1].place,
-        facts={"times": len(last), "batches": last[-1].fact.length},
+        times=len(last),
+        batches=last[-1].fact.length,
     )
 
 
@@ -79,11 +79,13 @@ def _sorted_labels(habits: Habits, fetches: list[Event]) -> Iterator[LoopInciden
             continue
         if not torch.equal(classes, torch.arange(len(classes), dtype=classes.dtype)):
             continue  # lengths, perhaps, or groups: not the numbers of classes
-        yield LoopIncident(
-            kind="sorted labels",
+        yield ClassesInOrder(
             step=start.step,
             cause=start.place,
-            facts={"classes": len(classes), "batch": order, "length": len(labels), "first": int(counts[0])},
+            classes=len(classes),
+            batch=order,
+            length=len(labels),
+            first=int(counts[0]),
         )
 
 
@@ -100,17 +102,14 @@ def _same_randomness(habits: Habits, fetches: list[Event]) -> Iterator[LoopIncid
             continue
         for name, value in vars(dataset).items():
             if _is_generator(value) and name in code.co_names:
-                yield LoopIncident(
-                    kind="same randomness",
+                yield SameRandomnessInWorkers(
                     step=fetch.step,
                     cause=Place(code.co_filename, code.co_firstlineno),
-                    others={"data": fetch.place},
-                    facts={
-                        "name": name,
-                        "kind": type(value).__name__,
-                        "workers": fetch.fact.workers,
-                        "dataset": type(dataset),
-                    },
+                    data=fetch.place,
+                    name=name,
+                    kind=type(value).__name__,
+                    workers=fetch.fact.workers,
+                    dataset=type(dataset),
                 )
 
 

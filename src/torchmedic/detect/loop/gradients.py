@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.incident import (
+    ClipBeforeUnscale,
+    GradientsClearedBeforeStep,
+    GradientsClearedInsideAccumulation,
+    GradientsNeverCleared,
+    LoopIncident,
+    LossNotDivided,
+    StepWithoutBackward,
+)
 from torchmedic.detect.loop.intervals import Interval, intervals
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
@@ -53,13 +61,13 @@ def _never_cleared(habits: Habits, number: int, known: list[Interval]) -> Iterat
     step = last[-1].step
     backward = last[-1].of("backward")[-1]
     assert step is not None
-    yield LoopIncident(
-        kind="never cleared",
+    yield GradientsNeverCleared(
         step=step.step,
         cause=step.place,
         optimizer=number,
-        others={"backward": backward.place},
-        facts={"updates": len(known), "norms": (read[0], read[-1]), "first": known[0].norms[:1]},
+        backward=backward.place,
+        updates=len(known),
+        norms=(read[0], read[-1]),
     )
 
 
@@ -77,13 +85,15 @@ def _cleared_inside(number: int, known: list[Interval]) -> Iterator[LoopIncident
     last = known[-_CYCLES:]
     step = last[-1].step
     assert step is not None
-    yield LoopIncident(
-        kind="cleared inside",
+    yield GradientsClearedInsideAccumulation(
         step=step.step,
         cause=place,
         optimizer=number,
-        others={"step": step.place, "backward": last[-1].of("backward")[-1].place},
-        facts={"lost": lost, "kept": kept, "cycles": len(cycles)},
+        update=step.place,
+        backward=last[-1].of("backward")[-1].place,
+        lost=lost,
+        kept=kept,
+        cycles=len(cycles),
     )
 
 
@@ -97,9 +107,9 @@ def _thrown_away(part: Interval) -> tuple[int, int, Place] | None:
     fresh = True  # a forward pass has come before the next backward
     for act in part.acts:
         if act.kind == "forward":
-            fresh = fresh or act.fact[1]
+            fresh = fresh or act.fact.with_gradients
         elif act.kind == "backward":
-            if not fresh or act.fact[0]:
+            if not fresh or act.fact.inside_step:
                 return None
             kept.append(act)
             fresh = False
@@ -133,19 +143,19 @@ def _cleared_before_step(habits: Habits, number: int, known: list[Interval]) -> 
         zeros = part.of("zero")
         if part.touched or part.step is None or not zeros or not part.cleared_last or not part.of("backward"):
             return
-        if part.of("backward")[-1].fact[0]:
+        if part.of("backward")[-1].fact.inside_step:
             return  # a closure, which steps on what it computes
-    if any(part.step.fact[0] for part in known if part.step is not None) and not _all_zero(habits, number):
+    if any(part.step.fact.has_gradient for part in known if part.step is not None) and not _all_zero(habits, number):
         return  # only what the witness is of was cleared
     clearing, step = known[-1].of("zero")[-1], known[-1].step
     assert step is not None
-    yield LoopIncident(
-        kind="cleared before step",
+    yield GradientsClearedBeforeStep(
         step=step.step,
         cause=clearing.place,
         optimizer=number,
-        others={"step": step.place, "backward": known[-1].of("backward")[-1].place},
-        facts={"updates": len(known)},
+        update=step.place,
+        backward=known[-1].of("backward")[-1].place,
+        updates=len(known),
     )
 
 
@@ -175,7 +185,12 @@ def _stale(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
         return
     step = last[-1].step
     assert step is not None
-    yield LoopIncident(kind="stale", step=step.step, cause=step.place, optimizer=number, facts={"updates": len(last)})
+    yield StepWithoutBackward(
+        step=step.step,
+        cause=step.place,
+        optimizer=number,
+        updates=len(last),
+    )
 
 
 def _clipped_scaled(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
@@ -192,13 +207,12 @@ def _clipped_scaled(number: int, known: list[Interval]) -> Iterator[LoopIncident
             return
         clips.append(clip)
     if len({clip.place for clip in clips}) == 1 and last[-1].step is not None:
-        yield LoopIncident(
-            kind="clipped scaled",
+        yield ClipBeforeUnscale(
             step=last[-1].step.step,
             cause=clips[-1].place,
             optimizer=number,
-            others={"step": last[-1].step.place},
-            facts={"bound": clips[-1].fact},
+            update=last[-1].step.place,
+            bound=clips[-1].fact,
         )
 
 
@@ -214,7 +228,7 @@ def _not_divided(habits: Habits, number: int, known: list[Interval]) -> Iterator
         return
     for part, each in zip(last, calls, strict=True):
         zeros, clips = part.of("zero"), part.of("clip")
-        if part.touched or part.skipped or clips or part.of("step") or any(not act.fact[2] for act in each):
+        if part.touched or part.skipped or clips or part.of("step") or any(not act.fact.is_mean for act in each):
             return
         if any(part.acts.index(zero) > part.acts.index(each[0]) for zero in zeros):
             return
@@ -223,11 +237,11 @@ def _not_divided(habits: Habits, number: int, known: list[Interval]) -> Iterator
             return
     step = last[-1].step
     assert step is not None
-    yield LoopIncident(
-        kind="not divided",
+    yield LossNotDivided(
         step=step.step,
         cause=calls[-1][-1].place,
         optimizer=number,
-        others={"step": step.place},
-        facts={"size": size, "cycles": len(known)},
+        update=step.place,
+        size=size,
+        cycles=len(known),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.incident import GrowingGraph, LoopIncident
 from torchmedic.observe.loop.ledger import Habits
 
 _LOOKS = 6
@@ -20,14 +20,11 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     if any(later[1] <= earlier[1] for earlier, later in itertools.pairwise(sizes)):
         return
     carried = growth.carried
-    yield LoopIncident(
-        kind="growing graph",
+    yield GrowingGraph(
         step=sizes[-1][0],
         cause=growth.backward,
-        others={"carried": carried.place} if carried is not None else {},
-        facts={
-            "name": carried.name if carried is not None else "",
-            "is_attribute": carried is not None and carried.is_attribute,
-            "sizes": sizes,
-        },
+        carried=carried.place if carried is not None else None,
+        name=carried.name if carried is not None else "",
+        is_attribute=carried is not None and carried.is_attribute,
+        sizes=sizes,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.incident import LeftoverMicroBatches, LoopIncident
 from torchmedic.detect.loop.intervals import intervals
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
@@ -30,12 +30,14 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         left, is_lost = end
         step = known[-1].step
         assert step is not None
-        yield LoopIncident(
-            kind="leftovers",
+        yield LeftoverMicroBatches(
             step=step.step,
             cause=step.place,
             optimizer=number,
-            facts={"left": left, "size": size, "length": length, "lost": is_lost},
+            left=left,
+            size=size,
+            length=length,
+            is_lost=is_lost,
         )
 
 
