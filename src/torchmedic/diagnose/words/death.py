@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.format import size
 from torchmedic.records import Grade, Location, Role, StackFrame, ThreadStack
 from torchmedic.records.death import Death
 from torchmedic.source.text import relative, source_line
@@ -90,14 +91,6 @@ def native_package(death: Death) -> str:
 def overflowed(death: Death) -> bool:
     """Whether the dead thread's Python stack was deeper than a dump shows."""
     return bool(death.threads) and death.threads[0].current and len(death.threads[0].frames) >= _DEEP
-
-
-def size(count: int) -> str:
-    """Bytes as a person writes them."""
-    for unit, power in (("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if count >= 1 << power:
-            return f"{count / (1 << power):.1f} {unit}"
-    return f"{count} B"
 
 
 def line_location(role: Role, file: str, line: int, label: str) -> Location:

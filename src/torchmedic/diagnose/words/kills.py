@@ -8,7 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.diagnose.words.death import draft_of, line_location, size, who
+from torchmedic.diagnose.words.death import draft_of, line_location, who
+from torchmedic.diagnose.words.format import size
 from torchmedic.records import Diagnosis, Location, Moment
 from torchmedic.records.death import Death
 from torchmedic.records.memory import HeldMemory, MemorySample, comparable

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from torchmedic.diagnose.words.listing import listed as listed  # noqa: PLC0414 - for those who know it from here
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.source.lookup.failing_call import Argument, Call

@@ -25,7 +25,8 @@ import torch
 from torchmedic.detect.failures.device_errors import DeviceFault, device_fault_of
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.rules.devices._places import raised_at
-from torchmedic.diagnose.words.tensors import dtype, listed, shape
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import dtype, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.storages import storage_of

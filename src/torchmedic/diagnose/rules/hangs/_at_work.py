@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchmedic.diagnose.words.stall import BUSY, SLEEPS, command, descendants, duration, short
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import BUSY, SLEEPS, command, descendants, short
 from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.records.process import ProcessView, ThreadView
 from torchmedic.records.stall import Stall

@@ -8,7 +8,8 @@ from typing import Literal
 from torchmedic.diagnose.rules.hangs._at_work import sleeps
 from torchmedic.diagnose.rules.hangs._wait_chain import CHILDREN, Waiter, chain
 from torchmedic.diagnose.rules.hangs.worker_stuck import waits_for_batch
-from torchmedic.diagnose.words.stall import BUSY, command, duration
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import BUSY, command
 from torchmedic.records.inside import PyThread
 from torchmedic.records.process import LISTENER, ProcessView
 from torchmedic.records.stall import Stall

@@ -16,7 +16,8 @@ import re
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, frames_in, native
-from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, descendants, duration, main_line
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, descendants, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import PyFrame
 from torchmedic.records.process import ProcessView

@@ -18,7 +18,8 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._at_work import helpers
 from torchmedic.diagnose.rules.hangs._counterparts import described, doing, find, hopeless, patience_is_over
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
-from torchmedic.diagnose.words.stall import StallDraft, at, command, duration, main_line
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line
 from torchmedic.records import Diagnosis, Grade, Severity
 from torchmedic.records.inside import LockFile
 from torchmedic.records.process import LockHeld

@@ -25,8 +25,8 @@ from torchmedic.diagnose.rules.hangs._at_work import (
     where,
 )
 from torchmedic.diagnose.rules.hangs._reading import waits_for_workers
-from torchmedic.diagnose.words.death import size
-from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, duration, main_line, stands
+from torchmedic.diagnose.words.format import duration, size
+from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, main_line, stands
 from torchmedic.records import Diagnosis, Severity
 from torchmedic.records.stall import Stall
 

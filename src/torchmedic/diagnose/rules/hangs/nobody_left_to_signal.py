@@ -18,7 +18,8 @@ from __future__ import annotations
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._nobody_left import Silence, nobody, timer
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
-from torchmedic.diagnose.words.stall import StallDraft, at, duration, main_line
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import StallDraft, at, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import LockView
 from torchmedic.records.stall import Stall

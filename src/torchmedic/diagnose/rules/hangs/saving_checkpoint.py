@@ -14,8 +14,8 @@ import re
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, native
-from torchmedic.diagnose.words.death import size
-from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, duration
+from torchmedic.diagnose.words.format import duration, size
+from torchmedic.diagnose.words.stall import BUSY, StallDraft, at
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.records.process import FileGrowth

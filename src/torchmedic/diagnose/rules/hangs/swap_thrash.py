@@ -13,7 +13,7 @@ Python lists in the dataset, which every worker copies. To see which process use
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.stall import StallDraft, command, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall

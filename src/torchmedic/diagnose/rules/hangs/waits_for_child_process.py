@@ -16,7 +16,8 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._counterparts import goes_on
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain, children_awaited
 from torchmedic.diagnose.rules.hangs.worker_stuck import waits_for_batch
-from torchmedic.diagnose.words.stall import StallDraft, at, command, duration, main_line, short
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line, short
 from torchmedic.records import Diagnosis
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall

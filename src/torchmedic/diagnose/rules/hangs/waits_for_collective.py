@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._collectives import Call, Rank, call_of, on_one_host, peer_states
-from torchmedic.diagnose.words.listing import listed
-from torchmedic.diagnose.words.stall import StallDraft, at, duration, short
+from torchmedic.diagnose.words.format import duration, listed
+from torchmedic.diagnose.words.stall import StallDraft, at, short
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import InsideView, PyFrame
 from torchmedic.records.stall import Stall

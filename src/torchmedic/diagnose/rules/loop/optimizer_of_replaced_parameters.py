@@ -14,7 +14,8 @@ import ast
 
 from torchmedic.detect.loop.incident import OptimizerOfOtherModel, ReplacedParameters
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.tensors import count, listed
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location, syntax_tree

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from torchmedic.detect.loop.incident import TrainingInEvalMode
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.tensors import count, listed
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 

@@ -19,7 +19,7 @@ from torchmedic.diagnose.cures.memory import cured
 from torchmedic.diagnose.engine import ask
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import biggest, differentiated, most_held, noticed, shown
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of, exhaustion_in
 from torchmedic.records import Diagnosis

@@ -21,7 +21,7 @@ from torchmedic.diagnose.engine import ask
 from torchmedic.diagnose.registry import Family
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.book import HEADINGS
 from torchmedic.evidence.memory.accounting.storages import total

@@ -16,7 +16,7 @@ from torchmedic.diagnose.cures.memory import cured
 from torchmedic.diagnose.engine import ask
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.memory.host import HostMemory
 from torchmedic.observe.memory.limits import mappings
