@@ -32,3 +32,10 @@ def test_the_cause_is_named_at_its_line(tmp_path: Path, code: str, source: str) 
 @pytest.mark.parametrize(("code", "source"), cases(healthy=True))
 def test_a_healthy_script_is_told_nothing(tmp_path: Path, code: str, source: str) -> None:
     check_health(run_script(tmp_path, source))
+
+
+def test_a_refused_file_is_not_executed_to_explain_it(tmp_path: Path) -> None:
+    sources = {param.id: param.values[1] for param in cases(healthy=False)}  # type: ignore[attr-defined]
+    finished = run_script(tmp_path, sources["TM180-a-blocked-module"])
+    assert finished.only.code == "TM180"
+    assert not (tmp_path / "executed").exists()
