@@ -15,9 +15,9 @@ from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
 
-_FETCHES = 8
+_MIN_FETCHES = 8
 _RESEEDING = frozenset({"seed", "manual_seed", "get_worker_info", "setstate", "set_state", "__setattr__", "spawn"})
-_MOST_LABELS = 1 << 20
+_MAX_LABELS = 1 << 20
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
@@ -42,22 +42,17 @@ def _trained_on(events: list[Event]) -> Iterator[Event]:
 
 def _same_batch(fetches: list[Event]) -> Iterator[LoopIncident]:
     """Every step began a new pass over the data, took its first batch and left it: always the same one."""
-    last = fetches[-_FETCHES:]
-    if len(last) < _FETCHES or len({event.site for event in last}) != 1:
+    last = fetches[-_MIN_FETCHES:]
+    if len(last) < _MIN_FETCHES or len({event.site for event in last}) != 1:
         return
     facts = {(event.fact.items, event.fact.dataset) for event in last}
     if len(facts) != 1 or last[-1].fact.items is None:
         return
     if any(event.fact.position != 1 or (event.fact.length or 0) < 2 or not event.fact.direct for event in last):
         return
-    if len({event.step for event in last}) < _FETCHES - 1:
+    if len({event.step for event in last}) < _MIN_FETCHES - 1:
         return  # the weights were not updated in between
-    yield SameBatchEveryStep(
-        step=last[-1].step,
-        cause=last[-1].place,
-        times=len(last),
-        batches=last[-1].fact.length,
-    )
+    yield SameBatchEveryStep(step=last[-1].step, cause=last[-1].place, times=len(last), batches=last[-1].fact.length)
 
 
 def _sorted_labels(habits: Habits, fetches: list[Event]) -> Iterator[LoopIncident]:
@@ -128,11 +123,11 @@ def labels_of(dataset: Dataset[Any]) -> torch.Tensor | None:
     else:
         values = next((vars(dataset)[name] for name in ("targets", "labels") if name in vars(dataset)), None)
     try:
-        if isinstance(values, list) and len(values) <= _MOST_LABELS and all(type(value) is int for value in values):
+        if isinstance(values, list) and len(values) <= _MAX_LABELS and all(type(value) is int for value in values):
             values = torch.tensor(values)
         if not isinstance(values, torch.Tensor) or values.dim() != 1 or not values.is_cpu:
             return None
-        if values.is_floating_point() or values.dtype is torch.bool or len(values) > _MOST_LABELS:
+        if values.is_floating_point() or values.dtype is torch.bool or len(values) > _MAX_LABELS:
             return None
         return values if len(values) == len(dataset) else None  # type: ignore[arg-type]
     except (TypeError, RuntimeError):

@@ -9,16 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchmedic.detect.loop import (
-    data,
-    device_time,
-    gradients,
-    growing_graph,
-    leftovers,
-    modes,
-    parameters,
-    schedules,
-)
+from torchmedic.detect.loop import data, device_time, gradients, growing_graph, leftovers, modes, parameters, schedules
 from torchmedic.detect.loop.incident import LoopIncident
 from torchmedic.observe.loop.ledger import Habits
 

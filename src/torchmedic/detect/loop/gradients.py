@@ -20,16 +20,16 @@ from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
 
-_IN_A_ROW = 4  # intervals that show a habit
-_UNCLEARED = 6  # more of them, as nothing but their number speaks against a long accumulation
-_CYCLES = 3
+_MIN_INTERVALS = 4  # intervals that show a habit
+_MIN_UNCLEARED_INTERVALS = 6  # more of them, as nothing but their number speaks against a long accumulation
+_MIN_CYCLES = 3
 _LARGE_BOUND = 100.0  # a bound that somebody has multiplied by the scale, perhaps
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
     for number, watched in habits.optimizers.items():
         known = intervals(habits.events, number)
-        if len(known) < _CYCLES:
+        if len(known) < _MIN_CYCLES:
             continue
         cleared_early = list(_cleared_before_step(habits, number, known))
         yield from cleared_early
@@ -44,8 +44,10 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
 
 def _never_cleared(habits: Habits, number: int, known: list[Interval]) -> Iterator[LoopIncident]:
     """Every backward added to what the updates before have already used."""
-    last = known[-_UNCLEARED:]
-    if len(last) < _UNCLEARED or any(part.touched or part.of("zero") or not part.of("backward") for part in last):
+    last = known[-_MIN_UNCLEARED_INTERVALS:]
+    if len(last) < _MIN_UNCLEARED_INTERVALS or any(
+        part.touched or part.of("zero") or not part.of("backward") for part in last
+    ):
         return
     gradients = {part.at_step.gradient for part in last if part.at_step is not None}
     if len(gradients) != 1 or min(next(iter(gradients))) <= 0:
@@ -72,7 +74,7 @@ def _never_cleared(habits: Habits, number: int, known: list[Interval]) -> Iterat
 
 
 def _cleared_inside(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
-    """Of several micro-batches only the last ones are in the gradients when the weights are updated."""
+    """Only the last of several micro-batches are in the gradients when the weights are updated."""
     found = _thrown_away(known[-1])
     if found is None:
         return
@@ -80,9 +82,9 @@ def _cleared_inside(number: int, known: list[Interval]) -> Iterator[LoopIncident
     # The first cycle may be a short one. Steps that are left out when a loss looks bad must not be taken for cycles:
     # they differ from each other sooner or later.
     cycles = known if _thrown_away(known[0]) == found else known[1:]
-    if len(cycles) < {1: 6, 2: 4}.get(lost, _CYCLES) or any(_thrown_away(part) != found for part in cycles):
+    if len(cycles) < {1: 6, 2: 4}.get(lost, _MIN_CYCLES) or any(_thrown_away(part) != found for part in cycles):
         return
-    last = known[-_CYCLES:]
+    last = known[-_MIN_CYCLES:]
     step = last[-1].step
     assert step is not None
     yield GradientsClearedInsideAccumulation(
@@ -137,7 +139,7 @@ def _weights_changed(backward: Event, clearing: Event, part: Interval) -> bool:
 
 def _cleared_before_step(habits: Habits, number: int, known: list[Interval]) -> Iterator[LoopIncident]:
     """The gradients were gone in every single update."""
-    if len(known) < _IN_A_ROW:
+    if len(known) < _MIN_INTERVALS:
         return
     for part in known:
         zeros = part.of("zero")
@@ -172,9 +174,9 @@ def _all_zero(habits: Habits, number: int) -> bool:
 
 
 def _stale(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
-    """The same gradients were applied again and again, with no backward in between."""
-    last = known[-_IN_A_ROW:]
-    earlier = known[:-_IN_A_ROW]
+    """One set of gradients was applied again and again, with no backward in between."""
+    last = known[-_MIN_INTERVALS:]
+    earlier = known[:-_MIN_INTERVALS]
     if any(
         part.touched or part.backwards or any(act.kind not in ("forward", "fetch") for act in part.acts)
         for part in last
@@ -185,12 +187,7 @@ def _stale(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
         return
     step = last[-1].step
     assert step is not None
-    yield StepWithoutBackward(
-        step=step.step,
-        cause=step.place,
-        optimizer=number,
-        updates=len(last),
-    )
+    yield StepWithoutBackward(step=step.step, cause=step.place, optimizer=number, updates=len(last))
 
 
 def _clipped_scaled(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
@@ -221,7 +218,7 @@ def _not_divided(habits: Habits, number: int, known: list[Interval]) -> Iterator
     optimizer = habits.optimizers[number].optimizer
     if type(optimizer) is not torch.optim.SGD:
         return  # what divides by the size of the gradients does not care
-    last = known[-_CYCLES:]
+    last = known[-_MIN_CYCLES:]
     calls = [part.of("backward") for part in last]
     size = len(calls[-1])
     if size < 2 or any(len(each) != size for each in calls) or len({act.site for each in calls for act in each}) != 1:
@@ -238,10 +235,5 @@ def _not_divided(habits: Habits, number: int, known: list[Interval]) -> Iterator
     step = last[-1].step
     assert step is not None
     yield LossNotDivided(
-        step=step.step,
-        cause=calls[-1][-1].place,
-        optimizer=number,
-        update=step.place,
-        size=size,
-        cycles=len(known),
+        step=step.step, cause=calls[-1][-1].place, optimizer=number, update=step.place, size=size, cycles=len(known)
     )

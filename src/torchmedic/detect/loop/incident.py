@@ -29,7 +29,7 @@ class GradientsNeverCleared(LoopIncident, frozen=True, kw_only=True):
 
 
 class GradientsClearedInsideAccumulation(LoopIncident, frozen=True, kw_only=True):
-    """Of `lost + kept` calls of backward per update, `lost` had their gradients cleared before it."""
+    """`lost` of the `lost + kept` calls of backward per update had their gradients cleared before it."""
 
     backward: Place
     update: Place
@@ -107,7 +107,7 @@ class SameBatchEveryStep(LoopIncident, frozen=True, kw_only=True):
 
 
 class ClassesInOrder(LoopIncident, frozen=True, kw_only=True):
-    """Of a dataset of `length` items, the `first` ones are of one class; `batch` is the size of a batch."""
+    """The `first` of `length` items of the dataset are of one class; `batch` is the size of a batch."""
 
     classes: int
     batch: int

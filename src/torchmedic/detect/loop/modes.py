@@ -11,8 +11,8 @@ from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
 
-_STEPS = 4  # in evaluation mode that show a habit
-_BATCHES = 4  # of a validation
+_MIN_STEPS = 4  # in evaluation mode that show a habit
+_MIN_BATCHES = 4  # of a validation
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
 
@@ -85,7 +85,7 @@ def _last_in_training(calls: list[tuple[Event, Event]]) -> int | None:
     """The last call in training mode, if all calls before it were in training mode and all after it were not."""
     modes: list[bool] = [forward.fact.training for forward, _ in calls]
     switch = sum(modes) - 1
-    if switch < 1 or len(modes) - switch - 1 < _STEPS or not all(modes[: switch + 1]):
+    if switch < 1 or len(modes) - switch - 1 < _MIN_STEPS or not all(modes[: switch + 1]):
         return None
     return switch
 
@@ -118,7 +118,7 @@ def _validated_in_train(habits: Habits) -> Iterator[LoopIncident]:
                 continue
             if not run or run[-1][0] is not fetch:
                 run.append((fetch, event))
-            if len(run) == _BATCHES:
+            if len(run) == _MIN_BATCHES:
                 yield from _of_validation(habits, run, position)
 
 
@@ -132,11 +132,7 @@ def _of_validation(habits: Habits, run: list[tuple[Event, Event]], position: int
     if active and (norms or dropouts):
         cause: Place = forward.place
         yield ValidationInTrainMode(
-            step=forward.step,
-            cause=cause,
-            data=run[-1][0].place,
-            norms=norms,
-            dropouts=dropouts,
+            step=forward.step, cause=cause, data=run[-1][0].place, norms=norms, dropouts=dropouts
         )
 
 

@@ -24,20 +24,22 @@ from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
 
-_STEPS = 4
+_MIN_STEPS = 4
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
     reach = habits.reach
     steps = [event for event in habits.events if event.kind == "step"]
     living = [watched.optimizer for watched in habits.optimizers.values() if watched.optimizer is not None]
-    if len(steps) < _STEPS or not living or not reach.complete or reach.walks < 3:
+    if len(steps) < _MIN_STEPS or not living or not reach.complete or reach.walks < 3:
         return
     owned = {id(tensor) for optimizer in living for tensor in parameters_of(optimizer)}
     nobodys = [
         tensor
         for tensor, reached in reach.living()
-        if id(tensor) not in owned and tensor._version == reached.writes and habits.steps - reached.step >= _STEPS - 1
+        if id(tensor) not in owned
+        and tensor._version == reached.writes
+        and habits.steps - reached.step >= _MIN_STEPS - 1
     ]
     if not nobodys:
         return

@@ -12,10 +12,10 @@ from torchmedic.detect.loop.incident import LoopIncident, ScheduleBeforeUpdate, 
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 
-_STEPS = 8  # with a rate of exactly zero
-_PER_BATCH = 8  # moves, each after one update
-_DEAD = 1e-4  # of the first rate, with which nothing is learned any more
-_MOVES = 4  # of a schedule, after which a warm-up has left zero
+_MIN_STEPS_AT_ZERO = 8  # with a rate of exactly zero
+_MIN_MOVES_PER_BATCH = 8  # moves, each after one update
+_MAX_DEAD_SHARE = 1e-4  # of the first rate, with which nothing is learned any more
+_MIN_MOVES_AT_ZERO = 4  # of a schedule, after which a warm-up has left zero
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
@@ -29,12 +29,16 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
     for number, watched in habits.optimizers.items():
         optimizer = watched.optimizer
         steps = [event for event in habits.events if event.kind == "step" and event.who == number]
-        if optimizer is None or len(steps) < _STEPS or not type(optimizer).__module__.startswith("torch.optim"):
+        if (
+            optimizer is None
+            or len(steps) < _MIN_STEPS_AT_ZERO
+            or not type(optimizer).__module__.startswith("torch.optim")
+        ):
             continue
         if not all(rate == 0 for event in steps for rate in event.fact.rates):
             continue
         moves = [event for event in habits.events if event.kind == "schedule" and event.fact.optimizer == number]
-        if "initial_lr" in optimizer.param_groups[0] and len(moves) < _MOVES:
+        if "initial_lr" in optimizer.param_groups[0] and len(moves) < _MIN_MOVES_AT_ZERO:
             continue  # there is a schedule, which may have its first move yet to make
         others = [event for event in habits.events if event.kind == "step" and event.who != number]
         yield ZeroLearningRate(
@@ -97,7 +101,7 @@ def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
             event for event in habits.events if (event.kind, event.who) in (("schedule", number), ("step", whose))
         ]
         in_turn = all(a.kind != b.kind for a, b in itertools.pairwise(around))
-        if len(moves) < _PER_BATCH or not in_turn or len({move.site for move in moves}) != 1:
+        if len(moves) < _MIN_MOVES_PER_BATCH or not in_turn or len({move.site for move in moves}) != 1:
             continue
         why = _too_short(habits.thing(number), batches)
         if why:
@@ -115,9 +119,9 @@ def _too_short(schedule: Any, batches: int) -> str:
     match schedule:
         case CosineAnnealingLR(T_max=period) if 2 * period <= batches:
             return f"its T_max of {period} is over {batches // period} times in one epoch of {batches} batches"
-        case ExponentialLR(gamma=gamma) if 0 < gamma < 1 and gamma**batches < _DEAD:
+        case ExponentialLR(gamma=gamma) if 0 < gamma < 1 and gamma**batches < _MAX_DEAD_SHARE:
             return f"after one epoch of {batches} batches the rate is {gamma**batches:.0e} of what it was"
-        case StepLR(step_size=size, gamma=gamma) if 0 < gamma < 1 and gamma ** (batches // size) < _DEAD:
+        case StepLR(step_size=size, gamma=gamma) if 0 < gamma < 1 and gamma ** (batches // size) < _MAX_DEAD_SHARE:
             return f"after one epoch of {batches} batches the rate is {gamma ** (batches // size):.0e} of what it was"
     return ""
 

@@ -27,7 +27,7 @@ from torchmedic.source.live_frames import node_location
 
 CODE, NAME = "TM114", "checkpoint-mismatch"
 
-_TRIES = 12  # what depends on chance does not differ in every replay
+_MAX_REPLAYS = 12  # what depends on chance does not differ in every replay
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -64,7 +64,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _replayed(failure: BackwardFailure) -> tuple[tuple[Checkpoint, Difference] | None, list[Checkpoint]]:
     seen: list[Checkpoint] = []
-    for number in range(_TRIES if failure.step is not None else 0):
+    for number in range(_MAX_REPLAYS if failure.step is not None else 0):
         assert failure.step is not None
         if time.monotonic() > failure.deadline:
             break

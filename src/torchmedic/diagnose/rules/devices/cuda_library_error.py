@@ -34,8 +34,8 @@ from torchmedic.source.lookup.failing_call import Argument
 
 CODE, NAME = "TM316", "cuda-library-error"
 
-_LITTLE = 256 << 20  # bytes: less than the handle and workspace of cuBLAS, or a plan of cuDNN, may ask for
-_MOST = 2**31 - 1  # elements that these libraries count
+_MIN_FREE_BYTES = 256 << 20  # bytes: less than the handle and workspace of cuBLAS, or a plan of cuDNN, may ask for
+_MAX_ELEMENTS = 2**31 - 1  # elements that these libraries count
 _NAMES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "library": "a CUDA library"}
 
 
@@ -79,7 +79,7 @@ def _out_of_memory(evidence: RaisedEvidence, fault: DeviceFault, library: str) -
     if not re.search(r"ALLOC_FAILED|NOT_INITIALIZED|INTERNAL_ERROR", fault.name):
         return None
     free, total = _memory()
-    if free is None or total is None or free > _LITTLE:
+    if free is None or total is None or free > _MIN_FREE_BYTES:
         return None
     mine = torch.cuda.memory_reserved()
     draft = RULE.draft(
@@ -138,7 +138,7 @@ def _unusual(evidence: RaisedEvidence, fault: DeviceFault, library: str, tensors
     """A tensor that is larger than the library counts, or that does not lie in memory as it wants."""
     if not re.search(r"NOT_SUPPORTED|INVALID_VALUE|BAD_PARAM|EXECUTION_FAILED", fault.name):
         return None
-    large = [each for each in tensors if math.prod(each.value.shape) > _MOST]
+    large = [each for each in tensors if math.prod(each.value.shape) > _MAX_ELEMENTS]
     if large:
         draft = RULE.draft(
             evidence,

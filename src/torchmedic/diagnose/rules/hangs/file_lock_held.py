@@ -26,7 +26,7 @@ from torchmedic.records.process import LockHeld
 from torchmedic.records.stall import Stall
 from torchmedic.source.text import relative
 
-_ROUGH = 1.5  # seconds
+_CLOCK_ERROR_SECONDS = 1.5  # seconds
 CODE, NAME = "TM522", "file-lock-held"
 
 
@@ -110,7 +110,7 @@ def _polled(stall: Stall, waiter: Waiter, file: LockFile) -> Diagnosis | None:
 def _is_older(stall: Stall, waiter: Waiter, file: LockFile) -> bool:
     """Whether the file was there before the process that waits: the kernel tells its start not to the second."""
     view = stall.inside.get(waiter.process.pid)
-    return view is not None and file.age - _ROUGH > view.time - waiter.process.started > 0
+    return view is not None and file.age - _CLOCK_ERROR_SECONDS > view.time - waiter.process.started > 0
 
 
 def _told(

@@ -44,7 +44,7 @@ def check(stall: Stall) -> Diagnosis | None:
 
 
 def _children(stall: Stall, waiter: Waiter) -> list[int]:
-    """Those whose end, or whose output, is waited for."""
+    """Child processes whose end or output the waiter waits for."""
     own = {each.pid for each in stall.processes if each.parent == waiter.process.pid}
     through_pipes = [pid for wait in waiter.files for pid in wait.peers if pid in own]
     wanted = waiter.wanted

@@ -23,7 +23,7 @@ from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM532", "waits-for-collective"
 
-_PATIENCE = 10  # times the limit: for so long a rank that cannot be seen may be slow
+_UNSEEN_RANK_LIMITS = 10  # times the limit: for so long a rank that cannot be seen may be slow
 
 
 def check(stall: Stall) -> Diagnosis | None:
@@ -58,7 +58,7 @@ def _told(stall: Stall, view: InsideView, call: Call) -> Diagnosis:
     draft.at(at(call.frame, "cause", f"{_who(view)} waits here, in {call.words}"))
     _describe(draft, view, ranks, missing)
     draft.help("every rank must make the same calls in the same order: look for a branch that only some ranks take")
-    patient = unseen and stall.still < _PATIENCE * stall.limit
+    patient = unseen and stall.still < _UNSEEN_RANK_LIMITS * stall.limit
     return draft.finish("note" if patient else "error")
 
 

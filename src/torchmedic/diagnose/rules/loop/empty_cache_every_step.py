@@ -33,7 +33,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft.at(evidence.at("cause", incident.cause, f"{share} of the time of a step is spent here", "empty_cache"))
     draft.because(
         f"measured over {incident.calls} steps, from when the device was idle; to ask for the memory again "
-        "costs more on top",
+        "costs more on top"
     )
     draft.help("leave it out: memory that is in use is not freed by it", safety="safe")
     return draft.done(severity="warning")

@@ -12,10 +12,7 @@ _SIGNALS = {
         "was aborted by its own native code{when}",
         "compiled code called `abort()` (SIGABRT); what it printed just before is its reason",
     ),
-    "SIGBUS": (
-        "died of a bus error",
-        "the page of a mapped file or of shared memory could not be had (SIGBUS)",
-    ),
+    "SIGBUS": ("died of a bus error", "the page of a mapped file or of shared memory could not be had (SIGBUS)"),
     "SIGFPE": (
         "died of an integer division without a result",
         "compiled code divided an integer by zero, or the smallest integer by -1 (SIGFPE)",

@@ -20,7 +20,7 @@ from torchmedic.records.death import Death
 
 CODE, NAME = "TM803", "bus-error"
 
-_SMALL = 256 << 20  # bytes: a batch of every worker may well be more
+_SMALL_SHM_BYTES = 256 << 20  # bytes: a batch of every worker may well be more
 
 
 def check(death: Death) -> Diagnosis | None:
@@ -31,7 +31,7 @@ def check(death: Death) -> Diagnosis | None:
         of = f" of {size(death.shm_size)}" if death.shm_size else ""
         draft.because(f"least free space in /dev/shm in the last seconds: {size(death.shm_low)}{of}")
     draft.help("look for a mapped file that was cut short or replaced while in use; write a new one and rename it")
-    if death.shm_size is not None and death.shm_size < _SMALL:
+    if death.shm_size is not None and death.shm_size < _SMALL_SHM_BYTES:
         draft.help("give the container more shared memory: `docker run --shm-size=8g`, or `--ipc=host`")
     return draft.done()
 
