@@ -44,6 +44,14 @@ def _no_compiler(callback: Any) -> Any:
 step_aside: Callable[[Any], Any] = _no_compiler
 
 
+def _nothing() -> None:
+    return None
+
+
+# The agent puts here what hides operations of ours from the user's modes and profilers. What it returns ends that.
+hide: Callable[[], Callable[[], None] | None] = _nothing
+
+
 def on_fault(report: Callable[[Fault], None] | None) -> None:
     """Set the function that receives contained faults."""
     global _report, _injected
@@ -98,7 +106,8 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
             if where in _broken:
                 return None
             compiler = step_aside(None)
-            if compiler is None and where != _injected:  # the fast path
+            shown = hide()
+            if compiler is None and shown is None and where != _injected:  # the fast path
                 try:
                     return hook(*args, **kwargs)
                 except (RecursionError, MemoryError):
@@ -116,6 +125,8 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
                 report_fault(where, error)
                 return None
             finally:
+                if shown is not None:
+                    shown()
                 if compiler is not None:
                     step_aside(compiler)
 

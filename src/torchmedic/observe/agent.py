@@ -22,7 +22,7 @@ from torchmedic import contained as containment
 from torchmedic.contained import contained, is_short
 from torchmedic.observe import next_stages
 from torchmedic.observe.checkup.watch import Checkup
-from torchmedic.observe.device import cuda_start
+from torchmedic.observe.device import cuda_start, hidden_work
 from torchmedic.observe.device.device_marks import DeviceMarks
 from torchmedic.observe.device.device_queue import CudaQueue
 from torchmedic.observe.device.device_waits import DeviceWaits
@@ -240,6 +240,7 @@ def install(run_dir: str) -> None:
         return
     _agent = agent = Agent(Path(run_dir))
     containment.step_aside = set_eval_frame
+    containment.hide = hidden_work.hide
     containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None)
     if multiprocessing.parent_process() is None:
         contained("observe.open")(agent.open)()
