@@ -20,7 +20,8 @@ from torchmedic.detect.failures.kernel_asserts import words_of
 from torchmedic.detect.trends.gpu_health import health_facts
 from torchmedic.evidence.lost_device.device_progress import Trail, foreign_call, trail_of
 from torchmedic.evidence.lost_device.shadow_evidence import ShadowEvidence
-from torchmedic.observe.step.batches import HostBatch, items_of, tensors_in
+from torchmedic.observe.step.batches import HostBatch, items_of
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location
 from torchmedic.replay.shadow.cpu_shadow import Seen, Shadow
 from torchmedic.replay.shadow.fake_cuda import standing_in
@@ -110,7 +111,7 @@ class LostDevice:
                 break
         frame = self.stack[0][0] if self.stack else None
         for past in list(reversed(self.agent.pasts.calls))[:_PAST_CALLS]:
-            known = any(past.batch is batch.whole for batch in self._batches)
+            known = any(_is_same(past.batch, batch.whole) for batch in self._batches)
             if past.batch is None or known:
                 continue
             with contextlib.suppress(CannotCut):
@@ -171,6 +172,11 @@ class _View:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two batches are made of the same memory."""
+    return [tensor.data_ptr() for tensor in tensors_in(one)] == [tensor.data_ptr() for tensor in tensors_in(other)]
 
 
 def _view(agent: Any, batch: HostBatch | None) -> Any:

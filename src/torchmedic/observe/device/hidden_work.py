@@ -1,7 +1,7 @@
 """Operations of torchmedic that the user's modes and profilers do not see.
 
 A `TorchDispatchMode` or `TorchFunctionMode` of the user's, and a profiler, would see every look of ours at a tensor: a
-mode may change what it sees, and a profile would count it. While one of them is active, hooks of ours run outside of it.
+mode may change what it sees, and a profile would count it. While one of them is active, our hooks run outside of it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _CALLS = (
 
 
 class _Hooks(OrderedDict[int, Any]):
-    """The dict of global module hooks, in place of torch's own: only an instance of such a class can change its class."""
+    """The dict of global module hooks, in place of torch's own, whose class cannot be exchanged."""
 
 
 class _AskedHooks(_Hooks):

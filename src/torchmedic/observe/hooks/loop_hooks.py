@@ -43,7 +43,7 @@ class HabitHooks:
         self._around(GradScaler, "scale", lambda _, scaler, *args: habits.scaled(scaler))
         self._around(GradScaler, "unscale_", self._unscale_begins, self._unscale_ended)
         self._around(GradScaler, "step", lambda frame, _, optimizer, *args: habits.scaler_steps(optimizer, frame))
-        self._around(torch.cuda, "empty_cache", lambda frame: habits.cache_emptying(frame), self._cache_emptied)
+        self._around(torch.cuda, "empty_cache", habits.cache_emptying, self._cache_emptied)
         replace(LRScheduler, "step", NoticedCall(LRScheduler.step, self._scheduled))
 
     @property

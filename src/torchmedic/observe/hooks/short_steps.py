@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from torchmedic.observe.failures import exceptions
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.step.batches import Batches
@@ -21,6 +23,9 @@ _SHORT = 0.005  # seconds
 _STILL_SHORT = 0.01  # for a run that is known to be of this kind: a busy machine makes no other one of it
 _KNOWN = 300  # steps after which a run is known to be of this kind
 _FULL = 64  # one in so many
+
+# Where losses are read late, the batch of a step is needed after the step is over.
+_is_initialized = torch.cuda.is_initialized
 
 
 class Economy:
@@ -52,7 +57,7 @@ class Economy:
 
     def data_arrived(self, iterator: Any, batch: Any) -> None:
         self._batches.taken(iterator)
-        self._batches.arrived(batch, direct=self._batches.is_direct)
+        self._batches.arrived(batch, direct=self._batches.is_direct, aliased=_is_initialized())
 
     def backward_begins(self, roots: Any) -> None:
         exceptions.training_goes_on()

@@ -115,7 +115,7 @@ class Habits(Numbering):
     # Events
 
     def _add(self, kind: str, who: int, frame: FrameType | None, fact: Any = None) -> None:
-        if self.evaluation.armed:
+        if self.evaluation.is_open:
             self.evaluation.disarm()
         if kind not in ("forward", "fetch"):
             self._idle = 0
@@ -275,7 +275,7 @@ class Habits(Numbering):
         self.mode = mode
         if self.awake:
             self._add("forward", self.number(module), frame, mode)
-            self.evaluation.forward(module)
+            self.evaluation.forward(module, frame)
 
     @contained("observe.habits")
     def evaluated(self, module: torch.nn.Module, frame: FrameType) -> None:

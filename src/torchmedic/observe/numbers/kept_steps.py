@@ -52,7 +52,7 @@ class Past:
     """One backward call. What `StepNotes` knows of a step has the same names here."""
 
     __slots__ = (
-        *("step", "update", "loss", "points", "batch", "batch_bytes", "origin", "is_thin"),
+        *("step", "update", "loss", "points", "kept", "batch_bytes", "origin", "is_thin"),
         *("rng", "device_marks", "grad_enabled", "autocast", "carried", "carried_frame", "sequence_number"),
     )
 
@@ -69,11 +69,16 @@ class Past:
         self.carried = notes.carried
         self.carried_frame = notes.carried_frame
         self.sequence_number = notes.sequence_number
-        self.batch = batches.whole if batches.on_host else None
-        self.batch_bytes = batches.nbytes if self.batch is not None else 0
+        self.kept = batches.kept if batches.on_host else None
+        self.batch_bytes = batches.nbytes if self.kept is not None else 0
         if self.batch_bytes > _TINY and batches.is_shared:
             self.batch_bytes *= _SCARCER
         self.origin = batches.origin
+
+    @property
+    def batch(self) -> Any:
+        """The batch, as the loader yielded it; None where it was not kept."""
+        return self.kept.whole if self.kept is not None else None
 
     @property
     def device_rng(self) -> list[torch.Tensor]:
@@ -106,7 +111,7 @@ class Pasts:
 
     def record_thin(self, step: int, update: int) -> Past:
         """A call of which only the batch is known, and that it comes from where the last one did."""
-        if self._batches.whole is None and self.calls:
+        if self._batches.kept is None and self.calls:
             return self.calls[-1]  # there is nothing that could be kept
         past = Past(self._notes, self._batches, step, update)
         last = self.calls[-1].points if self.calls else []
@@ -115,7 +120,7 @@ class Pasts:
         past.points = self._thin
         past.is_thin = True
         if past.batch_bytes > _BATCHES // _THIN_CALLS:
-            past.batch = None
+            past.kept = None
         self.calls.append(past)
         return past
 
@@ -125,7 +130,7 @@ class Pasts:
         for call in reversed(self.calls):
             total += call.batch_bytes
             if total > _BATCHES:
-                call.batch = None
+                call.kept = None
 
     def _points(self, frame: FrameType) -> list[Point]:
         """The frames that both the forward pass and this call are below."""

@@ -15,8 +15,8 @@ import torch.autograd.graph
 from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from torchmedic.observe.step.batches import tensors_in
 from torchmedic.observe.step.step_notes import StepNotes, released
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.limits import (
     GRACE,
