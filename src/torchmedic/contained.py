@@ -78,22 +78,31 @@ def report_fault(where: str, error: BaseException) -> None:
         _report(
             Fault(
                 where=where,
-                error=f"{type(error).__name__}: {error}",
+                error=f"{type(error).__name__}: {text_of(error)}",
                 traceback="".join(traceback.format_exception(error)),
             )
         )
-    except Exception:  # the report itself failed; nothing is left to report to
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # the report itself failed; nothing is left to report to
         return
+
+
+def text_of(error: BaseException) -> str:
+    """The message of an exception. The user's own `__str__` may raise anything, also `SystemExit`."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:
+        return f"<no message: its __str__ raised {type(failure).__name__}>"
 
 
 def is_short(error: BaseException) -> bool:
     """Whether torchmedic code failed because memory ran out, which is not its fault."""
     if isinstance(error, MemoryError):
         return True
-    try:
-        text = str(error)  # a user-defined exception may fail here
-    except Exception:
-        return False
+    text = text_of(error)
     return any(words in text for words in _OUT_OF_MEMORY_TEXTS)
 
 
@@ -112,7 +121,9 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
                     return hook(*args, **kwargs)
                 except (RecursionError, MemoryError):
                     return None  # the user's code used up the stack or the memory
-                except Exception as error:
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:
                     report_fault(where, error)
                     return None
             try:
@@ -121,7 +132,9 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
                 return hook(*args, **kwargs)
             except (RecursionError, MemoryError):
                 return None
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 report_fault(where, error)
                 return None
             finally:
