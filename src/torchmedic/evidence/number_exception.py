@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from torchmedic.detect.failures.nonfinite import TurnedBad
+from torchmedic.detect.failures.nonfinite import NonFinite
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.numbers import NumbersEvidence, Victim
+from torchmedic.observe.context import StepContext
 from torchmedic.observe.step.tensors import tensors_in
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step, from_stack, on_to_backward
 from torchmedic.replay.trace.bad_value_origins import Birth, is_deliberate
 from torchmedic.replay.trace.microscope import Microscope, Value
@@ -73,7 +74,7 @@ def _condition(frame: Frame) -> str:
 
 
 def _bad_gradient(evidence: RaisedEvidence) -> bool:
-    optimizers = evidence.incident.agent.clock.optimizers
+    optimizers = evidence.incident.process.clock.optimizers
     return any(
         is_bad(tensor.grad)
         for optimizer in optimizers
@@ -86,7 +87,7 @@ def _bad_gradient(evidence: RaisedEvidence) -> bool:
 class EchoEvidence(NumbersEvidence):
     """What the rules on numbers look at when an exception, or an exit, was the first to notice."""
 
-    def __init__(self, incident: TurnedBad, agent: Any, frames: list[Frame], noticed: Frame | None) -> None:
+    def __init__(self, incident: NonFinite, agent: StepContext, frames: list[Frame], noticed: Frame | None) -> None:
         self._begin(incident, agent, frames, noticed)
         self._error: BaseException | None = None
         self._through: Step | None = None
@@ -94,8 +95,8 @@ class EchoEvidence(NumbersEvidence):
 
     @classmethod
     def of_exception(cls, raised: RaisedEvidence) -> EchoEvidence:
-        agent = raised.incident.agent
-        evidence = cls(_incident(raised.incident, agent), agent, raised.frames, raised.user_frame)
+        agent = raised.incident.process
+        evidence = cls(_incident(agent), agent, raised.frames, raised.user_frame)
         evidence._error = raised.error
         try:
             evidence.step = raised.failing_step()
@@ -110,10 +111,10 @@ class EchoEvidence(NumbersEvidence):
         return evidence
 
     @classmethod
-    def of_exit(cls, frame: FrameType, agent: Any) -> EchoEvidence:
+    def of_exit(cls, frame: FrameType, agent: StepContext) -> EchoEvidence:
         frames = stack_of(frame)
         noticed = next((part for part in reversed(frames) if part.is_user), None)
-        evidence = cls(_incident(None, agent), agent, frames, noticed)
+        evidence = cls(_incident(agent), agent, frames, noticed)
         try:
             evidence.step = from_stack(frame, agent, include_failing=False)
         except CannotCut as reason:
@@ -153,11 +154,11 @@ class EchoEvidence(NumbersEvidence):
     def _is_expected(self, error: BaseException) -> bool:
         return self._error is not None and type(error) is type(self._error)
 
-    def _is_faithful(self, played: Played) -> bool | None:
+    def _is_faithful(self, played: ReplayResult) -> bool | None:
         same = played.error is not None and str(played.error) == str(self._error)
         return True if same else None
 
-    def _find_targets(self, scope: Microscope, played: Played) -> list[tuple[Victim, list[Value]]]:
+    def _find_targets(self, scope: Microscope, played: ReplayResult) -> list[tuple[Victim, list[Value]]]:
         near = _tensors_below(played.error.__traceback__ if played.error is not None else None)
         around = {name: value for name, value in played.namespace.items() if not name.startswith("__")}
         variables = list(_tensors_named(around))
@@ -173,12 +174,12 @@ class EchoEvidence(NumbersEvidence):
         return [gradients, *values, last] if of_gradients else [*values, gradients, last]
 
 
-def _incident(raised: Any, agent: Any) -> TurnedBad:
+def _incident(agent: StepContext) -> NonFinite:
     indices = agent.batches.indices
     watch = agent.finite
-    return TurnedBad(
-        what="loss",
-        at="backward",
+    return NonFinite(
+        quantity="loss",
+        stage="backward",
         step=agent.clock.step,
         rank=agent.rank,
         optimizers=tuple(agent.clock.optimizers),

@@ -6,19 +6,20 @@ import functools
 import math
 import time
 from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
-from torchmedic.detect.failures.nonfinite import TurnedBad, of_call
+from torchmedic.detect.failures.nonfinite import NonFinite, of_call
 from torchmedic.evidence.leaf_names import leaf_name
 from torchmedic.evidence.spoiled_weights import go_back
 from torchmedic.evidence.weight_stand_ins import Rewound, StandIns
-from torchmedic.observe.numbers.kept_steps import Past
+from torchmedic.observe.context import StepContext
+from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.numbers.weight_copies import Original
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location, Safety, Treatment
 from torchmedic.replay.step.captured_values import SecondPass
 from torchmedic.replay.step.earlier_step import earlier_step
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step, from_stack
 from torchmedic.replay.step.trial import Edit, attempt, treatment
 from torchmedic.replay.trace.bad_value_origins import Birth, births
@@ -38,22 +39,22 @@ class NumbersEvidence:
 
     step: Step | None
 
-    def __init__(self, incident: TurnedBad, frame: FrameType | None, agent: Any) -> None:
+    def __init__(self, incident: NonFinite, frame: FrameType | None, agent: StepContext) -> None:
         user = user_frame(frame)
         noticed = Frame(user, user.f_lasti, user.f_lineno) if user is not None else None
         self._begin(incident, agent, stack_of(frame), noticed)
-        if incident.what in ("rate", "update"):
+        if incident.quantity in ("rate", "update"):
             self.why_not = "the step itself was finite"
             return
         try:
-            self.step = from_stack(frame, agent, include_failing=incident.at == "backward")
+            self.step = from_stack(frame, agent, include_failing=incident.stage == "backward")
         except CannotCut as reason:
             self.why_not = str(reason)
         else:
             self.replay(self.step)
         go_back(self, frame)
 
-    def _begin(self, incident: TurnedBad, agent: Any, frames: list[Frame], noticed: Frame | None) -> None:
+    def _begin(self, incident: NonFinite, agent: StepContext, frames: list[Frame], noticed: Frame | None) -> None:
         self.incident = incident
         self.agent = agent
         self.frames = frames  # outermost first
@@ -61,7 +62,7 @@ class NumbersEvidence:
         self.why_not = ""
         self.step = None
         self.scope: Microscope | None = None
-        self.played: Played | None = None
+        self.played: ReplayResult | None = None
         self.faithful: bool | None = None  # None: cannot be told
         self._deadline = time.monotonic() + _TIME_LIMIT
         self.stand_ins: StandIns | None = None
@@ -113,7 +114,7 @@ class NumbersEvidence:
 
     # Another step than the one under way
 
-    def turn_to(self, call: Past, frame: FrameType | None) -> Step | None:
+    def turn_to(self, call: KeptBackward, frame: FrameType | None) -> Step | None:
         """Make an earlier call of backward the one that is examined."""
         if time.monotonic() > self._deadline:
             return None
@@ -182,7 +183,7 @@ class NumbersEvidence:
     def _is_expected(self, error: BaseException) -> bool:
         return False
 
-    def _is_faithful(self, played: Played) -> bool | None:
+    def _is_faithful(self, played: ReplayResult) -> bool | None:
         loss = self.incident.loss
         roots = [root for root in played.roots if root.numel() == 1]
         if loss is None or not roots or self._is_scaled:
@@ -194,7 +195,7 @@ class NumbersEvidence:
     def _is_scaled(self) -> bool:
         return bool(self.agent.finite.is_scaled)
 
-    def _find_targets(self, scope: Microscope, played: Played) -> list[tuple[Victim, list[Value]]]:
+    def _find_targets(self, scope: Microscope, played: ReplayResult) -> list[tuple[Victim, list[Value]]]:
         """Where bad values are looked for: in the loss, else in the gradients."""
         roots = [scope.value_of(root) for root in played.roots]
         gradients = [value for _, value in scope.gradients]
@@ -244,7 +245,7 @@ class NumbersEvidence:
         """Whether the loss itself was not finite, not only its gradients."""
         if self.incident.loss is not None and self.stand_ins is None and self.rewound is None:
             return not math.isfinite(self.incident.loss)
-        return self.found[0] == "loss" if self.births else self.incident.what == "loss"
+        return self.found[0] == "loss" if self.births else self.incident.quantity == "loss"
 
     def values_of(self, op: Op) -> Captured | None:
         """An operation with its values. None where a second pass did not go the same way."""

@@ -6,8 +6,8 @@ import math
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from torchmedic.detect.failures.nonfinite import TurnedBad
-from torchmedic.observe.numbers.kept_steps import Past
+from torchmedic.detect.failures.nonfinite import NonFinite
+from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.numbers.weight_copies import Original
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def go_back(evidence: NumbersEvidence, frame: FrameType | None) -> None:
         _find_culprit(evidence, frame)
         return
     bad = evidence.agent.finite.bad_call
-    calls = list(evidence.agent.pasts.calls)
+    calls = list(evidence.agent.kept_backwards.calls)
     if bad is not None and bad in calls[:-1] and not evidence.births:
         # One of several batches of an accumulation, and not the last.
         state = _State(evidence)
@@ -50,7 +50,10 @@ def _find_culprit(evidence: NumbersEvidence, frame: FrameType | None) -> None:
     """Weights of before are more like the truth than stand-ins, and the step before than the one under way."""
     state = _State(evidence)
     noticed = evidence.incident
-    calls: list[Past | None] = [*suspects(list(evidence.agent.pasts.calls), evidence.agent.finite.bad_call), None]
+    calls: list[KeptBackward | None] = [
+        *suspects(list(evidence.agent.kept_backwards.calls), evidence.agent.finite.bad_call),
+        None,
+    ]
     originals = evidence.agent.rewind.originals()
     choices: list[list[Original]] = [originals, []] if originals else [[]]
     for weights in choices:
@@ -89,7 +92,7 @@ class _State:
         evidence.forget_findings()
 
 
-def _is_reproduced(evidence: NumbersEvidence, call: Past | None) -> bool:
+def _is_reproduced(evidence: NumbersEvidence, call: KeptBackward | None) -> bool:
     """Whether the step, with other weights, makes a bad value of its own."""
     first = evidence.births[0] if evidence.births else None
     if first is None or (first.leaf is not None and evidence.name_of(first.leaf)[0] in ("parameter", "buffer")):
@@ -99,7 +102,7 @@ def _is_reproduced(evidence: NumbersEvidence, call: Past | None) -> bool:
     return evidence.found[0] == "gradient"
 
 
-def suspects(calls: list[Past], bad: Past | None) -> list[Past]:
+def suspects(calls: list[KeptBackward], bad: KeptBackward | None) -> list[KeptBackward]:
     """The calls that may have made the bad gradient, the likeliest first; the one with the bad loss comes last.
 
     Args:
@@ -111,7 +114,7 @@ def suspects(calls: list[Past], bad: Past | None) -> list[Past]:
     at = calls.index(bad)
     before = calls[:at]
     updates = sorted({call.update for call in before}, reverse=True)
-    found: list[Past] = []
+    found: list[KeptBackward] = []
     for update in updates:
         together = [call for call in before if call.update == update]
         # Those of one closure follow each other; those of an accumulation count as one, and its first is the cause.
@@ -120,7 +123,7 @@ def suspects(calls: list[Past], bad: Past | None) -> list[Past]:
     return found[:_TRIED] if under_way else [*found[:_TRIED], bad]
 
 
-def history(evidence: NumbersEvidence, noticed: TurnedBad, call: Past | None) -> str:
+def history(evidence: NumbersEvidence, noticed: NonFinite, call: KeptBackward | None) -> str:
     """Which step was replayed, with what."""
     step = evidence.incident.step
     spoiled = f"the weights were spoiled when this was noticed, in step {noticed.step}"

@@ -9,9 +9,11 @@ import msgspec
 
 from torchmedic.detect.failures.exhaustion import exhaustion_of
 from torchmedic.detect.failures.hidden_exhaustion import hidden_exhaustion
+from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.failures.worker_failures import failure_of
 from torchmedic.observe.step.batches import tensors_in_frames
 from torchmedic.records import Phase, WorkerFailure
+from torchmedic.source.segment.cut import CannotCut
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +27,18 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
     batch_indices: tuple[Any, ...] = ()
     batch: tuple[Any, ...] = ()
     worker: WorkerFailure | None = None
-    agent: Any = None  # for a replay: notes, optimizers, the batch
+    agent: ProcessContext | None = None  # the training process; None in a DataLoader worker
+
+    @property
+    def process(self) -> ProcessContext:
+        """The training process.
+
+        Raises:
+            CannotCut: There is none, so that nothing can be replayed.
+        """
+        if self.agent is None:
+            raise CannotCut("a DataLoader worker runs no training step")
+        return self.agent
 
 
 def symptom_of(error: BaseException) -> str:
@@ -50,7 +63,7 @@ def _tensors_at(error: BaseException) -> list[Any]:
     return tensors_in_frames(tb.tb_frame) if tb is not None else []
 
 
-def raised(error: BaseException, agent: Any) -> Raised:
+def raised(error: BaseException, agent: ProcessContext) -> Raised:
     """Take the incident from the agent of this process."""
     agent.batches.settle(_tensors_at(error))
     indices = agent.batches.indices

@@ -41,7 +41,7 @@ class ShadowEvidence(RaisedEvidence):
                 lost.incident,
                 error=lost.played.error,
                 batch=() if batch is None else tuple(tensors_in(batch.whole)),
-                batch_indices=() if batch is None or batch.items is None else tuple(batch.items),
+                batch_indices=() if batch is None or batch.indices is None else tuple(batch.indices),
             )
         )
         self.frames = _as_in_the_run(self.frames, lost)

@@ -35,6 +35,7 @@ from torchmedic.evidence.memory.next_node import next_node
 from torchmedic.evidence.memory.replays import NotPlayed, made_again, play
 from torchmedic.evidence.memory.retained_graphs import Retained, retained_graphs
 from torchmedic.evidence.memory.source.differentiated import Backward, backward_around, is_differentiated
+from torchmedic.observe.context import ProcessContext
 from torchmedic.replay.step.step import Step
 from torchmedic.source.segment.cut import CannotCut, carried_names
 
@@ -54,8 +55,7 @@ class Autopsy:
         self.agent = incident.agent
         self.refusal = refusal_of(exhaustion)
         self._nodes_now = _get_sequence_nr()
-        notes = getattr(self.agent, "notes", None)
-        self.since = int(getattr(notes, "sequence_number", 0))
+        self.since = self.agent.notes.sequence_number if self.agent is not None else 0
         optimizers = self.agent.clock.optimizers if self.agent is not None else []
         self.book = Book(self.is_wanted, optimizers, self.since)
         arrays: list[FoundArray] = []
@@ -138,6 +138,10 @@ class Autopsy:
         return made_again(self.step, asked=asked, line=(user.file, user.line))
 
     @property
+    def process(self) -> ProcessContext:
+        return self.evidence.incident.process
+
+    @property
     def replayed(self) -> ByteLedger | None:
         """The step on fake tensors, if they could follow it."""
         return self._replay
@@ -149,7 +153,7 @@ class Autopsy:
     @property
     def called_at(self) -> tuple[str, int] | None:
         """File and line at which the step has called its model."""
-        noted = self.agent.notes.forward.get(id(self.step.frame)) if self.step is not None else None
+        noted = self.process.notes.forward.get(id(self.step.frame)) if self.step is not None else None
         if noted is None or self.step is None or noted[0] is not self.step.frame.f_code:
             return None
         return noted[0].co_filename, noted[1]
@@ -193,8 +197,7 @@ class Autopsy:
         return [*loaded, *copies]
 
     def _ours(self) -> list[torch.Tensor]:
-        copies = getattr(getattr(self.agent, "rewind", None), "_copies", {})
-        return [value for copy, _ in copies.values() for value in copy.values]
+        return self.agent.rewind.copied_values() if self.agent is not None else []
 
     @functools.cached_property
     def step(self) -> Step | None:
@@ -216,7 +219,7 @@ class Autopsy:
         step = self.step
         if step is None:
             return frozenset()
-        return carried_names(step.frame, step.segment.lines[1]) | frozenset(self.agent.notes.carried)
+        return carried_names(step.frame, step.segment.lines[1]) | frozenset(self.process.notes.carried)
 
     @property
     def _backward(self) -> Backward:

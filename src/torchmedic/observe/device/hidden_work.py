@@ -14,7 +14,7 @@ import torch
 
 _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
-_is_profiling: Callable[[], bool] = torch.autograd._profiler_enabled
+_is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _record: Callable[[bool], None] = torch._C._autograd._enable_record_function
 
 _hiding = threading.local()

@@ -38,7 +38,7 @@ class _AskedHooks(_Hooks):
     asked: Callable[[FrameType], None]
 
     def __len__(self) -> int:
-        self.__class__ = _Hooks
+        object.__setattr__(self, "__class__", _Hooks)
         self.asked(sys._getframe(1))
         return OrderedDict.__len__(self)
 
@@ -95,7 +95,7 @@ class ForwardHooks:
             if callable(callback):
                 step = self._step
                 if step.checkup is not None and step.checkup.is_armed:
-                    step.check_up("compiled")
+                    step.check_up(step.checkup.compiled)
                 if self._is_expected:
                     self.forget()
                     self._note(None, (), sys._getframe(1))

@@ -268,7 +268,7 @@ class Habits(Numbering):
         self._add("schedule", self.number(scheduler), frame, (whose, explicit, lr))
 
     @contained("observe.habits")
-    def forward(self, module: torch.nn.Module, frame: FrameType | None) -> None:
+    def forward(self, module: torch.nn.Module, frame: FrameType) -> None:
         mode = (module.training, torch.is_grad_enabled())
         if not self.awake:
             self.wake()
