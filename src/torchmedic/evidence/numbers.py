@@ -15,7 +15,7 @@ from torchmedic.evidence.weight_stand_ins import Rewound, StandIns
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.numbers.weight_copies import Original
-from torchmedic.observe.step.batches import tensors_in
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location, Safety, Treatment
 from torchmedic.replay.step.captured_values import SecondPass
 from torchmedic.replay.step.earlier_step import earlier_step

@@ -127,7 +127,7 @@ class Habits(Numbering):
     # Events
 
     def _add(self, kind: str, who: int, frame: FrameType | None, fact: Any = None) -> None:
-        if self.evaluation.armed:
+        if self.evaluation.is_open:
             self.evaluation.disarm()
         if kind not in ("forward", "fetch"):
             self._idle = 0
@@ -280,14 +280,14 @@ class Habits(Numbering):
         self._add("schedule", self.number(scheduler), frame, ScheduleFact(whose, explicit, lr))
 
     @contained("observe.habits")
-    def forward(self, module: torch.nn.Module, frame: FrameType | None) -> None:
+    def forward(self, module: torch.nn.Module, frame: FrameType) -> None:
         mode = (module.training, torch.is_grad_enabled())
         if not self.awake:
             self.wake()
         self.mode = mode
         if self.awake:
             self._add("forward", self.number(module), frame, ForwardFact(*mode))
-            self.evaluation.forward(module)
+            self.evaluation.forward(module, frame)
 
     @contained("observe.habits")
     def evaluated(self, module: torch.nn.Module, frame: FrameType) -> None:

@@ -27,7 +27,7 @@ from torchmedic.evidence.memory.accounting.book import HEADINGS
 from torchmedic.evidence.memory.accounting.storages import total
 from torchmedic.evidence.memory.attempts import history_of
 from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.observe.step.batches import tensors_in
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
 
