@@ -36,14 +36,14 @@ from torchmedic.observe.numbers.weight_copies import Rewind
 from torchmedic.observe.silent_watch import Suspicions
 from torchmedic.observe.stages import Finding, Quantity, Stages, UpdateStage
 from torchmedic.observe.step.batches import Batches
-from torchmedic.observe.step.blackbox import BlackBox
+from torchmedic.observe.step.blackbox import BlackBox, FileBox
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.events import Events
 from torchmedic.observe.step.step_notes import StepNotes
 from torchmedic.records import Fault
 from torchmedic.runfolder import questions
 from torchmedic.runfolder.files import BLACK_BOX, reserve
-from torchmedic.runfolder.layout import claim_process_folder
+from torchmedic.runfolder.layout import box_address, claim_process_folder
 from torchmedic.settings import rank
 
 if TYPE_CHECKING:
@@ -94,21 +94,31 @@ class Agent:
         if self._claimed is None:
             self._claimed = claim_process_folder(self.run, self.rank)
         self._folder = folder = ProcessFolder(self._claimed, Events(self._claimed))
+        box = self._new_box(folder.path)
         folder.events.write(
             "start",
             pid=os.getpid(),
+            box=box.descriptor,
             rank=self.rank,
             python=sys.version.split()[0],
             torch=str(torch.__version__),
             cuda=torch.version.cuda,
         )
-        self.clock.box = BlackBox(folder.path / BLACK_BOX)
+        self.clock.box = box
         series = MemorySeries(
             folder.events.write, lambda: (self.clock.step, self.clock.phase_name), self.leaks.press, most_memory()
         )
         self.clock.gauge.on_reading = series.reading
         reserve(folder.path)
         return folder
+
+    def _new_box(self, folder: Path) -> BlackBox:
+        try:
+            box = BlackBox()
+        except (AttributeError, OSError):  # no memory files here
+            return FileBox(folder / BLACK_BOX)
+        box.hand_over([box_address(self.run, self.rank), box_address(self.run, None)], folder.name)
+        return box
 
     def fault(self, fault: Fault) -> None:
         """Write down a bug of torchmedic's own where the parent will find it."""

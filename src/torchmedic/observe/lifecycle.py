@@ -87,7 +87,9 @@ def _after_fork() -> None:
 
 def _on_fork() -> None:
     if _agent is not None:
-        _agent.clock.box = None  # before anything else can go wrong: two writers would spoil it
+        box, _agent.clock.box = _agent.clock.box, None  # before anything else can go wrong: it has one writer
+        if box is not None:
+            box.close()
         _agent.forked()
         if not _agent.hides_forks:
             contained("observe.ear")(_agent.listener.after_fork_in_child)()

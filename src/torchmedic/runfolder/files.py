@@ -141,6 +141,7 @@ def _names(folder: Path) -> list[str]:
 
 class StartLine(msgspec.Struct, tag="start", tag_field="kind"):
     pid: int
+    box: int | None = None  # the descriptor of the black box in that process
 
 
 class FaultLine(msgspec.Struct, tag="fault", tag_field="kind"):

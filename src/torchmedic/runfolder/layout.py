@@ -5,12 +5,13 @@ stacks/<pid>.txt            stacks written by faulthandler when a process dies
 .parts/<rank>.json          the report of one rank, if every rank has its own torchmedic; report.json merges them
 worker-<N>.<pid>/           events and diagnoses of a DataLoader worker of rank N that has found something
 rank<N>[.<pid>]/            one folder per watched process
-    blackbox                the memory-mapped ring buffer
+    blackbox                the last moments of the process; written when it has ended, kept in memory until then
     events.jsonl            events, one per line
     diagnosis-<n>.json      diagnoses made in that process; the parent merges them into report.json
     .spare                  disk space that is released on a failure; exists only during the run
     repro-<n>.json          the operation that failed, with its values in repro-<n>.safetensors
 .confidential               exists if no values may be kept
+.boxes[.<rank>]             a socket; processes hand their black box to the parent there, during the run
 .no-checkup                 exists if mistakes that raise no error shall not be searched for
 kernel.txt, gpu.json        what the parent knows about the GPUs: see runfolder/gpu.py
 inside/                     questions to the processes: see runfolder/questions.py
@@ -32,6 +33,7 @@ from pathlib import Path
 from torchmedic.errors import UsageError
 
 _JOB = ".job"
+_BOXES = ".boxes"
 _CONFIDENTIAL = ".confidential"
 _NO_CHECKUP = ".no-checkup"
 
@@ -169,6 +171,11 @@ def claim_worker_folder(run: Path, rank: int) -> Path:
     path = run / f"worker-{rank}.{os.getpid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     return path
+
+
+def box_address(run: Path, rank: int | None) -> Path:
+    """The socket of a parent process: of the parent of one rank, or of the only parent in the run."""
+    return run / (_BOXES if rank is None else f"{_BOXES}.{rank}")
 
 
 def worker_folders(run: Path) -> list[Path]:

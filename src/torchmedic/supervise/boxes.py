@@ -1,24 +1,143 @@
-"""The black boxes in a run folder, as the parent reads them. A box that cannot be read counts as missing."""
+"""The black boxes of a run, as the parent process keeps and reads them. A box that cannot be read counts as missing."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
+from torchmedic.contained import contained
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.step import blackbox
 from torchmedic.records import BoxContents
 from torchmedic.runfolder import files, layout
+from torchmedic.supervise.folder_news import FolderNews
 
 _STALL_MOMENTS = 64  # moments of a box that a report about a hang keeps
+_MAX_WAITING = 256  # processes that may hand their boxes over at the same time
+_MAX_NAME_BYTES = 255
+_INTERVAL_SECONDS = 1.0
+_SAVE_INTERVAL_SECONDS = 60.0  # for the case that this process is killed, which ends the whole run
+
+
+class _Kept(NamedTuple):
+    descriptor: int
+    pid: int
+    was_alive: bool  # false where the process has its own process numbers, as in a container
+
+
+class BoxKeeper:
+    """Receives the black boxes of all processes of a run, and writes each to its folder when its process has ended."""
+
+    def __init__(self, run: Path, rank: int | None) -> None:
+        self._run = run
+        self._address = layout.box_address(run, rank)
+        self._boxes: dict[str, _Kept] = {}
+        self._due = 0.0
+        self._save_due = time.monotonic() + _SAVE_INTERVAL_SECONDS
+        self._news = FolderNews()
+        self._socket: socket.socket | None = None
+        with contextlib.suppress(OSError):  # a file system without sockets
+            self._socket = self._listen()
+
+    def _listen(self) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listening.setblocking(False)
+        with contextlib.suppress(OSError):  # of an earlier attempt of the same rank
+            self._address.unlink()
+        with blackbox.reachable(self._address) as short:
+            listening.bind(short)
+        self._address.chmod(0o600)
+        listening.listen(_MAX_WAITING)
+        return listening
+
+    @contained("supervise.boxes")
+    def look(self) -> None:
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + _INTERVAL_SECONDS
+        self._receive()
+        for name, kept in list(self._boxes.items()):
+            if kept.was_alive and not os.path.exists(f"/proc/{kept.pid}"):
+                self._save(name, kept)
+                os.close(kept.descriptor)
+                del self._boxes[name]
+        if now > self._save_due:
+            self._save_due = now + _SAVE_INTERVAL_SECONDS
+            for name, kept in self._boxes.items():
+                self._save(name, kept)
+
+    @contained("supervise.boxes")
+    def close(self) -> None:
+        """Write all boxes to the run folder after its end."""
+        self._receive()
+        for name, kept in self._boxes.items():
+            self._save(name, kept)
+            os.close(kept.descriptor)
+        self._boxes.clear()
+        if self._socket is not None:
+            self._socket.close()
+        with contextlib.suppress(OSError):
+            self._address.unlink()
+
+    def _receive(self) -> None:
+        """Take the boxes that were handed over, or those that can be found where nothing can be handed over."""
+        if self._socket is None:
+            for folder in layout.process_folders(self._run) if self._news.may_have_changed(self._run) else ():
+                path = box_path(folder)
+                if folder.name not in self._boxes and path is not None and path.parent != folder:
+                    with contextlib.suppress(OSError):
+                        self._keep(folder.name, os.open(path, os.O_RDONLY))
+            return
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                channel, _ = self._socket.accept()
+                with channel, contextlib.suppress(OSError):
+                    channel.setblocking(False)
+                    name, descriptors, _, _ = socket.recv_fds(channel, _MAX_NAME_BYTES, 1)
+                    for descriptor in descriptors:
+                        self._keep(os.fsdecode(name), descriptor)
+
+    def _keep(self, name: str, descriptor: int) -> None:
+        try:
+            pid = blackbox.Follower(Path(f"/proc/self/fd/{descriptor}")).pid
+        except UnreadableRun:
+            os.close(descriptor)
+            return
+        before = self._boxes.pop(name, None)
+        if before is not None:
+            os.close(before.descriptor)
+        self._boxes[name] = _Kept(descriptor, pid, os.path.exists(f"/proc/{pid}"))
+
+    def _save(self, name: str, kept: _Kept) -> None:
+        path = self._run / Path(name).name / files.BLACK_BOX
+        with contextlib.suppress(OSError):  # a full disk
+            files.write_atomically(path, blackbox.bytes_of(kept.descriptor))
+
+
+def box_path(folder: Path) -> Path | None:
+    """Where the black box of one process can be read: in memory while the process lives, then in its folder."""
+    for line in files.read_events(folder):
+        if isinstance(line, files.StartLine) and line.box is not None:
+            path = f"/proc/{line.pid}/fd/{line.box}"
+            with contextlib.suppress(OSError):
+                if blackbox.MEMORY_NAME in os.readlink(path):
+                    return Path(path)
+    path = folder / files.BLACK_BOX
+    return path if path.exists() else None
 
 
 def read_box(folder: Path) -> BoxContents | None:
-    """The black box in the folder of one process."""
+    """The black box of the process with this folder."""
     with contextlib.suppress(UnreadableRun):
-        return blackbox.read(folder / files.BLACK_BOX)
+        path = box_path(folder)
+        return None if path is None else blackbox.read(path)
     return None
 
 

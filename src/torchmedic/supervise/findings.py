@@ -119,7 +119,12 @@ def _told_by_others(run: Path, rank: int) -> bool:
 def _is_open(run: Path, folder: Path) -> bool:
     """Whether a process died and its supervisor has not reported yet how it ended."""
     box = read_box(folder)
-    if box is None or box.clean_exit:
+    if box is not None and box.clean_exit:
         return False
-    view = process.read(box.pid)
+    # The supervisor writes the box of a dead process at the end.
+    started = [line.pid for line in files.read_events(folder) if isinstance(line, files.StartLine)]
+    pids = started[:1] if box is None else [box.pid]
+    if not pids:
+        return False
+    view = process.read(pids[0])
     return (view is None or view.state in "ZX") and not files.is_concluded(run, layout.rank_of(folder))

@@ -14,6 +14,7 @@ from torchmedic.errors import UsageError
 from torchmedic.records import Fault
 from torchmedic.runfolder import layout
 from torchmedic.settings import Settings, rank
+from torchmedic.supervise.boxes import BoxKeeper
 from torchmedic.supervise.child import launch, tee
 from torchmedic.supervise.child.kernel_messages import KernelMessages
 from torchmedic.supervise.child.signals import Forwarder, shell_status
@@ -41,6 +42,7 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
     on_fault(faults.append)
     number = rank() if job else None
     messages = KernelMessages(folder, number) if folder is not None else None
+    boxes = contained("supervise.boxes")(BoxKeeper)(folder, number) if folder is not None else None
     forwarder = Forwarder()
     stream = contained("supervise.tee")(tee.choose)(messages.feed) if messages is not None else None
     stream = stream or Stream()
@@ -58,6 +60,8 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
             stream.look()
             if messages is not None:
                 messages.flush()
+            if boxes is not None:
+                boxes.look()
             if supervisor is not None:
                 supervisor.watch(child.pid)
 
@@ -67,6 +71,8 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
             contained("supervise.tee_end")(stream.finish)()
             if messages is not None:
                 messages.flush()
+            if boxes is not None:
+                boxes.close()
             if supervisor is None:
                 sys.stderr.writelines(fault_line(fault) for fault in faults[:1])
                 return shell_status(status)

@@ -19,7 +19,7 @@ from running import clean_environment
 
 from torchmedic.cli import main
 from torchmedic.observe.step import blackbox
-from torchmedic.observe.step.blackbox import BlackBox
+from torchmedic.observe.step.blackbox import FileBox
 from torchmedic.records import Diagnosis, Location, Outcome, Report
 from torchmedic.records.gpu import GpuHealth, GpuState, Xid
 from torchmedic.runfolder import files, gpu, layout
@@ -44,11 +44,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
-def box(run: Path, name: str, *, pid: int | None = None, ago: float = 0.0, steps: int = 20) -> BlackBox:
+def box(run: Path, name: str, *, pid: int | None = None, ago: float = 0.0, steps: int = 20) -> FileBox:
     """The black box of a process that has made two steps a second until some seconds ago."""
     folder = run / name
     folder.mkdir()
-    written = BlackBox(folder / files.BLACK_BOX)
+    written = FileBox(folder / files.BLACK_BOX)
     with pytest.MonkeyPatch.context() as patch:
         for step in range(steps):
             patch.setattr(blackbox, "now", lambda step=step: time.time() - ago - (steps - 1 - step) / 2)

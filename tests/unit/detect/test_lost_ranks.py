@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from torchmedic.observe.step import blackbox
-from torchmedic.observe.step.blackbox import BlackBox
+from torchmedic.observe.step.blackbox import FileBox
 from torchmedic.records import Diagnosis, Outcome, Report
 from torchmedic.runfolder import files
 from torchmedic.supervise import deaths, findings
@@ -33,7 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder.mkdir()
         with monkeypatch.context() as patch:
             patch.setattr(blackbox.os, "getpid", lambda rank=rank: DEAD + rank)
-            BlackBox(folder / files.BLACK_BOX)
+            FileBox(folder / files.BLACK_BOX)
     lines: list[dict[str, Any]] = [{"kind": "start", "pid": DEAD}, {"kind": "lost-rank", "rank": 0}]
     (tmp_path / "rank0" / files.EVENTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     files.write_diagnosis(tmp_path / "rank0", LOST)

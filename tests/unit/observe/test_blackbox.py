@@ -14,15 +14,17 @@ from processes import awaited
 
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.step import blackbox
-from torchmedic.observe.step.blackbox import SLOTS, BlackBox
+from torchmedic.observe.step.blackbox import SLOTS, BlackBox, FileBox
+from torchmedic.runfolder import layout
+from torchmedic.supervise.boxes import BoxKeeper, read_box
 
 
-def write(box: BlackBox, step: int, file: str = "/home/me/train.py") -> None:
+def write(box: FileBox, step: int, file: str = "/home/me/train.py") -> None:
     box.write(step % 5, step, step % 7, step + 1, file, step % 1000 + 1, step * 2, step * 3)
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    box = BlackBox(tmp_path / "box")
+    box = FileBox(tmp_path / "box")
     for step in range(3):
         write(box, step, f"/home/me/{step}.py")
 
@@ -43,7 +45,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
 
 
 def test_only_the_last_moments_are_kept(tmp_path: Path) -> None:
-    box = BlackBox(tmp_path / "box")
+    box = FileBox(tmp_path / "box")
     for step in range(3 * SLOTS + 5):
         write(box, step)
     box.mark_clean_exit()
@@ -55,7 +57,7 @@ def test_only_the_last_moments_are_kept(tmp_path: Path) -> None:
 
 
 def test_more_files_than_the_table_holds(tmp_path: Path) -> None:
-    box = BlackBox(tmp_path / "box")
+    box = FileBox(tmp_path / "box")
     for step in range(200):
         write(box, step, f"/{'x' * 300}/{step}.py")
     write(box, 200, "/home/me/train.py")
@@ -72,7 +74,7 @@ def test_a_writer_that_is_killed_leaves_whole_moments(tmp_path: Path, delay: flo
     path = tmp_path / "box"
     pid = os.fork()
     if pid == 0:
-        box, step = BlackBox(path), 0
+        box, step = FileBox(path), 0
         while True:
             write(box, step, f"/home/me/{step % 20}.py")
             step += 1
@@ -92,7 +94,7 @@ def test_a_writer_that_is_killed_leaves_whole_moments(tmp_path: Path, delay: flo
 
 
 def test_half_a_moment_is_passed_over(tmp_path: Path) -> None:
-    box = BlackBox(tmp_path / "box")
+    box = FileBox(tmp_path / "box")
     write(box, 0)
     write(box, 1)
     data = bytearray((tmp_path / "box").read_bytes())
@@ -108,7 +110,7 @@ def test_half_a_moment_is_passed_over(tmp_path: Path) -> None:
 def test_damage_is_named_or_passed_over(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "box"
     path.unlink(missing_ok=True)
-    box = BlackBox(path)
+    box = FileBox(path)
     for step in range(5):
         write(box, step)
     raw = bytearray(path.read_bytes())
@@ -128,7 +130,7 @@ def test_a_missing_box_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_follower_finds_the_last_moment_wherever_the_ring_begins(tmp_path: Path) -> None:
-    box, steps = BlackBox(tmp_path / "box"), 0
+    box, steps = FileBox(tmp_path / "box"), 0
     follower = blackbox.Follower(tmp_path / "box")
     for more in (0, 1, 2, 900, 1023, 1024, 1025, 3000, 1, 0, 7):
         for _ in range(more):
@@ -137,3 +139,52 @@ def test_a_follower_finds_the_last_moment_wherever_the_ring_begins(tmp_path: Pat
         seen = [beat.step for beat in follower.new(12)]
 
         assert seen == list(range(steps - min(more, 12), steps))
+
+
+def test_a_box_in_memory_cannot_be_truncated_and_is_handed_over(tmp_path: Path) -> None:
+    (tmp_path / "rank0").mkdir()
+    keeper = BoxKeeper(tmp_path, None)
+    pid = os.fork()
+    if pid == 0:
+        box = BlackBox()
+        with pytest.raises(PermissionError):
+            os.ftruncate(box.descriptor, 0)
+        box.hand_over([layout.box_address(tmp_path, 0), layout.box_address(tmp_path, None)], "rank0")
+        write(box, 7)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert not (tmp_path / "rank0" / "blackbox").exists()
+
+    keeper.close()
+
+    assert [moment.step for moment in blackbox.read(tmp_path / "rank0" / "blackbox").moments] == [7]
+    assert not layout.box_address(tmp_path, None).exists()
+
+
+def test_a_box_is_read_from_its_process_where_nothing_can_be_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "rank0"
+    folder.mkdir()
+    box = BlackBox()
+    write(box, 3)
+    (folder / "events.jsonl").write_text(f'{{"kind":"start","pid":{os.getpid()},"box":{box.descriptor}}}\n')
+    monkeypatch.setattr(BoxKeeper, "_listen", lambda self: os.stat("/nothing"))  # no sockets in this file system
+    keeper = BoxKeeper(tmp_path, None)
+    assert not box.hand_over([layout.box_address(tmp_path, None)], "rank0")
+
+    found = read_box(folder)
+    keeper.close()
+
+    assert found is not None
+    assert found.last is not None
+    assert found.last.step == 3
+    box.close()
+    assert blackbox.read(folder / "blackbox").last == found.last
+
+
+def test_another_file_under_the_number_of_a_box_is_not_read(tmp_path: Path) -> None:
+    with open(tmp_path / "other", "wb") as other:
+        (tmp_path / "events.jsonl").write_text(f'{{"kind":"start","pid":{os.getpid()},"box":{other.fileno()}}}\n')
+
+        assert read_box(tmp_path) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchmedic.observe.step import blackbox
-from torchmedic.observe.step.blackbox import BlackBox
+from torchmedic.observe.step.blackbox import FileBox
 from torchmedic.observe.step.clock import BACKWARD, FORWARD, Clock
 
 
@@ -75,7 +75,7 @@ def test_a_loop_without_a_loader_and_two_optimizers() -> None:
 
 def test_a_phase_is_written_with_the_users_line(tmp_path: Path) -> None:
     clock = Clock()
-    clock.box = BlackBox(tmp_path / "box")
+    clock.box = FileBox(tmp_path / "box")
     clock.enter(FORWARD)
     clock.enter(BACKWARD)
 

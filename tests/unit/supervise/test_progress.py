@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchmedic.observe.step import blackbox
-from torchmedic.observe.step.blackbox import BlackBox
+from torchmedic.observe.step.blackbox import FileBox
 from torchmedic.observe.step.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER
 from torchmedic.runfolder import questions
 from torchmedic.supervise.host.watch import HostWatch
@@ -24,7 +24,7 @@ class Run:
         self.time = 1000.0
         self.updates = 0
         monkeypatch.setattr(blackbox, "now", lambda: self.time)
-        self.box = BlackBox(folder / "blackbox")
+        self.box = FileBox(folder / "blackbox")
         self.progress = Progress(folder / "blackbox", self.time)
 
     def phase(self, phase: int, seconds: float) -> None:
@@ -103,7 +103,7 @@ def test_who_is_kept_waiting_by_us_does_not_stand_still(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(watch, "examine", examine)
     monkeypatch.setattr(blackbox, "now", lambda: 1000.0)  # long ago
-    BlackBox(folder / "blackbox").write(FORWARD, 0, 0, 1, "train.py", 1, 0, 0)
+    FileBox(folder / "blackbox").write(FORWARD, 0, 0, 1, "train.py", 1, 0, 0)
     watching = watch.StallWatch(tmp_path, None, 1.0)
 
     def look() -> None:

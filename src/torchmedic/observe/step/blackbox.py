@@ -1,20 +1,29 @@
-"""The black box: a memory-mapped ring that outlives its process.
+"""The black box: a ring of the last moments that outlives its process.
 
 One writer, no lock, fixed size. A slot carries its sequence number in front and again behind; a writer that dies
 half-way leaves the two unequal, and the reader falls back to the slot before. File names are kept once, in an
 append-only table whose entry becomes visible only when its length is written, after its bytes.
 
     header (64 B) | table of file names (32 KiB) | 1024 slots of 64 B
+
+The ring lies in a memory file (`memfd_create`) whose size is sealed. A mapped file that somebody truncates kills its
+process with SIGBUS; a sealed one cannot be truncated. The writer hands the descriptor to the parent process, which
+keeps the memory alive and writes it to the run folder at the end. Where there are no memory files, the box is a plain
+file that is never mapped (`FileBox`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
 import os
+import socket
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from time import time as now
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import PHASES, BoxContents, Moment, Phase
@@ -36,6 +45,8 @@ _SIZE = _RING_AT + SLOTS * _SLOT.size
 
 assert _SLOT.size == 64
 
+MEMORY_NAME = "torchmedic-blackbox"  # of the memory file; /proc/<pid>/fd shows it as /memfd:<name>
+
 
 class Beat(NamedTuple):
     """The fields of a moment that show progress."""
@@ -48,21 +59,53 @@ class Beat(NamedTuple):
 
 
 class BlackBox:
-    """The writing side. Not safe for several writers: a forked child must open its own."""
+    """The writing side. Not safe for several writers: a forked child must open its own.
 
-    def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    Raises:
+        OSError: There are no memory files, or no memory for one.
+    """
+
+    descriptor: int | None  # of the memory file
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            # Real blocks, not a hole: a write to a hole of a mapped file kills the process when the disk is full.
-            os.write(descriptor, bytes(_SIZE))
-            self._map = mmap.mmap(descriptor, _SIZE)
-        finally:
-            os.close(descriptor)
+            os.write(self.descriptor, bytes(_SIZE))  # real pages: a hole may have no memory behind it later
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+            self._begin(mmap.mmap(self.descriptor, _SIZE))
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, memory: Any) -> None:
+        self._map = memory
         self._sequence = 0
         self._pack = _SLOT.pack_into
         self._files: dict[str, int] = {}
         self._table_end = _TABLE_AT
         _HEADER.pack_into(self._map, 0, MAGIC, VERSION, SLOTS, os.getpid(), now(), 0)
+
+    def close(self) -> None:
+        """Close the descriptor. What the parent process has been handed stays."""
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # a script may close all descriptors
+                os.close(descriptor)
+
+    def hand_over(self, addresses: list[Path], name: str) -> bool:
+        """Send the memory file to the parent process, which listens at one of these addresses.
+
+        What was sent arrives even if this process is killed the next moment.
+        """
+        for address in addresses if self.descriptor is not None else ():
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
+                channel.setblocking(False)
+                with reachable(address) as short:
+                    channel.connect(short)
+                socket.send_fds(channel, [name.encode()], [self.descriptor])
+                return True
+        return False
 
     def write(
         self,
@@ -112,6 +155,53 @@ class BlackBox:
         _CLEAN_EXIT.pack_into(self._map, _CLEAN_EXIT_AT, 1)
 
 
+class FileBox(BlackBox):
+    """A black box in a plain file, for systems without memory files. Every moment costs a system call.
+
+    Raises:
+        OSError: The file cannot be made or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            self._begin(bytearray(_SIZE))
+            self._save(0, _SIZE)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, *moment: Any) -> None:
+        super().write(*moment)
+        self._save(_RING_AT + (self._sequence % SLOTS) * _SLOT.size, _SLOT.size)
+
+    def _enter(self, file: str) -> int:
+        start, number = self._table_end, super()._enter(file)
+        self._save(start, self._table_end - start)
+        return number
+
+    def mark_clean_exit(self) -> None:
+        super().mark_clean_exit()
+        self._save(_CLEAN_EXIT_AT, _CLEAN_EXIT.size)
+
+    def hand_over(self, addresses: list[Path], name: str) -> bool:
+        return True  # the parent process finds the file
+
+    def _save(self, start: int, size: int) -> None:
+        if self.descriptor is not None and size:
+            os.pwrite(self.descriptor, self._map[start : start + size], start)
+
+
+@contextlib.contextmanager
+def reachable(address: Path) -> Iterator[str]:
+    """A path to a socket that is short enough for the kernel, however deep the run folder lies."""
+    folder = os.open(address.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{address.name}"
+    finally:
+        os.close(folder)
+
+
 def read(path: Path) -> BoxContents:
     """Read a black box back, whatever happened to its writer.
 
@@ -119,9 +209,24 @@ def read(path: Path) -> BoxContents:
         UnreadableRun: The file is missing, truncated or not a black box.
     """
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            data = file.read(_SIZE)
     except OSError as error:
         raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
+    return contents(data, path)
+
+
+def bytes_of(descriptor: int) -> bytes:
+    """The whole black box behind a descriptor."""
+    return os.pread(descriptor, _SIZE, 0)
+
+
+def contents(data: bytes, path: Path) -> BoxContents:
+    """The black box in these bytes, which were read from this path.
+
+    Raises:
+        UnreadableRun: The bytes are not a whole black box.
+    """
     if len(data) < _SIZE or not data.startswith(MAGIC):
         raise UnreadableRun(f"cannot read {path}: it is not a whole black box")
     _, version, _, pid, started, clean = _HEADER.unpack_from(data, 0)
@@ -166,26 +271,34 @@ class Follower:
 
     def __init__(self, path: Path) -> None:
         try:
-            with open(path, "rb") as file:
-                self._map = mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
+            # Not mapped: the file may be a plain one, and somebody may truncate it.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
             raise UnreadableRun(f"cannot read {path}: {error}") from None
-        magic, version, _, self.pid, self.started, _ = _HEADER.unpack_from(self._map, 0)
-        if magic != MAGIC or version != VERSION:
+        magic, version, _, self.pid, self.started, _ = _HEADER.unpack(self._at(0, _HEADER.size))
+        if magic != MAGIC or version != VERSION or os.fstat(self._descriptor).st_size < _SIZE:
             raise UnreadableRun(f"cannot read {path}: it is not a whole black box")
         self._sequence = 0
 
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    def _at(self, offset: int, size: int) -> bytes:
+        """Bytes of the box; zeros where the file has been cut."""
+        return os.pread(self._descriptor, size, offset).ljust(size, b"\0")
+
     @property
     def clean_exit(self) -> bool:
-        return bool(_CLEAN_EXIT.unpack_from(self._map, _CLEAN_EXIT_AT)[0])
+        return bool(_CLEAN_EXIT.unpack(self._at(_CLEAN_EXIT_AT, _CLEAN_EXIT.size))[0])
 
     def new(self, most: int) -> list[Beat]:
         """The latest moments since the last look, the oldest first."""
         found: list[Beat] = []
         last = self._last()
         for sequence in range(max(self._sequence, last - most, last - SLOTS + 1) + 1, last + 1):
-            front, when, step, micro, phase, _, _, _, _, updates, back = _SLOT.unpack_from(
-                self._map, _RING_AT + (sequence % SLOTS) * _SLOT.size
+            front, when, step, micro, phase, _, _, _, _, updates, back = _SLOT.unpack(
+                self._at(_RING_AT + (sequence % SLOTS) * _SLOT.size, _SLOT.size)
             )
             if front == back == sequence and phase < len(PHASES):
                 found.append(Beat(when, step, micro, updates, PHASES[phase]))
@@ -205,7 +318,7 @@ class Follower:
         return self._number(low)
 
     def _number(self, slot: int) -> int:
-        return int(_FRONT.unpack_from(self._map, _RING_AT + slot * _SLOT.size)[0])
+        return int(_FRONT.unpack(self._at(_RING_AT + slot * _SLOT.size, _FRONT.size))[0])
 
 
 def _read_table(data: bytes) -> list[str]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
-from torchmedic.runfolder import files, layout, questions
+from torchmedic.runfolder import layout, questions
+from torchmedic.supervise.boxes import box_path
 from torchmedic.supervise.host.watch import HostWatch
 from torchmedic.supervise.proc import tree
 from torchmedic.supervise.stall.examination import examine
@@ -84,16 +85,17 @@ class StallWatch:
 
     def _follow(self) -> None:
         for folder in layout.process_folders(self._run):
-            box = folder / files.BLACK_BOX
-            if box in self._followed or (self._rank is not None and layout.rank_of(folder) != self._rank):
+            if folder in self._followed or (self._rank is not None and layout.rank_of(folder) != self._rank):
                 continue
             with contextlib.suppress(UnreadableRun):
-                self._followed[box] = Progress(box, time.time())
+                box = box_path(folder)
+                if box is not None:
+                    self._followed[folder] = Progress(box, time.time())
 
     def _judge(self, host: HostWatch) -> None:
         moving: set[int] = set()
         silent: list[tuple[Path, Progress]] = []
-        for box, progress in self._followed.items():
+        for folder, progress in self._followed.items():
             case = self._cases.get(progress.pid)
             if progress.look() and case is not None:
                 self._go_on(case)
@@ -102,8 +104,8 @@ class StallWatch:
             elif progress.still(time.time()) < progress.limit(self._wanted) or self._is_examined(progress.pid):
                 moving.add(progress.pid)
             else:
-                silent.append((box, progress))
-        for box, progress in silent:
+                silent.append((folder, progress))
+        for folder, progress in silent:
             # A process that does not train waits for its children that do. If they make no progress, they explain why.
             others = moving if progress.trains else moving | {each.pid for _, each in silent if each is not progress}
             if others and not others.isdisjoint(tree.pids(progress.pid)):
@@ -111,7 +113,7 @@ class StallWatch:
             case = self._cases.get(progress.pid)
             if case is None:
                 limit = progress.limit(self._wanted)
-                case = self._cases[progress.pid] = Case(progress, layout.rank_of(box.parent), limit)
+                case = self._cases[progress.pid] = Case(progress, layout.rank_of(folder), limit)
             if case.examination is None and case.said is None and progress.still(time.time()) >= case.next:
                 host.look_closely_at_gpus()
                 case.next = _REPEAT_FACTOR * max(case.next, progress.still(time.time()))
