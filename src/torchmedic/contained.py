@@ -30,7 +30,11 @@ _OUT_OF_MEMORY_TEXTS = (
     "failed to map segment from shared object",
 )
 
+# The system refuses to write, whatever the file. With another error, it matters whose file it is.
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+
 _broken: set[str] = set()
+_run = ""
 _report: Callable[[Fault], None] | None = None
 _injected: str | None = None
 
@@ -52,15 +56,18 @@ def _nothing() -> None:
 hide: Callable[[], Callable[[], None] | None] = _nothing
 
 
-def on_fault(report: Callable[[Fault], None] | None) -> None:
-    """Set the function that receives contained faults."""
-    global _report, _injected
+def on_fault(report: Callable[[Fault], None] | None, run: str = "") -> None:
+    """Set the function that receives contained faults, and the run folder, in which nothing but torchmedic fails."""
+    global _report, _injected, _run
     _report = report
+    _run = run
     _injected = os.environ.get(INJECT_VARIABLE)
 
 
 def fault_line(fault: Fault, details: str = "") -> str:
     """The line that tells the user about a contained fault."""
+    if fault.refused:
+        return f"torchmedic: watches less than usual, because it cannot write: {fault.refused}\n"
     more = fault.error + (f"; details in {details}" if details else "")
     return f"torchmedic: a fault of its own in {fault.where} was contained, the run was not affected ({more})\n"
 
@@ -80,12 +87,23 @@ def report_fault(where: str, error: BaseException) -> None:
                 where=where,
                 error=f"{type(error).__name__}: {text_of(error)}",
                 traceback="".join(traceback.format_exception(error)),
+                refused=refusal(error),
             )
         )
     except KeyboardInterrupt:
         raise
     except BaseException:  # the report itself failed; nothing is left to report to
         return
+
+
+def refusal(error: BaseException) -> str:
+    """Why the system did not let torchmedic write; empty if the error is not about that."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return ""
+    file = error.filename if isinstance(error.filename, str) else ""
+    if error.errno not in _NO_ROOM and not (_run and file.startswith(_run)):
+        return ""
+    return os.strerror(error.errno) + (f" ({file})" if file else "")
 
 
 def text_of(error: BaseException) -> str:

@@ -69,6 +69,14 @@ def load(flags: Mapping[str, Any], *, folder: Path, environ: Mapping[str, str] |
     return msgspec.convert(values, Settings, strict=False)
 
 
+def working_folder() -> Path:
+    """The working folder. It may have been deleted, and a script that needs none runs all the same."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path(os.curdir)
+
+
 def rank(environ: Mapping[str, str] | None = None) -> int | None:
     """The rank of this process in a distributed job, from the launcher's variables; None without a launcher."""
     environ = os.environ if environ is None else environ

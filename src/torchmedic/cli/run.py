@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 
 from torchmedic.errors import UsageError
-from torchmedic.settings import load
+from torchmedic.settings import load, working_folder
 
 NAME = "run"
 
@@ -71,7 +71,7 @@ def execute(args: argparse.Namespace) -> int:
         raise UsageError("nothing to run (torchmedic run script.py, run -m module, or run -- command)")
     names = ("output", "format", "fail_on", "confidential", "checkup", "stall_after", "on_stall")
     flags = {name: getattr(args, name) for name in names}
-    settings = load(flags, folder=Path.cwd())
+    settings = load(flags, folder=working_folder())
     if is_command:
         return run(command, settings, name=command[-1] if len(command) == 1 else _script_of(command), hide=False)
     if args.module:

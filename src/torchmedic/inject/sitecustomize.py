@@ -95,15 +95,19 @@ def _hide(variables):
 _RUN_DIR = os.environ.get("TORCHMEDIC_RUN_DIR")
 _HOME = os.environ.get("TORCHMEDIC_HOME", "")
 
-sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != _HERE]
+
+def _is_ours(entry):
+    try:
+        return bool(entry) and os.path.abspath(entry) == _HERE
+    except OSError:  # the working folder has been deleted
+        return False
+
+
+sys.path[:] = [entry for entry in sys.path if not _is_ours(entry)]
 
 if _RUN_DIR:
     if os.environ.get("TORCHMEDIC_HIDE"):
-        _rest = [
-            entry
-            for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-            if os.path.abspath(entry) != _HERE or not entry
-        ]
+        _rest = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if not _is_ours(entry)]
         _hide(
             {
                 "TORCHMEDIC_RUN_DIR": None,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchmedic import contained as containment
-from torchmedic.contained import contained, is_short
+from torchmedic.contained import contained, fault_line, is_short
 from torchmedic.observe.checkup.watch import Checkup
 from torchmedic.observe.context import ProcessContext, ProcessFolder
 from torchmedic.observe.device.device_marks import DeviceMarks
@@ -42,7 +42,7 @@ from torchmedic.observe.step.events import Events
 from torchmedic.observe.step.step_notes import StepNotes
 from torchmedic.records import Fault
 from torchmedic.runfolder import questions
-from torchmedic.runfolder.files import BLACK_BOX, reserve
+from torchmedic.runfolder.files import BLACK_BOX, release, reserve
 from torchmedic.runfolder.layout import box_address, claim_process_folder
 from torchmedic.settings import rank
 
@@ -64,6 +64,7 @@ class Agent:
         self.loader_worker = None
         self._claimed: Path | None = None  # the folder of this process in the run
         self._folder: ProcessFolder | None = None  # once it can be written to
+        self._complained = False  # on stderr, where nothing could be written
         self.notes = StepNotes()
         self.kept_backwards = KeptBackwards(self.notes, self.batches, self.clock)
         self.rewind = Rewind()
@@ -94,11 +95,11 @@ class Agent:
         if self._claimed is None:
             self._claimed = claim_process_folder(self.run, self.rank)
         self._folder = folder = ProcessFolder(self._claimed, Events(self._claimed))
-        box = self._new_box(folder.path)
+        box = contained("observe.box")(self._new_box)(folder.path)
         folder.events.write(
             "start",
             pid=os.getpid(),
-            box=box.descriptor,
+            box=None if box is None else box.descriptor,
             rank=self.rank,
             python=sys.version.split()[0],
             torch=str(torch.__version__),
@@ -109,7 +110,8 @@ class Agent:
             folder.events.write, lambda: (self.clock.step, self.clock.phase_name), self.leaks.press, most_memory()
         )
         self.clock.gauge.on_reading = series.reading
-        reserve(folder.path)
+        with contextlib.suppress(OSError):
+            reserve(folder.path)
         return folder
 
     def _new_box(self, folder: Path) -> BlackBox:
@@ -124,9 +126,15 @@ class Agent:
         """Write down a bug of torchmedic's own where the parent will find it."""
         with contextlib.suppress(Exception):
             self.open()
-        if self._folder is None or not self._folder.events.fault(fault):
-            # Nothing can be written, perhaps on a full disk: then only the user can be told.
-            sys.stderr.write(f"torchmedic: a fault of its own was contained, the run goes on ({fault.error})\n")
+        if self._folder is not None:
+            if self._folder.events.fault(fault):
+                return
+            release(self._folder.path)
+            if self._folder.events.fault(fault):
+                return
+        if not self._complained:  # nothing can be written: then only the user can be told
+            self._complained = True
+            sys.stderr.write(fault_line(fault))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

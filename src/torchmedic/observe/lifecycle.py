@@ -38,7 +38,7 @@ def install(run_dir: str, stages: Callable[[ProcessContext], Stages]) -> None:
     _agent = agent = Agent(Path(run_dir), stages)
     containment.step_aside = set_eval_frame
     containment.hide = hidden_work.hide
-    containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None)
+    containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None, run_dir)
     if multiprocessing.parent_process() is None:
         contained("observe.open")(agent.open)()
     agent.clock.open_box = agent.open

@@ -87,11 +87,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A contained bug of torchmedic."""
+    """A contained bug of torchmedic, or something that the system refused it."""
 
     where: str
     error: str
     traceback: str = ""
+    refused: str = ""  # why torchmedic could not write, which is no bug: "No space left on device"
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -21,6 +22,7 @@ BLACK_BOX = "blackbox"
 EVENTS = "events.jsonl"
 STACKS = "stacks"
 _PARTS = ".parts"
+_SUPERVISOR = ".supervisor"
 _SPARE = ".spare"
 _SPARE_BYTES = 64 * 1024
 
@@ -87,6 +89,37 @@ def _parts(folder: Path) -> Iterator[tuple[int, Report]]:
     for path in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
             yield int(path.stem), msgspec.json.decode(path.read_bytes(), type=Report)
+
+
+class SupervisorLine(msgspec.Struct):
+    """The parent process of a run, or of one rank of it."""
+
+    pid: int
+    time: float
+
+
+def write_supervisor(run: Path, rank: int | None) -> None:
+    """Note who watches the run, before it starts. It also shows whether the folder can be written to."""
+    write_atomically(_supervisor(run, rank), encode(SupervisorLine(os.getpid(), time.time())))
+
+
+def remove_supervisor(run: Path, rank: int | None) -> None:
+    """The parent process has told all it knows."""
+    with contextlib.suppress(OSError):
+        _supervisor(run, rank).unlink()
+
+
+def _supervisor(run: Path, rank: int | None) -> Path:
+    return run / (_SUPERVISOR if rank is None else f"{_SUPERVISOR}.{rank}")
+
+
+def read_supervisors(run: Path) -> list[SupervisorLine]:
+    found = []
+    for name in _names(run):
+        if name.startswith(_SUPERVISOR):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                found.append(msgspec.json.decode((run / name).read_bytes(), type=SupervisorLine))
+    return found
 
 
 def reserve(folder: Path) -> None:

@@ -11,6 +11,7 @@ rank<N>[.<pid>]/            one folder per watched process
     .spare                  disk space that is released on a failure; exists only during the run
     repro-<n>.json          the operation that failed, with its values in repro-<n>.safetensors
 .confidential               exists if no values may be kept
+.supervisor[.<rank>]        the parent process: its number and when it started
 .boxes[.<rank>]             a socket; processes hand their black box to the parent there, during the run
 .no-checkup                 exists if mistakes that raise no error shall not be searched for
 kernel.txt, gpu.json        what the parent knows about the GPUs: see runfolder/gpu.py
@@ -43,7 +44,7 @@ def create(requested: str | None, script: str, cwd: Path, job: str | None = None
 
     Raises:
         UsageError: The requested folder is not empty, or cannot be made.
-        OSError: No folder can be made anywhere.
+        OSError: No folder can be made anywhere, or there is no room for the requested one.
     """
     if requested is not None:
         path = cwd / requested
@@ -53,7 +54,7 @@ def create(requested: str | None, script: str, cwd: Path, job: str | None = None
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.chmod(0o700)
             _sign(path, job)
-        except OSError as error:
+        except (FileNotFoundError, NotADirectoryError, FileExistsError, PermissionError) as error:
             raise UsageError(f"cannot make {requested}: {error.strerror}") from None
         return path.resolve()
     name = f"{datetime.datetime.now():%Y-%m-%dT%H%M%S}-{_slug(script)}"

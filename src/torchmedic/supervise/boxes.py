@@ -38,6 +38,7 @@ class BoxKeeper:
         self._run = run
         self._address = layout.box_address(run, rank)
         self._boxes: dict[str, _Kept] = {}
+        self._closed = False
         self._due = 0.0
         self._save_due = time.monotonic() + _SAVE_INTERVAL_SECONDS
         self._news = FolderNews()
@@ -75,7 +76,10 @@ class BoxKeeper:
 
     @contained("supervise.boxes")
     def close(self) -> None:
-        """Write all boxes to the run folder after its end."""
+        """Write all boxes to the run folder after the end of the run. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         self._receive()
         for name, kept in self._boxes.items():
             self._save(name, kept)

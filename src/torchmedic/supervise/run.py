@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from torchmedic.contained import contained, fault_line, on_fault
 from torchmedic.errors import UsageError
 from torchmedic.records import Fault
-from torchmedic.runfolder import layout
-from torchmedic.settings import Settings, rank
+from torchmedic.runfolder import files, layout
+from torchmedic.settings import Settings, rank, working_folder
 from torchmedic.supervise.boxes import BoxKeeper
 from torchmedic.supervise.child import launch, tee
 from torchmedic.supervise.child.kernel_messages import KernelMessages
@@ -36,11 +36,11 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
             which passes its environment on.
     """
     job = identity(os.environ)
-    folder = _run_folder(settings, name, job)
+    number = rank() if job else None
+    folder = _run_folder(settings, name, job, number)
     environment = dict(os.environ) if folder is None else launch.environment(folder, hide=hide)
     faults: list[Fault] = []
-    on_fault(faults.append)
-    number = rank() if job else None
+    on_fault(faults.append, str(folder or ""))
     messages = KernelMessages(folder, number) if folder is not None else None
     boxes = contained("supervise.boxes")(BoxKeeper)(folder, number) if folder is not None else None
     forwarder = Forwarder()
@@ -83,18 +83,26 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
             with contextlib.suppress(Exception):
                 stream.let_go()
     finally:
+        if boxes is not None:
+            boxes.close()
         forwarder.release()
 
 
-def _run_folder(settings: Settings, name: str, job: str | None) -> Path | None:
+def _run_folder(settings: Settings, name: str, job: str | None, rank: int | None) -> Path | None:
+    """A new run folder that can be written to; None where there is none, and then the script runs as without us."""
+    cwd, output = working_folder(), settings.output
+    if output is not None and not cwd.is_absolute() and not os.path.isabs(output):
+        output = None  # the working folder has been deleted
     try:
-        folder = layout.create(settings.output, name, Path(os.getcwd()), job)
+        folder = layout.create(output, name, cwd, job)
+        files.write_supervisor(folder, rank)
+        (folder / files.STACKS).mkdir(mode=0o700, exist_ok=True)
         if settings.confidential:
             layout.mark_confidential(folder)
         if not settings.checkup:
             layout.mark_no_checkup(folder)
     except OSError as error:
-        sys.stderr.write(f"torchmedic: not watching, no run folder can be made: {error.strerror or error}\n")
+        sys.stderr.write(f"torchmedic: not watching, no run folder can be written: {error.strerror or error}\n")
         return None
     return folder
 

@@ -52,7 +52,8 @@ class Supervisor:
         self._stalls = Response(run, rank, settings, self._add, self._amend, self._say)
         self._outcome = Outcome()
         self._fault: Fault | None = None
-        on_fault(self.note_fault)
+        self._unwritten: OSError | None = None  # why the last report could not be written
+        on_fault(self.note_fault, str(run))
 
     def watch(self, pid: int) -> None:
         """Look at the run. Called a few times a second while the child runs."""
@@ -96,9 +97,13 @@ class Supervisor:
 
     def _write(self) -> frozenset[object]:
         # A full disk must not keep a diagnosis off the screen.
-        with contextlib.suppress(OSError):
-            return self._ledger.publish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
-        return frozenset()
+        try:
+            found = self._ledger.publish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
+        except OSError as error:
+            self._unwritten = error
+            return frozenset()
+        self._unwritten = None
+        return found
 
     def conclude(self, pid: int, status: int, *, through_shell: bool) -> int:
         """Explain what is still open after the child's end, close the report, and return the exit status."""
@@ -130,6 +135,7 @@ class Supervisor:
         self._outcome = replace(self._outcome, symptom="death" if dead else self._symptom())
         self._write()
         files.drop_empty_stacks(self._run)
+        files.remove_supervisor(self._run, self._rank)
         questions.remove(self._run, over=self._rank is None)
         self._emitter.finish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
 
@@ -162,5 +168,9 @@ class Supervisor:
         ]
         if self._fault is not None:
             faults.append((self._fault, None))
+        if self._unwritten is not None:
+            reason = self._unwritten.strerror or self._unwritten
+            sys.stderr.write(f"torchmedic: no report could be written to {self._run}: {reason}\n")
+            return
         for fault, folder in faults[:1]:
             sys.stderr.write(fault_line(fault, "" if folder is None else str(folder / files.EVENTS)))

@@ -15,6 +15,7 @@ file that is never mapped (`FileBox`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -70,7 +71,7 @@ class BlackBox:
     def __init__(self) -> None:
         self.descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.write(self.descriptor, bytes(_SIZE))  # real pages: a hole may have no memory behind it later
+            _fill(self.descriptor, bytes(_SIZE))  # real pages: a hole may have no memory behind it later
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
             self._begin(mmap.mmap(self.descriptor, _SIZE))
@@ -166,7 +167,7 @@ class FileBox(BlackBox):
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             self._begin(bytearray(_SIZE))
-            self._save(0, _SIZE)
+            _fill(self.descriptor, self._map)
         except BaseException:
             self.close()
             raise
@@ -190,6 +191,12 @@ class FileBox(BlackBox):
     def _save(self, start: int, size: int) -> None:
         if self.descriptor is not None and size:
             os.pwrite(self.descriptor, self._map[start : start + size], start)
+
+
+def _fill(descriptor: int, data: bytes) -> None:
+    written = os.write(descriptor, data)
+    if written < len(data):  # at a limit for the size of files; the next write would say so
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 
 @contextlib.contextmanager

@@ -21,9 +21,9 @@ class Events:
 
     def write(self, kind: str, **fields: Any) -> bool:
         """Append a line; False where that failed: a full disk is no reason to stop anything."""
-        line = msgspec.json.encode({"kind": kind, "time": round(time.time(), 3), **fields})
+        line = msgspec.json.encode({"kind": kind, "time": round(time.time(), 3), **fields}) + b"\n"
         try:
-            return os.write(self._descriptor, line + b"\n") > 0
+            return os.write(self._descriptor, line) == len(line)
         except OSError:
             return False
 

@@ -13,7 +13,7 @@ from torchmedic.replay.isolation.undo import PutBack
 
 def settings_now() -> list[PutBack]:
     """How to put back what is set now."""
-    environment, folder, path = dict(os.environ), os.getcwd(), list(sys.path)
+    environment, folder, path = dict(os.environ), _working_folder(), list(sys.path)
     collects = gc.isenabled()
     matmul = torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -27,7 +27,7 @@ def settings_now() -> list[PutBack]:
         for name, value in environment.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
-        if os.getcwd() != folder:
+        if folder is not None and _working_folder() != folder:
             os.chdir(folder)
         if sys.path != path:
             sys.path[:] = path
@@ -47,3 +47,10 @@ def settings_now() -> list[PutBack]:
                 setattr(torch.backends.cudnn, name, value)
 
     return [put_back, put_back_torch]
+
+
+def _working_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # deleted
+        return None
