@@ -67,7 +67,7 @@ def on_fault(report: Callable[[Fault], None] | None, run: str = "") -> None:
 def fault_line(fault: Fault, details: str = "") -> str:
     """The line that tells the user about a contained fault."""
     if fault.refused:
-        return f"torchmedic: watches less than usual, because it cannot write: {fault.refused}\n"
+        return f"torchmedic: the run is watched less than usual: {fault.refused}\n"
     more = fault.error + (f"; details in {details}" if details else "")
     return f"torchmedic: a fault of its own in {fault.where} was contained, the run was not affected ({more})\n"
 
@@ -97,13 +97,15 @@ def report_fault(where: str, error: BaseException) -> None:
 
 
 def refusal(error: BaseException) -> str:
-    """Why the system did not let torchmedic write; empty if the error is not about that."""
+    """What the system refused torchmedic, which is no bug; empty if the error is not about that."""
     if not isinstance(error, OSError) or error.errno is None:
         return ""
+    if error.errno == errno.ENOENT and error.filename is None:  # `os.getcwd()` says so
+        return "the working folder has been deleted"
     file = error.filename if isinstance(error.filename, str) else ""
     if error.errno not in _NO_ROOM and not (_run and file.startswith(_run)):
         return ""
-    return os.strerror(error.errno) + (f" ({file})" if file else "")
+    return f"cannot write: {os.strerror(error.errno)}" + (f" ({file})" if file else "")
 
 
 def text_of(error: BaseException) -> str:

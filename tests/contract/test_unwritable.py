@@ -12,7 +12,6 @@ from running import clean_environment
 
 pytestmark = pytest.mark.timeout(300)
 
-# No matrix products: oneMKL itself does not start in a folder that is gone.
 SCRIPT = """
 import torch
 
@@ -49,20 +48,36 @@ def said(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if line.startswith("torchmedic:")]
 
 
-def test_a_working_folder_that_is_gone(tmp_path: Path, script: str) -> None:
-    gone = 'mkdir gone && cd gone && rmdir ../gone && "$python" "$@"'
-    plain = shell(tmp_path, gone, script)
+GONE = 'mkdir gone && cd gone && rmdir ../gone && "$python" "$@"'
+
+
+def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text("import sys\nprint(sys.path[1:], flush=True)\nsys.exit(3)\n")
+    for options in ((), ("-o", "run")):
+        other = shell(tmp_path, GONE, "-m", "torchmedic", "run", *options, str(script))
+        plain = shell(tmp_path, GONE, str(script))
+
+        assert (other.returncode, other.stdout, other.stderr) == (3, plain.stdout, plain.stderr)
+
+
+def test_training_in_a_folder_that_is_gone(tmp_path: Path, script: str) -> None:
+    plain = shell(tmp_path, GONE, script)
     if plain.returncode:
-        pytest.skip("torch itself does not run there")
-    other = shell(tmp_path, gone, "-m", "torchmedic", "run", script)
+        pytest.skip("torch itself does not start in such a folder, because of oneMKL")
+    other = shell(tmp_path, GONE, "-m", "torchmedic", "run", script)
 
     assert (other.returncode, other.stdout, other.stderr) == (0, plain.stdout, plain.stderr)
 
-    (tmp_path / "fails.py").write_text(SCRIPT + "torch.ones(3) + torch.ones(4)\n")
-    other = shell(tmp_path, gone, "-m", "torchmedic", "run", "-o", "run", str(tmp_path / "fails.py"))
+
+def test_a_folder_that_goes_during_the_run(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    leave = "import os, torch\nos.chdir('work')\nos.rmdir('../work')\ntorch.ones(3) + torch.ones(4)\n"
+    (tmp_path / "train.py").write_text(leave)
+    other = shell(tmp_path, '"$python" "$@"', "-m", "torchmedic", "run", "-o", "run", "train.py")
 
     assert other.returncode == 1
-    assert "error[TM152]" in other.stderr
+    assert "error[TM153]" in other.stderr
     assert "fault of its own" not in other.stderr
 
 

@@ -92,7 +92,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     error: str
     traceback: str = ""
-    refused: str = ""  # why torchmedic could not write, which is no bug: "No space left on device"
+    refused: str = ""  # what the system refused, which is no bug: "cannot write: No space left on device"
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):

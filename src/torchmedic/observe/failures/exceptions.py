@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from torchmedic.contained import is_short
+from torchmedic.contained import contained, is_short, text_of
 from torchmedic.observe.failures import torn_tracebacks
+from torchmedic.observe.failures.hostile_exceptions import examinable, next_in_chain, set_traceback, traceback_of
 from torchmedic.observe.memory import headroom
 from torchmedic.source.user_code import PACKAGE
 
@@ -100,11 +101,12 @@ def _watch_sys_exit(gives_up: Callable[[FrameType], None]) -> None:
 
 def _handle(error: BaseException, handler: Handler) -> None:
     global _seen
-    if error is _seen or isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+    if error is _seen or issubclass(type(error), KeyboardInterrupt | SystemExit | GeneratorExit):
         return
+    raised, error = error, contained("observe.endings")(examinable)(error) or error
     torn_tracebacks.mend(error)
     if threading.current_thread() is threading.main_thread():
-        _seen = error
+        _seen = raised
         handler(error)
         return
     handler(error)
@@ -118,12 +120,26 @@ def _chain_sys_excepthook(handler: Handler) -> None:
     def excepthook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         with undisturbed():
             without_our_frames(error)
+            shown = traceback_of(error) if tb is not None else None
             try:
-                previous(kind, error, error.__traceback__ if tb is not None else None)
+                previous(kind, error, shown)
+            except Exception as failure:  # in a hook of the user's
+                _show_failed_hook(failure, error, shown)
             finally:  # where there is no memory, that may fail too
                 _handle(error, handler)
 
     sys.excepthook = excepthook
+
+
+def _show_failed_hook(failure: BaseException, error: BaseException, tb: TracebackType | None) -> None:
+    """Show what Python shows where a `sys.excepthook` fails, without our frames. Left to Python, it would show them."""
+    if is_short(failure):
+        raise failure
+    without_our_frames(failure)
+    sys.stderr.write("Error in sys.excepthook:\n")
+    sys.__excepthook__(type(failure), failure, traceback_of(failure))
+    sys.stderr.write("\nOriginal exception was:\n")
+    sys.__excepthook__(type(error), error, tb)
 
 
 def _chain_threading_excepthook(handler: Handler) -> None:
@@ -188,7 +204,7 @@ def _watch_queues(handler: Handler) -> None:
     def _on_queue_feeder_error(error: BaseException, item: Any) -> Any:
         shown = original(error, item)
         global _lost
-        if not _lost and (is_short(error) or os.strerror(errno.ENOSPC) in str(error)):
+        if not _lost and (is_short(error) or os.strerror(errno.ENOSPC) in text_of(error)):
             _lost = True
             _handle(error, handler)
         return shown
@@ -221,8 +237,8 @@ def without_our_frames(error: BaseException) -> None:
     for _ in range(50):
         if chain is None:
             return
-        chain.__traceback__ = _strip(chain.__traceback__)
-        chain = chain.__cause__ or chain.__context__
+        set_traceback(chain, _strip(traceback_of(chain)))
+        chain = next_in_chain(chain)
 
 
 def _strip(tb: TracebackType | None) -> TracebackType | None:

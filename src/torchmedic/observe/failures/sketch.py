@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from torchmedic import contained
+
 _MAX_TEXT = 2000  # characters
 _MAX_ITEMS = 8
 _MAX_VARIABLES = 6
@@ -17,11 +19,7 @@ _MAX_INTEGER = 1 << 63
 
 def text_of(error: BaseException) -> str:
     """What an exception says, even one that cannot say it."""
-    try:
-        text = str(error)
-    except Exception as inner:
-        return f"<its text cannot be had: {type(inner).__name__}>"
-    return _clean(text)[:_MAX_TEXT]
+    return _clean(contained.text_of(error))[:_MAX_TEXT]
 
 
 def plain(value: Any) -> Any:

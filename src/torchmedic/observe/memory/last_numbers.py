@@ -10,6 +10,7 @@ from types import TracebackType
 
 import msgspec
 
+from torchmedic.contained import text_of
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.memory import headroom
 from torchmedic.observe.memory.host import HostMemory
@@ -53,7 +54,7 @@ def leave_word(error: BaseException, agent: ProcessContext) -> None:
     events.write(
         KIND,
         exception=type(error).__name__,
-        text=str(error)[:_MAX_TEXT],
+        text=text_of(error)[:_MAX_TEXT],
         lifted=headroom.is_lifted("RLIMIT_AS") or headroom.is_lifted("RLIMIT_DATA"),
         step=agent.clock.step,
         rank=agent.rank,
