@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import time
@@ -47,7 +48,9 @@ class BoxKeeper:
             self._socket = self._listen()
 
     def _listen(self) -> socket.socket:
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Above the standard streams: one of them may be closed, and must stay so for the script.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as low:
+            listening = socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3))
         listening.setblocking(False)
         with contextlib.suppress(OSError):  # of an earlier attempt of the same rank
             self._address.unlink()

@@ -69,7 +69,12 @@ class BlackBox:
     descriptor: int | None  # of the memory file
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        low = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            # Above the standard streams, one of which the script may have closed.
+            self.descriptor = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)
+        finally:
+            os.close(low)
         try:
             _fill(self.descriptor, bytes(_SIZE))  # real pages: a hole may have no memory behind it later
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
