@@ -106,6 +106,7 @@ class Agent:
             cuda=torch.version.cuda,
         )
         self.clock.box = box
+        self.signals.origin.write_to(box)
         series = MemorySeries(
             folder.events.write, lambda: (self.clock.step, self.clock.phase_name), self.leaks.press, most_memory()
         )

@@ -12,6 +12,7 @@ from torchmedic.contained import contained
 from torchmedic.observe.failures import worker_failures
 from torchmedic.observe.heap import worker_growth_watch
 from torchmedic.observe.memory import headroom
+from torchmedic.observe.signal_origin import SignalOrigin
 from torchmedic.runfolder.files import STACKS
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class FatalSignals:
         self._run = agent.run
         self._stacks: Any = None
         self._catches = False
+        self.origin = SignalOrigin()
         self._kept_iterators: list[Any] = []  # of loaders whose workers have failed
 
     def catch(self) -> None:
@@ -38,6 +40,8 @@ class FatalSignals:
         if not faulthandler.is_enabled():
             faulthandler.enable(self._stacks, all_threads=True)
             self._catches = True
+        if not self._agent.listener.forked:
+            contained("observe.signal_origin")(self.origin.install)()
 
     def share_with_workers(self) -> None:
         """Have both handlers in a DataLoader worker, where torch sets its own for the same signals."""

@@ -88,6 +88,7 @@ def _after_fork() -> None:
 def _on_fork() -> None:
     if _agent is not None:
         box, _agent.clock.box = _agent.clock.box, None  # before anything else can go wrong: it has one writer
+        _agent.signals.origin.write_to(None)
         if box is not None:
             box.close()
         _agent.forked()

@@ -14,6 +14,7 @@ from torchmedic.records.report import Report as Report
 from torchmedic.records.report import Role as Role
 from torchmedic.records.report import Safety as Safety
 from torchmedic.records.report import Severity as Severity
+from torchmedic.records.report import SignalOrigin as SignalOrigin
 from torchmedic.records.report import StackFrame as StackFrame
 from torchmedic.records.report import ThreadStack as ThreadStack
 from torchmedic.records.report import Treatment as Treatment

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from signal import Signals
 from typing import Literal
 
 import msgspec
 
-from torchmedic.records import BoxContents, StackFrame, ThreadStack
+from torchmedic.records import BoxContents, SignalOrigin, StackFrame, ThreadStack
 from torchmedic.records.memory import HeldMemory, MemorySample
 
 
@@ -29,6 +30,7 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     box: BoxContents | None = None
     threads: tuple[ThreadStack, ...] = ()
     surfaced: StackFrame | None = None
+    sender: str = ""  # the name of the process that sent the signal, if it is known
     oom_kills: int | None = None
     host_oom_kills: int | None = None
     kernel_lines: tuple[str, ...] = ()
@@ -44,6 +46,17 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     core_pattern: str = ""
     samples: tuple[MemorySample, ...] = ()
     holders: tuple[HeldMemory, ...] = ()
+
+    @property
+    def origin(self) -> SignalOrigin | None:
+        """Where the signal that killed the process came from; None if that is not known."""
+        found = self.box.signal if self.box is not None else None
+        return found if found is not None and Signals(found.number).name == self.signal else None
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether another process sent the signal."""
+        return self.origin is not None and self.origin.code <= 0 and self.origin.pid != self.pid
 
     @property
     def step_number(self) -> int | None:

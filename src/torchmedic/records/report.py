@@ -109,6 +109,19 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     device_memory: int
 
 
+class SignalOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the last fatal signal of a process came from.
+
+    `code` is the `si_code`: positive if the processor reported a fault at `address`, otherwise the process `pid` sent
+    the signal.
+    """
+
+    number: int
+    code: int
+    pid: int = 0
+    address: int = 0
+
+
 class BoxContents(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of a black box, oldest moment first."""
 
@@ -116,6 +129,7 @@ class BoxContents(msgspec.Struct, frozen=True, kw_only=True):
     started: float
     clean_exit: bool
     moments: tuple[Moment, ...]
+    signal: SignalOrigin | None = None
 
     @property
     def last(self) -> Moment | None:

@@ -142,6 +142,7 @@ def _death(left: Traces, host: HostWatch, pid: int, name: str, script: int) -> D
         box=left.boxes.get(pid),
         threads=threads,
         surfaced=told.at if told is not None else None,
+        sender=_sender(left.boxes.get(pid)),
         oom_kills=host.oom_kills,
         host_oom_kills=host.host_oom_kills,
         kernel_lines=postmortem.kernel_log(pid, host.started) if name == "SIGKILL" else (),
@@ -158,6 +159,15 @@ def _death(left: Traces, host: HostWatch, pid: int, name: str, script: int) -> D
         samples=host.guard.samples[-_MAX_SAMPLES:],
         holders=_holders(left, pid),
     )
+
+
+def _sender(box: BoxContents | None) -> str:
+    """The name of the process that sent the last signal, if it still lives."""
+    if box is None or box.signal is None or not box.signal.pid:
+        return ""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{box.signal.pid}/comm").read_text().strip()
+    return ""
 
 
 def _holders(left: Traces, pid: int) -> tuple[HeldMemory, ...]:

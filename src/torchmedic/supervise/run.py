@@ -16,6 +16,7 @@ from torchmedic.runfolder import files, layout
 from torchmedic.settings import Settings, rank, working_folder
 from torchmedic.supervise.boxes import BoxKeeper
 from torchmedic.supervise.child import launch, tee
+from torchmedic.supervise.child.fatal_dump import FatalDump
 from torchmedic.supervise.child.kernel_messages import KernelMessages
 from torchmedic.supervise.child.signals import Forwarder, shell_status
 from torchmedic.supervise.child.stderr_file import Stream
@@ -44,7 +45,14 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
     messages = KernelMessages(folder, number) if folder is not None else None
     boxes = contained("supervise.boxes")(BoxKeeper)(folder, number) if folder is not None else None
     forwarder = Forwarder()
-    stream = contained("supervise.tee")(tee.choose)(messages.feed) if messages is not None else None
+    dump = FatalDump()
+
+    def hear(data: bytes) -> None:
+        if messages is not None:
+            messages.feed(data)
+        dump.feed(data)
+
+    stream = contained("supervise.tee")(tee.choose)(hear) if folder is not None else None
     stream = stream or Stream()
     try:
         try:
@@ -73,6 +81,8 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
                 messages.flush()
             if boxes is not None:
                 boxes.close()
+            if folder is not None and status < 0:
+                dump.save(folder, child.pid)
             if supervisor is None:
                 sys.stderr.writelines(fault_line(fault) for fault in faults[:1])
                 return shell_status(status)

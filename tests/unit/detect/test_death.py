@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from torchmedic.detect.failures.death import (
     fatal_signal,
@@ -19,7 +21,7 @@ from torchmedic.detect.failures.death import (
 )
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import diagnose
-from torchmedic.records import BoxContents, Diagnosis, Moment, StackFrame, ThreadStack
+from torchmedic.records import BoxContents, Diagnosis, Moment, SignalOrigin, StackFrame, ThreadStack
 from torchmedic.records.death import Death
 
 DUMP = """Fatal Python error: Segmentation fault
@@ -91,8 +93,14 @@ def threads(*files: str) -> tuple[ThreadStack, ...]:
 )
 def test_the_dump_names_the_line(signal: str, code: str) -> None:
     inside = "/venv/lib/python3.11/site-packages/fastops/ops.py"
-    found = explain(death(signal, threads=threads(inside, "/home/me/model.py", "/home/me/train.py")))
+    case = death(signal, threads=threads(inside, "/home/me/model.py", "/home/me/train.py"))
+    assert explain(case).grade == "likely"  # another process may have sent the signal
+    own = SignalOrigin(number=Signals[signal], code=1, address=16)
+    case = replace(case, box=replace(case.box, signal=own))
+    found = explain(case)
     assert (found.code, found.grade, found.step) == (code, "proven", 5)
+    sent = SignalOrigin(number=Signals[signal], code=0, pid=4711)
+    assert explain(replace(case, box=replace(case.box, signal=sent))).code == "TM805"
     assert found.cause_location is not None
     assert (found.cause_location.file, found.cause_location.line) == ("/home/me/model.py", 2)
     assert any("/home/me/train.py:3" in fact for fact in found.evidence)

@@ -31,7 +31,8 @@ def last_line(death: Death) -> LastLine | None:
     """Where the process was when it died. Only a dump of the thread that died makes this more than `last seen`."""
     frame = _user_frame(death.threads[0]) if death.threads and death.threads[0].current else None
     if frame is not None:
-        return LastLine(frame.file, frame.line, "it died in the code that this line called", "proven")
+        label = "here when the signal came" if death.from_outside else "it died in the code that this line called"
+        return LastLine(frame.file, frame.line, label, "proven")
     # A thread that Python does not know of has died, as those of autograd are; the main thread is written last.
     frame = _user_frame(death.threads[-1]) if death.threads else None
     if frame is not None:

@@ -15,6 +15,7 @@ file that is never mapped (`FileBox`).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -27,7 +28,7 @@ from time import time as now
 from typing import Any, NamedTuple
 
 from torchmedic.errors import UnreadableRun
-from torchmedic.records import PHASES, BoxContents, Moment, Phase
+from torchmedic.records import PHASES, BoxContents, Moment, Phase, SignalOrigin
 
 MAGIC = b"TMBLKBOX"
 VERSION = 1
@@ -36,6 +37,8 @@ SLOTS = 1024
 _HEADER = struct.Struct("<8sIIQdI")  # magic, version, slots, pid, started, clean exit
 _CLEAN_EXIT = struct.Struct("<I")
 _CLEAN_EXIT_AT = _HEADER.size - _CLEAN_EXIT.size
+_SIGNAL = struct.Struct("<IiQ")  # signal, si_code, si_pid and si_uid or si_addr: see observe/signal_origin.py
+_SIGNAL_AT = 40
 _TABLE_AT = 64
 _TABLE_SIZE = 32 * 1024
 _LENGTH = struct.Struct("<H")
@@ -91,6 +94,10 @@ class BlackBox:
         self._files: dict[str, int] = {}
         self._table_end = _TABLE_AT
         _HEADER.pack_into(self._map, 0, MAGIC, VERSION, SLOTS, os.getpid(), now(), 0)
+
+    def signal_record(self) -> ctypes.Array[ctypes.c_char] | None:
+        """The part of the memory in which the sender of a fatal signal is noted."""
+        return (ctypes.c_char * _SIGNAL.size).from_buffer(self._map, _SIGNAL_AT)
 
     def close(self) -> None:
         """Close the descriptor. What the parent process has been handed stays."""
@@ -190,6 +197,9 @@ class FileBox(BlackBox):
         super().mark_clean_exit()
         self._save(_CLEAN_EXIT_AT, _CLEAN_EXIT.size)
 
+    def signal_record(self) -> None:
+        return None  # this memory is gone with the process
+
     def hand_over(self, addresses: list[Path], name: str) -> bool:
         return True  # the parent process finds the file
 
@@ -257,6 +267,7 @@ def contents(data: bytes, path: Path) -> BoxContents:
         pid=pid,
         started=started,
         clean_exit=bool(clean),
+        signal=_read_signal(data),
         moments=tuple(
             Moment(
                 time=when,
@@ -331,6 +342,15 @@ class Follower:
 
     def _number(self, slot: int) -> int:
         return int(_FRONT.unpack(self._at(_RING_AT + slot * _SLOT.size, _FRONT.size))[0])
+
+
+def _read_signal(data: bytes) -> SignalOrigin | None:
+    number, code, rest = _SIGNAL.unpack_from(data, _SIGNAL_AT)
+    if not number:
+        return None
+    if code > 0:
+        return SignalOrigin(number=number, code=code, address=rest)
+    return SignalOrigin(number=number, code=code, pid=rest & 0xFFFFFFFF)
 
 
 def _read_table(data: bytes) -> list[str]:

@@ -176,7 +176,7 @@ def _many(number: int, thing: str) -> str:
 
 def _of_death(death: Death) -> Diagnosis | None:
     """A page of shared memory that could not be had ends the process that writes to it."""
-    if death.signal != "SIGBUS" or death.shm_low is None:
+    if death.signal != "SIGBUS" or death.shm_low is None or death.from_outside:
         return None
     full = death.shm_low < _FULL
     # What a worker had there is gone with it, often before anybody can look.

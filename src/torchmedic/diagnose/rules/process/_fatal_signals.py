@@ -29,9 +29,19 @@ _SIGNALS = {
 
 
 def died_of(signal: str, rule: Rule[Death], death: Death) -> Draft | None:
-    """The draft of a death by this signal; None if the process died of something else."""
-    if death.signal != signal:
+    """The draft of a death by this signal; None if the process died of something else, or another one sent it."""
+    if death.signal != signal or death.from_outside:
         return None
     what, cause = _SIGNALS[signal]
     when = " while the interpreter was shutting down" if shutting_down(death) else ""
-    return draft_of(rule, death, line_grade(death), f"{who(death)} {what.format(when=when)}", cause)
+    grade, origin = line_grade(death), death.origin
+    if origin is None and grade == "proven":
+        grade = "likely"
+    draft = draft_of(rule, death, grade, f"{who(death)} {what.format(when=when)}", cause)
+    if origin is None:
+        draft.because(f"not ruled out: another process sent {signal}; the kernel has not told who did")
+    elif origin.code > 0 and signal in ("SIGSEGV", "SIGBUS"):
+        draft.because(f"the processor reported the fault at address {origin.address:#x}")
+    elif origin.code <= 0 and signal != "SIGABRT":
+        draft.because(f"the process sent {signal} to itself")
+    return draft

@@ -1,7 +1,7 @@
-"""The process was killed from outside, and the sender is not known.
+"""The process was killed from outside.
 
-What: the process was ended by SIGKILL. SIGKILL cannot be caught, and Linux does not record the sender. The line is the
-last known line of the training.
+What: the process was ended by SIGKILL. SIGKILL cannot be caught, and Linux does not record the sender. Or another
+process sent SIGABRT, SIGSEGV, SIGBUS, SIGFPE or SIGILL, and is named. The line is the last known line of the training.
 
 Why: a person or a program sent the signal: `kill -9`, a scheduler whose time or memory limit was reached, a container
 that was stopped, a watchdog. The kernel's OOM killer also sends SIGKILL, but it leaves a count in the cgroup and a line
@@ -23,6 +23,8 @@ CODE, NAME = "TM805", "killed"
 
 
 def check(death: Death) -> Diagnosis | None:
+    if death.from_outside:
+        return _sent(death)
     if death.signal != "SIGKILL":
         return None
     draft = draft_of(
@@ -41,6 +43,23 @@ def check(death: Death) -> Diagnosis | None:
         draft.because(f"the largest process of the run held {size(death.peak_rss)} of {size(limit)}")
     draft.help("ask the scheduler or the container runtime why it ended the job; then `dmesg`")
     return draft.done()
+
+
+def _sent(death: Death) -> Diagnosis:
+    """Another process sent a signal that native code usually brings upon its own process."""
+    assert death.origin is not None
+    sender = f"process {death.origin.pid}" + (f" (`{death.sender}`)" if death.sender else "")
+    return (
+        draft_of(
+            RULE,
+            death,
+            "proven",
+            f"{who(death)} was killed from outside: {sender} sent it {death.signal}",
+            f"the kernel told the process who sent {death.signal}; no fault of native code came before it",
+        )
+        .help("ask whoever started that process why it sends the signal: a person, a watchdog, a scheduler")
+        .done()
+    )
 
 
 RULE = Rule(CODE, NAME, check)
