@@ -13,7 +13,7 @@ HEAD = "import atexit, os, signal, sys, threading, {module}\nprint('begun', flus
 
 ENDINGS = {
     "end of the script": ("atexit.register(print, 'bye')", 0, None),
-    "uncaught exception": ("def f(x):\n    return x / 0\ntry:\n    f(1)\nexcept Exception:\n    {}['a']", 1, "TM900"),
+    "uncaught exception": ("def f(x):\n    return x / 0\ntry:\n    f(1)\nexcept Exception:\n    {}['a']", 1, None),
     "sys.exit(number)": ("atexit.register(print, 'bye')\nsys.exit(3)", 3, None),
     "sys.exit(text)": ("sys.exit('out of coffee')", 1, None),
     "sys.exit(None)": ("sys.exit()", 0, None),
@@ -36,7 +36,7 @@ ENDINGS = {
     "SIGABRT": ("os.abort()", 134, "TM802"),
     "SIGFPE": ("os.kill(os.getpid(), signal.SIGFPE)", 136, "TM807"),
     "exception at exit": ("atexit.register(lambda: 1 / 0)", 0, None),
-    "an excepthook of its own": ("sys.excepthook = lambda *_: print('mine')\n1 / 0", 1, "TM900"),
+    "an excepthook of its own": ("sys.excepthook = lambda *_: print('mine')\n1 / 0", 1, None),
     "exception in __del__": ("class A:\n    def __del__(self):\n        1 / 0\nA()", 0, None),
 }
 # Those that leave the interpreter no time for anything: they end in the same way in a process that was forked.

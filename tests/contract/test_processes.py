@@ -74,7 +74,10 @@ def test_children_are_the_same(tmp_path: Path) -> None:
 
     assert plain.status == 0
     assert without_pids(other.stdout) == without_pids(plain.stdout)
-    assert other.stderr == plain.stderr
+    said, _, warning = other.stderr.partition("\nwarning[")
+    assert said == plain.stderr
+    assert "`failing-fork` died of an exception" in warning  # once, although another one did too
+    assert "warning[" not in warning
     assert other.status == plain.status
 
 

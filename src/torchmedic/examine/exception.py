@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import threading
 import warnings
 from pathlib import Path
 
@@ -62,7 +64,9 @@ def _explain(error: BaseException, agent: ProcessContext) -> tuple[Diagnosis, Fo
     if diagnosis.code == cause_not_known.CODE and exhaustion_in(evidence) is not None:
         # There is a rule that always explains exhausted memory, so it had no memory itself.
         raise MemoryError
-    folder.events.write("exception", symptom=incident.symptom, step=incident.step, phase=incident.phase)
+    folder.events.write(
+        "exception", symptom=incident.symptom, step=incident.step, phase=incident.phase, child=_child_name()
+    )
     autopsy = autopsy_of(evidence)
     if autopsy is not None:
         folder.events.write("memory-autopsy", step=incident.step, **record_of(autopsy))
@@ -70,6 +74,13 @@ def _explain(error: BaseException, agent: ProcessContext) -> tuple[Diagnosis, Fo
     if recording is not None:
         recording.write(folder.path, next_diagnosis(folder.path))
     return diagnosis, memory.trials(diagnosis, autopsy) if autopsy is not None else None
+
+
+def _child_name() -> str:
+    """The name of this process if it is a child of `multiprocessing` that ends; an exception in a thread ends none."""
+    if multiprocessing.parent_process() is None or threading.current_thread() is not threading.main_thread():
+        return ""
+    return multiprocessing.current_process().name
 
 
 def _try_and_write(error: BaseException, diagnosis: Diagnosis, trials: ForkedTrials | None, folder: Path) -> None:

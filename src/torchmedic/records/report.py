@@ -65,6 +65,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     locations: tuple[Location, ...] = ()
     evidence: tuple[str, ...] = ()
     treatments: tuple[Treatment, ...] = ()
+    in_traceback: bool = False  # Python's own traceback says as much, so it is in the report only
 
     @property
     def cause_location(self) -> Location | None:

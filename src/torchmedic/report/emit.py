@@ -18,8 +18,8 @@ class Emitter:
         self._run = Path(relative(str(run)))
 
     def say(self, diagnosis: Diagnosis) -> None:
-        if self._settings.format == "json" or diagnosis.severity == "note":
-            return  # JSON is one report at the end; notes are shown by `torchmedic report --notes`
+        if self._settings.format == "json" or diagnosis.severity == "note" or diagnosis.in_traceback:
+            return  # JSON is one report at the end; `torchmedic report` shows the rest
         from torchmedic.report import terminal
         from torchmedic.report.console import stderr_console
 

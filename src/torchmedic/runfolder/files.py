@@ -183,6 +183,7 @@ class FaultLine(msgspec.Struct, tag="fault", tag_field="kind"):
 
 class ExceptionLine(msgspec.Struct, tag="exception", tag_field="kind"):
     symptom: str
+    child: str = ""  # the name of the child of `multiprocessing` that ends with it
 
 
 class DeathLine(msgspec.Struct, tag="death", tag_field="kind"):

@@ -87,7 +87,9 @@ def find(left: Traces, host: HostWatch, pid: int, status: int, *, through_shell:
 def _signals(left: Traces, host: HostWatch, pid: int, status: int, *, through_shell: bool) -> dict[int, str]:
     """The signal that killed each process, from the most reliable source for each."""
     found: dict[int, str] = {}
-    if status < 0 and pid in left.known and (name := signal_name(status)) is not None:
+    # Before it has imported torch, only a process that torchmedic itself has started is known.
+    is_known = pid in left.known or not through_shell
+    if status < 0 and is_known and (name := signal_name(status)) is not None:
         return {pid: name}
     for number, path in left.stacks.items():
         name = fatal_signal(read_stacks(path)[0])

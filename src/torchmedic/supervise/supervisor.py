@@ -20,7 +20,7 @@ from torchmedic.report.emit import Emitter
 from torchmedic.runfolder import files, questions
 from torchmedic.runfolder.files import confidential
 from torchmedic.settings import Settings
-from torchmedic.supervise import deaths, job, memory_warnings, short_of_memory
+from torchmedic.supervise import deaths, failed_children, job, memory_warnings, short_of_memory
 from torchmedic.supervise.child.signals import shell_status
 from torchmedic.supervise.findings import Findings
 from torchmedic.supervise.host.watch import HostWatch
@@ -48,6 +48,7 @@ class Supervisor:
         self._findings = Findings(run, rank)
         self._ledger = job.Ledger(run, rank)
         self._diagnoses: list[Diagnosis] = []
+        self._told: set[object] = set()  # findings of the processes
         self._host = HostWatch(run, rank)
         self._stalls = Response(run, rank, settings, self._add, self._amend, self._say)
         self._outcome = Outcome()
@@ -67,7 +68,16 @@ class Supervisor:
     @contained("supervise.watch")
     def _watch(self) -> None:
         self._host.look()
-        for diagnosis in [*self._findings.new(), *memory_warnings.new(self._host.guard)]:
+        for diagnosis in self._findings.new():
+            self._add_found(diagnosis)
+        for diagnosis in memory_warnings.new(self._host.guard):
+            self._add(diagnosis)
+
+    def _add_found(self, diagnosis: Diagnosis) -> None:
+        """Add what a process found. Several children that do the same fail in the same way, and it is told once."""
+        known = (job.same_finding(diagnosis), diagnosis.rank, diagnosis.severity)
+        if known not in self._told:
+            self._told.add(known)
             self._add(diagnosis)
 
     def _add(self, diagnosis: Diagnosis) -> None:
@@ -125,13 +135,15 @@ class Supervisor:
             steps=max((box.last.updates for box in left.boxes.values() if box.last is not None), default=0),
         )
         for diagnosis in self._findings.new(at_end=True):
-            self._add(diagnosis)
+            self._add_found(diagnosis)
         dead = [] if self._stalls.killed else deaths.find(left, self._host, pid, status, through_shell=through_shell)
         if status != 0:  # with status 0, the run recovered from whatever was raised or died
             for diagnosis in self._findings.roots([self._explained(death) for death in dead]):
-                self._add(diagnosis)
+                self._add_found(diagnosis)
             for diagnosis in short_of_memory.explained(self._findings.folders()):
                 self._add(diagnosis)
+        elif (lost := failed_children.unnoticed(self._findings.folders())) is not None:
+            self._add_found(lost)
         self._outcome = replace(self._outcome, symptom="death" if dead else self._symptom())
         self._write()
         files.drop_empty_stacks(self._run)

@@ -3,17 +3,23 @@
 No rule could prove, or even make likely, what ended the training. The diagnosis lists what was observed and what was
 ruled out; nothing is guessed.
 
-A plain Python exception (a missing key, a missing file) usually explains itself. Otherwise, attach `report.json` and
-the black box from the run folder to a question or an issue.
+A plain Python exception (a missing key, a missing file) explains itself: it is in the report, and nothing is printed
+after its traceback. Otherwise, attach `report.json` and the black box from the run folder to a question or an issue.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from torchmedic.detect.failures.remote_tracebacks import remote_frames
 from torchmedic.diagnose.rule import Evidence, Rule
+from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
+from torchmedic.source.user_code import is_user_file
 
 if TYPE_CHECKING:
     from torchmedic.evidence.exception import RaisedEvidence
@@ -40,13 +46,18 @@ def _numbers(evidence: NumbersEvidence) -> Diagnosis:
 def _exception(evidence: RaisedEvidence) -> Diagnosis:
     first_line = evidence.message.strip().splitlines()[0] if evidence.message.strip() else "no message"
     incident = evidence.incident
+    remote = [frame for frame in remote_frames(evidence.error) if is_user_file(frame.file)]
     draft = RULE.draft(
         evidence,
         "possible",
-        f"the script stopped with {evidence.kind}, and no rule explains it",
+        f"{_who(in_child=bool(remote))} stopped with {evidence.kind}, and no rule explains it",
         f"{evidence.kind}: {first_line[:200]}",
     )
-    draft.at(*evidence.at_user_line("cause", "raised here"))
+    if remote:
+        draft.at(line_location("cause", remote[-1].file, remote[-1].line, "raised here, in a child process"))
+        draft.at(*evidence.at_user_line("surfaced", "raised again here"))
+    else:
+        draft.at(*evidence.at_user_line("cause", "raised here"))
     draft.because(f"in step {incident.step}, phase {incident.phase}")
     call = evidence.call
     if call is not None and call.tensors:
@@ -56,7 +67,22 @@ def _exception(evidence: RaisedEvidence) -> Diagnosis:
         )
         draft.because(f"`{call.op}` was given {described}")
     draft.because("ruled out: every registered rule was asked, and none found its evidence")
-    return draft.done()
+    return replace(draft.done(), in_traceback=not _says_more(evidence))
+
+
+def _who(*, in_child: bool) -> str:
+    child = multiprocessing.current_process() if multiprocessing.parent_process() is not None else None
+    if child is not None:
+        return f"the child process `{child.name}`"
+    return "a child process of the script" if in_child else "the script"
+
+
+def _says_more(evidence: RaisedEvidence) -> bool:
+    """Whether the diagnosis says what the traceback does not: shapes and devices, or that torch's rules are silent."""
+    if evidence.from_loader or (evidence.call is not None and evidence.call.tensors):
+        return True
+    of_torch = type(evidence.error).__module__.partition(".")[0] == "torch"
+    return of_torch or ("RuntimeError" in evidence.kinds and evidence.is_torchs)
 
 
 def _death(death: Death) -> Diagnosis:
