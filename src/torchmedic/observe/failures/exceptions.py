@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import Any
@@ -33,7 +34,8 @@ Handler = Callable[[BaseException], None]
 _DEMOS = os.path.join(PACKAGE, "demos") + os.sep
 
 _seen: BaseException | None = None  # of the main thread, which ends with it
-_leaving: Exception | None = None
+_leaving: Exception | None = None  # behind the `SystemExit` that is under way
+_leaving_lives: weakref.ref[_Alive] | None = None
 _lost = False  # something that was put into a queue, and that has been told
 
 
@@ -88,15 +90,36 @@ def _watch_sys_exit(gives_up: Callable[[FrameType], None]) -> None:
 
     @functools.wraps(original)
     def exit(status: Any = None, /) -> Any:
-        global _leaving
+        global _leaving, _leaving_lives
         error = sys.exception()
-        if isinstance(error, Exception) and status not in (None, 0):
+        in_main = threading.current_thread() is threading.main_thread()
+        if isinstance(error, Exception) and status not in (None, 0) and in_main:
             _leaving = error
+            alive = _Alive()  # as long as the traceback of the SystemExit, which holds this frame
+            _leaving_lives = weakref.ref(alive, _stays)
         elif error is None:
             gives_up(sys._getframe(1))
         original(status)
 
     sys.exit = exit
+
+
+class _Alive:
+    """Lives as long as the frame that holds it."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _stays(_: object) -> None:
+    """The `SystemExit` is gone. If the script still runs, it has caught it, and stays."""
+    global _leaving
+    main = vars(sys.modules["__main__"])
+    frame = sys._getframe().f_back
+    while frame is not None:
+        if frame.f_globals is main:
+            _leaving = None
+            return
+        frame = frame.f_back
 
 
 def _handle(error: BaseException, handler: Handler) -> None:
@@ -126,7 +149,9 @@ def _chain_sys_excepthook(handler: Handler) -> None:
             except Exception as failure:  # in a hook of the user's
                 _show_failed_hook(failure, error, shown)
             finally:  # where there is no memory, that may fail too
-                _handle(error, handler)
+                # Python notes what ends the script before it calls. A script may also show what it has caught.
+                if getattr(sys, "last_value", None) is error:
+                    _handle(error, handler)
 
     sys.excepthook = excepthook
 
@@ -149,10 +174,19 @@ def _chain_threading_excepthook(handler: Handler) -> None:
         if args.exc_value is not None:
             without_our_frames(args.exc_value)
         previous(args)
-        if args.exc_value is not None:
+        if args.exc_value is not None and _is_called_by_thread(sys._getframe(1)):
             _handle(args.exc_value, handler)
 
     threading.excepthook = excepthook
+
+
+def _is_called_by_thread(frame: FrameType | None) -> bool:
+    """Whether a thread that ends calls its hook, and not a script that shows what it has caught."""
+    while frame is not None:
+        if frame.f_code.co_filename == threading.__file__ and frame.f_code.co_name == "invoke_excepthook":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _watch_multiprocessing(handler: Handler, child_ends: Callable[[], None]) -> None:

@@ -91,7 +91,7 @@ def with_gradient(optimizer: Any) -> list[torch.Tensor]:
         tensor
         for group in optimizer.param_groups
         for tensor in group["params"]
-        if tensor.grad is not None and tensor.grad.layout is torch.strided and tensor.numel()
+        if tensor.grad is not None and tensor.grad.layout is torch.strided and tensor.numel() and has_values(tensor)
     ]
 
 
@@ -124,7 +124,14 @@ def finite_rates(optimizer: Any) -> bool:
     return True
 
 
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has numbers in it. Tensors on `meta` and fake ones have a shape only."""
+    return not tensor.is_meta and type(tensor).__name__ != "FakeTensor" and type(tensor.data).__name__ != "FakeTensor"
+
+
 def is_bad(tensor: torch.Tensor) -> bool:
+    if not has_values(tensor):
+        return False
     if tensor.requires_grad:
         tensor = tensor.detach()
     # One reduction: a sum is finite only if every element is. An overflow of the sum itself is looked at again.
