@@ -26,9 +26,9 @@ def execute(args: argparse.Namespace) -> int:
     from torchmedic.records import encode
     from torchmedic.report import terminal
     from torchmedic.report.console import stdout_console
-    from torchmedic.runfolder import files
+    from torchmedic.supervise.abandoned import read_report
 
-    report = files.read_report(args.run)
+    report = read_report(args.run)
     folder = args.run if args.run.is_dir() else args.run.parent
     if args.format == "json":
         sys.stdout.write(encode(report).decode())

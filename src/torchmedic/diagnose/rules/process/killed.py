@@ -13,10 +13,12 @@ kernel log (`dmesg`, as root).
 
 from __future__ import annotations
 
+import time
+
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.death import draft_of, last_line, who
 from torchmedic.diagnose.words.format import size
-from torchmedic.records import Diagnosis
+from torchmedic.records import BoxContents, Diagnosis
 from torchmedic.records.death import Death
 
 CODE, NAME = "TM805", "killed"
@@ -60,6 +62,23 @@ def _sent(death: Death) -> Diagnosis:
         .help("ask whoever started that process why it sends the signal: a person, a watchdog, a scheduler")
         .done()
     )
+
+
+def with_torchmedic(pid: int, box: BoxContents | None) -> Diagnosis:
+    """The end of a run whose torchmedic process was killed; the kernel then ends the script."""
+    death = Death(pid=pid if box is None else box.pid, box=box, ended=time.time())
+    draft = RULE.draft(
+        death,
+        "likely",
+        "the run was killed together with torchmedic, which could not say how it ended",
+        f"the process of torchmedic ({pid}) is gone without a word: SIGKILL, or the machine went down",
+    )
+    place = last_line(death)
+    if place is not None:
+        draft.at(place.location)
+    draft.because("the black box is saved once a minute for this case, so the line may be older than the end")
+    draft.help("ask the scheduler or the container runtime why it ended the job; then `dmesg`")
+    return draft.done()
 
 
 RULE = Rule(CODE, NAME, check)
