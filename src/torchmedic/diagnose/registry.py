@@ -279,6 +279,7 @@ STALLED: Family[Stall] = Family(
     "hangs.queue_not_drained",
     "hangs.output_not_drained",
     "hangs.file_lock_held",
+    "hangs.dead_producer_thread",
     "hangs.nobody_left_to_signal",
     "hangs.endless_loop",
     "hangs.worker_stuck",

@@ -90,5 +90,3 @@ def _instructions(target: int, handler: int) -> bytes:
             b"\xff\xe0",  # jmp rax
         )
     )
-
-

@@ -95,6 +95,19 @@ class PyThread(msgspec.Struct, frozen=True, kw_only=True):
         return next((each for each in self.frames if each.function == function and file in each.file), None)
 
 
+class EndedThread(msgspec.Struct, frozen=True, kw_only=True):
+    """A thread that has ended: the function that it ran, the line that started it, and the times, in Unix seconds."""
+
+    name: str
+    target: str
+    file: str
+    line: int
+    started_file: str = ""
+    started_line: int = 0
+    started: float = 0.0
+    ended: float = 0.0
+
+
 class LoaderView(msgspec.Struct, frozen=True, kw_only=True):
     """A DataLoader with workers that is being iterated, as its main process sees it.
 
@@ -163,6 +176,7 @@ class InsideView(msgspec.Struct, frozen=True, kw_only=True):
     mark_made: MarkView | None = None
     mark_due: MarkView | None = None
     marks_moved: bool | None = None
+    ended_threads: tuple[EndedThread, ...] = ()
 
     @property
     def main(self) -> PyThread | None:

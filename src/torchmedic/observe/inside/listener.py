@@ -23,6 +23,7 @@ import msgspec
 from torchmedic.contained import report_fault
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.heap.walk import Held
+from torchmedic.observe.inside.thread_log import ThreadLog
 from torchmedic.records.memory import HeldMemory
 from torchmedic.records.process import LISTENER
 from torchmedic.runfolder import questions
@@ -46,6 +47,7 @@ class Listener:
         self._ended = _thread.allocate_lock()
         self._listens = False
         self._threads_at_fork: int | None = None
+        self.threads = ThreadLog()
 
     @property
     def forked(self) -> bool:
@@ -132,7 +134,7 @@ class Listener:
             questions.write(run, checkpoint.saved(self._agent))
         if questions.LOOK not in words and questions.GLANCE not in words:
             return
-        seen = view.looked_at(self._agent, self._born)
+        seen = view.looked_at(self._agent, self._born, self.threads.ended())
         if not device.in_use():
             questions.write(run, seen)
             return

@@ -20,7 +20,7 @@ from torchmedic.observe.inside import loops, work
 from torchmedic.observe.inside.lock_files import awaited_file
 from torchmedic.observe.inside.locks import NOTIFICATION, held, waited_for
 from torchmedic.observe.inside.peek import attribute, expression, is_between_rounds, span
-from torchmedic.records.inside import InsideView, LoaderView, LockView, PyFrame, PyThread
+from torchmedic.records.inside import EndedThread, InsideView, LoaderView, LockView, PyFrame, PyThread
 from torchmedic.source.user_code import is_user_file
 
 LOOKS = 6
@@ -29,10 +29,10 @@ _MAX_FRAMES = 60  # of a thread, the innermost ones
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def looked_at(agent: ProcessContext, born: int | None) -> InsideView:
+def looked_at(agent: ProcessContext, born: int | None, ended: tuple[EndedThread, ...] = ()) -> InsideView:
     """Look several times, a little apart, and tell what was seen.
 
-    `born` is how many threads the parent had, if this process was forked.
+    `born` is how many threads the parent had, if this process was forked; `ended` are the threads that have ended.
     """
     samples: dict[int, list[str]] = defaultdict(list)
     lines: dict[int, list[int]] = defaultdict(list)
@@ -69,6 +69,7 @@ def looked_at(agent: ProcessContext, born: int | None) -> InsideView:
         empty_loader=_contained(_batching, agent) or "",
         loop=loop,
         **(_contained(work.facts, stacks.get(main or 0, [])) or {}),
+        ended_threads=ended,
         item=_contained(_item, stacks.get(main or 0, [])) or "",
     )
 
