@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -87,6 +86,8 @@ def rank(environ: Mapping[str, str] | None = None) -> int | None:
 
 
 def _from_pyproject(folder: Path) -> dict[str, Any]:
+    import tomllib  # the agent in the user's process reads no settings
+
     for candidate in (folder, *folder.parents):
         try:
             text = (candidate / "pyproject.toml").read_text(encoding="utf-8")

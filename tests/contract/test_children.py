@@ -1,4 +1,4 @@
-"""Children of a script that die of an exception: told once, with the line of the child, and the script is not blamed."""
+"""Children of a script that die of an exception: told once, at the line of the child; the script is not blamed."""
 
 from __future__ import annotations
 

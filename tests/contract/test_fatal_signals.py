@@ -1,4 +1,4 @@
-"""Who is blamed for a fatal signal: the sender, if another process sent it, and the code that died, wherever it says so."""
+"""Who is blamed for a fatal signal: the sender, if another process sent it, or the code that died."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ METHODS = {
     "getattribute exits": "def __getattribute__(self, name): raise SystemExit(7)",
     "getattr raises": "def __getattr__(self, name): raise ValueError(name)",
     "setattr raises": "def __setattr__(self, name, value): raise ValueError(name)",
-    "eq and hash raise": "def __eq__(self, other): raise ValueError('eq')\n    def __hash__(self): raise ValueError('hash')",
+    "eq raises": "def __eq__(self, other): raise ValueError('eq')",
+    "hash raises": "def __hash__(self): raise ValueError('hash')",
     "bool raises": "def __bool__(self): raise ValueError('bool')\n    def __len__(self): raise ValueError('len')",
 }
 

@@ -5,6 +5,7 @@ It must cost nothing where torch is never imported, leave `sys.path` and a `site
 they would have been, and never raise. It knows nothing of the rest of torchmedic until torch is there.
 """
 
+import gc
 import os
 import sys
 
@@ -68,6 +69,9 @@ def _start_agent():
     appended = home not in sys.path
     if appended:
         sys.path.append(home)
+    # Without this, our imports would start a collection of all of torch's objects, which takes a tenth of a second.
+    collects = gc.isenabled()
+    gc.disable()
     try:
         from torchmedic.examine.conductor import install
 
@@ -75,6 +79,8 @@ def _start_agent():
     except Exception as error:
         sys.stderr.write(f"torchmedic: not watching this process ({type(error).__name__}: {error})\n")
     finally:
+        if collects:
+            gc.enable()
         if appended and home in sys.path:
             sys.path.remove(home)
 

@@ -1,4 +1,4 @@
-"""A run whose torchmedic process was killed: nobody was left to write its report, so it is made when it is asked for."""
+"""A run whose torchmedic process was killed: nobody was left to write its report, so it is made on demand."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from torchmedic.supervise.folder_news import FolderNews
 _STALL_MOMENTS = 64  # moments of a box that a report about a hang keeps
 _MAX_WAITING = 256  # processes that may hand their boxes over at the same time
 _MAX_NAME_BYTES = 255
-_INTERVAL_SECONDS = 1.0
+_INTERVAL_SECONDS = 0.95
 _SAVE_INTERVAL_SECONDS = 60.0  # for the case that this process is killed, which ends the whole run
 
 

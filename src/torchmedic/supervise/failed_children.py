@@ -1,4 +1,4 @@
-"""Children of `multiprocessing` that died of an exception, in a run whose script ended well and may not have noticed."""
+"""Children of `multiprocessing` that died of an exception, in a run whose script ended well all the same."""
 
 from __future__ import annotations
 

@@ -6,14 +6,15 @@ import os
 import time
 from pathlib import Path
 
-_SECOND_NS = 1_000_000_000
+_COARSE_NS = 1_000_000_000
+_UNCHECKED_NS = 10_000_000_000
 
 
 class FolderNews:
     """Remembers when each folder last changed and when it was last checked.
 
     Some file systems store coarse times, and network file systems report changes late. So a folder that changed within
-    the last second counts as changed, and so does a folder that was not checked for a second.
+    the last second counts as changed, and so does a folder that was not checked for ten seconds.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class FolderNews:
         except OSError:
             changed = now
         before, looked = self._known.get(folder, (0, 0))
-        if changed == before and now - looked < _SECOND_NS < looked - changed:
+        if changed == before and now - looked < _UNCHECKED_NS and looked - changed > _COARSE_NS:
             return False
         self._known[folder] = (changed, now)
         return True

@@ -19,7 +19,7 @@ from torchmedic.supervise.child import launch, tee
 from torchmedic.supervise.child.fatal_dump import FatalDump
 from torchmedic.supervise.child.kernel_messages import KernelMessages
 from torchmedic.supervise.child.signals import Forwarder, shell_status
-from torchmedic.supervise.child.stderr_file import Stream
+from torchmedic.supervise.child.stderr_file import TICK_SECONDS, Stream
 from torchmedic.supervise.job import identity
 
 if TYPE_CHECKING:
@@ -64,14 +64,15 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
         if folder is not None:
             supervisor = contained("supervise.start")(_supervisor)(folder, settings, number, stream)
 
-        def watch() -> None:
+        def watch() -> float:
             stream.look()
             if messages is not None:
                 messages.flush()
             if boxes is not None:
                 boxes.look()
-            if supervisor is not None:
-                supervisor.watch(child.pid)
+            if supervisor is None:
+                return TICK_SECONDS
+            return min(supervisor.watch(child.pid), stream.pause)
 
         status = forwarder.wait(child, watch)
         forwarder.hold_on()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,6 +23,7 @@ from torchmedic.runfolder.files import confidential
 from torchmedic.settings import Settings
 from torchmedic.supervise import deaths, failed_children, job, memory_warnings, short_of_memory
 from torchmedic.supervise.child.signals import shell_status
+from torchmedic.supervise.child.stderr_file import TICK_SECONDS
 from torchmedic.supervise.findings import Findings
 from torchmedic.supervise.host.watch import HostWatch
 from torchmedic.supervise.stall.response import Response
@@ -52,14 +54,19 @@ class Supervisor:
         self._host = HostWatch(run, rank)
         self._stalls = Response(run, rank, settings, self._add, self._amend, self._say)
         self._outcome = Outcome()
+        self._due = 0.0
         self._fault: Fault | None = None
         self._unwritten: OSError | None = None  # why the last report could not be written
         on_fault(self.note_fault, str(run))
 
-    def watch(self, pid: int) -> None:
-        """Look at the run. Called a few times a second while the child runs."""
-        self._watch()
-        self._watch_progress(pid)
+    def watch(self, pid: int) -> float:
+        """Look at the run, and return the seconds until the next look: a healthy run is looked at once a second."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._watch()
+            self._watch_progress(pid)
+            self._due = now + (self._host.pause if self._stalls.is_calm else TICK_SECONDS)
+        return max(0.0, self._due - time.monotonic())
 
     @contained("supervise.stall")
     def _watch_progress(self, pid: int) -> None:

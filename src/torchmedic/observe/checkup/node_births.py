@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dis
 import importlib
-import pydoc
 import sys
 import warnings
 import weakref
@@ -88,6 +87,8 @@ class _Answer:
         return self._answer
 
     def __reduce__(self) -> tuple[Any, ...]:
+        import pydoc  # 3 ms that nobody else needs
+
         return pydoc.locate, (f"torch.{self._name}",)
 
 

@@ -48,7 +48,7 @@ def _answers(error: BaseException) -> bool:
     if kind.__module__ == "builtins":
         return True
     try:
-        str(error), repr(error), hash(error), bool(error), error == error  # noqa: B015, PLR0124 - each may raise
+        str(error), repr(error), hash(error), bool(error), error == error  # noqa: PLR0124 - each may raise
         return issubclass(error.__class__, BaseException) and getattr(error, "torchmedic_asks", None) is None
     except KeyboardInterrupt:
         raise

@@ -49,8 +49,8 @@ class ThreadLog:
         self._ended: deque[EndedThread] = deque(maxlen=_MAX_THREADS)
 
     def install(self) -> None:
-        setattr(threading, "_limbo", _Noting(threading._limbo, self._starts, _nothing))  # type: ignore[attr-defined]
-        setattr(threading, "_active", _Noting(threading._active, _nothing, self._ends))  # type: ignore[attr-defined]
+        threading._limbo = _Noting(threading._limbo, self._starts, _nothing)  # type: ignore[attr-defined]
+        threading._active = _Noting(threading._active, _nothing, self._ends)  # type: ignore[attr-defined]
 
     def ended(self) -> tuple[EndedThread, ...]:
         """The threads that ran code of the user's and have ended, the oldest first."""

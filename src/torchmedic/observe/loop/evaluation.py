@@ -9,7 +9,6 @@ the user's line if they drop something. They are put back when the pass ends.
 from __future__ import annotations
 
 import functools
-import pydoc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -49,6 +48,8 @@ class _NotingFunction:
         return self._original(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        import pydoc  # 3 ms that nobody else needs
+
         return pydoc.locate, (f"{F.__name__}.{self._name}",)
 
 

@@ -1,7 +1,7 @@
 """Stacks that a faulthandler of the user's own writes to stderr when the process dies.
 
-There is one faulthandler per process. Where the user has enabled it, the stacks go to the user's stderr and not into the
-run folder. The parent process hears stderr and takes them from there.
+There is one faulthandler per process. Where the user has enabled it, the stacks go to stderr and not into the run
+folder. The parent process hears stderr and takes them from there.
 """
 
 from __future__ import annotations

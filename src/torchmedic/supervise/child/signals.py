@@ -29,8 +29,7 @@ _SI_KERNEL = 0x80
 class Forwarder:
     """Waits for signals and for the child. The parent's signals are blocked and taken one by one."""
 
-    def __init__(self, *, tick: float = 0.25) -> None:
-        self._tick = tick
+    def __init__(self) -> None:
         self.blocked: set[signal.Signals | int] = set()
         if hasattr(signal, "sigtimedwait"):
             # SIGWINCH ends the wait to copy the terminal size; the child gets its own.
@@ -51,23 +50,27 @@ class Forwarder:
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, self.inherited)
 
-    def wait(self, child: subprocess.Popen[bytes], on_tick: Callable[[], None]) -> int:
-        """Forward signals until the child has ended, and return its wait status as Popen gives it."""
+    def wait(self, child: subprocess.Popen[bytes], on_tick: Callable[[], float]) -> int:
+        """Forward signals until the child has ended, and return its wait status as Popen gives it.
+
+        `on_tick` returns the seconds to wait until it wants to be called again. The end of the child does not wait.
+        """
         if not self.blocked:
             return self._wait_by_handlers(child, on_tick)
         shares_terminal = _group_of(child) == os.getpgrp()
+        pause = 0.0
         while (status := child.poll()) is None:
-            received = signal.sigtimedwait(self.blocked, self._tick)
+            received = signal.sigtimedwait(self.blocked, pause)
             if received is not None and received.si_signo in FORWARDED:
                 # A terminal's signal comes from the kernel and has also reached the child, which shares our group.
                 # A timer's signal (`alarm`) comes from the kernel too, but has reached only us.
                 from_kernel = received.si_code == _SI_KERNEL and shares_terminal
                 from_terminal = from_kernel and received.si_signo in _TERMINAL_SIGNALS
                 _pass_on(child, received.si_signo, already_there=from_terminal)
-            on_tick()
+            pause = on_tick()
         return status
 
-    def _wait_by_handlers(self, child: subprocess.Popen[bytes], on_tick: Callable[[], None]) -> int:
+    def _wait_by_handlers(self, child: subprocess.Popen[bytes], on_tick: Callable[[], float]) -> int:
         """Wait on systems without sigtimedwait (macOS): the sender is unknown, so SIGINT counts as the terminal's."""
         shared = _group_of(child) == os.getpgrp()
 
@@ -77,10 +80,11 @@ class Forwarder:
         for number in FORWARDED:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, handler)
+        pause = 0.0
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return child.wait(self._tick)
-            on_tick()
+                return child.wait(pause)
+            pause = on_tick()
 
 
 def _pass_on(child: subprocess.Popen[bytes], number: int, *, already_there: bool) -> None:

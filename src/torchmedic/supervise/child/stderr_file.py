@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 from collections.abc import Callable, Iterator
 
 Hear = Callable[[bytes], object]
 
+TICK_SECONDS = 0.25
 _CHUNK_BYTES = 1 << 20
 _MAX_LOOK_BYTES = 1 << 26  # takes some hundredths of a second
 
 
 class Stream:
     """A stderr that is left alone."""
+
+    pause = math.inf  # seconds until the next look, at most
 
     def __init__(self) -> None:
         self.given: dict[str, int] = {}  # streams that Popen gives to the child instead of our own
@@ -46,6 +50,8 @@ class StderrFile(Stream):
     Raises:
         OSError: The file may not be read.
     """
+
+    pause = TICK_SECONDS  # a dying process waits for what the kernels have said
 
     def __init__(self, hear: Hear) -> None:
         super().__init__()

@@ -25,6 +25,7 @@ from torchmedic.supervise.host.host_pressure import psi, shared_memory
 
 _CALM_INTERVAL_SECONDS = 1.0
 _TIGHT_INTERVAL_SECONDS = 0.2
+_SLACK_SECONDS = 0.05  # a look may come a little early
 _YOUNG_RUN_SECONDS = 20.0  # a young run needs more samples to show its growth
 _YOUNG_INTERVAL_SECONDS = 0.4
 _TIGHT_SHARE = 0.7  # of the limit
@@ -34,6 +35,7 @@ _MAX_QUESTIONS = 10  # per run
 _MIN_FREE_BYTES = 128 << 20  # the process needs some memory to answer
 _MAX_ANSWER_SECONDS = 0.6  # that an alarm may wait for the answer
 _MAX_SAMPLES = 150
+_FOLDERS_INTERVAL_SECONDS = 30.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MAX_PROCESSES = 64
 _ALIKE_SHARE = 0.5  # of the growth of the process that grew most
@@ -56,19 +58,32 @@ class MemoryGuard:
         self._raised_at = 0.0
         self._asked: dict[int, tuple[float, int]] = {}  # by process: time of the last question, and its size then
         self._questions = 0
+        self._folders: list[str] = []  # of the control groups that this process is in
+        self._folders_due = 0.0
 
     @property
     def samples(self) -> tuple[MemorySample, ...]:
         return tuple(self._samples)
 
+    @property
+    def pause(self) -> float:
+        """Seconds between two samples."""
+        if self._is_tight or (self._raised is not None and not self._told):
+            return _TIGHT_INTERVAL_SECONDS
+        young = time.monotonic() - self._began <= _YOUNG_RUN_SECONDS
+        return _YOUNG_INTERVAL_SECONDS if young else _CALM_INTERVAL_SECONDS
+
+    @property
+    def _is_tight(self) -> bool:
+        last = self._samples[-1] if self._samples else None
+        return last is not None and (last.share >= _TIGHT_SHARE or host_memory.is_rushing(self.samples))
+
     def look(self, pids: Iterable[int]) -> None:
         """Take a sample if one is due. Called a few times a second with the processes of the run."""
         now = time.monotonic()
         last = self._samples[-1] if self._samples else None
-        tight = last is not None and (last.share >= _TIGHT_SHARE or host_memory.is_rushing(self.samples))
-        calm = _CALM_INTERVAL_SECONDS if now - self._began > _YOUNG_RUN_SECONDS else _YOUNG_INTERVAL_SECONDS
-        pause = _TIGHT_INTERVAL_SECONDS if tight else calm
-        if self._broken or (last is not None and now - last.time < pause):
+        tight = self._is_tight
+        if self._broken or (last is not None and now - last.time < self.pause - _SLACK_SECONDS):
             return
         try:
             self._samples.append(self._sample(now, pids))
@@ -135,7 +150,11 @@ class MemoryGuard:
     def _group(self, resident: int) -> tuple[int, int] | None:
         """Bytes that the tightest cgroup holds and cannot reclaim, and its limit."""
         found = []
-        for folder in cgroups.folders("memory", self._proc / "self" / "cgroup", self._groups):
+        now = time.monotonic()
+        if now >= self._folders_due:
+            self._folders_due = now + _FOLDERS_INTERVAL_SECONDS
+            self._folders = list(cgroups.folders("memory", self._proc / "self" / "cgroup", self._groups))
+        for folder in self._folders:
             limit = cgroups.memory_limit(folder)
             if limit:
                 # The cgroup's own counter includes the page cache, which is given back on demand.

@@ -25,7 +25,7 @@ from torchmedic.supervise.host.memory_guard import MemoryGuard
 
 _WINDOW_SECONDS = 10.0  # before the end: a DataLoader may take five seconds to notice a dead worker
 _INTERVAL_SECONDS = 0.2
-_COUNTER_INTERVAL_SECONDS = 2.0
+_COUNTER_INTERVAL_SECONDS = 5.0
 _MAX_PROCESSES = 512  # followed at the same time
 
 
@@ -66,6 +66,11 @@ class HostWatch:
         while len(self._samples) > 2 and self._samples[1].time < now - _WINDOW_SECONDS:
             self._samples.popleft()
         self._follow()
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look: a second, unless memory is tight or new to the run."""
+        return self.guard.pause
 
     def look_closely_at_gpus(self) -> None:
         self._gpus.look_closely()

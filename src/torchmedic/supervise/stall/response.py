@@ -57,6 +57,11 @@ class Response:
             self._resumed(diagnosis, seconds)
         self._look_at_saving()
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is examined or saved, and a look a second is enough."""
+        return self._watch.is_calm and not self._saving
+
     def last_look(self) -> None:
         """Called once after the end of the run."""
         if not self.killed:

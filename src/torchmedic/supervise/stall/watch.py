@@ -13,12 +13,14 @@ from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
 from torchmedic.runfolder import layout, questions
 from torchmedic.supervise.boxes import box_path
+from torchmedic.supervise.folder_news import FolderNews
 from torchmedic.supervise.host.watch import HostWatch
 from torchmedic.supervise.proc import tree
 from torchmedic.supervise.stall.examination import examine
 from torchmedic.supervise.stall.progress import Progress
 
 _INTERVAL_SECONDS = 1.0
+_SLACK_SECONDS = 0.05  # a look may come a little early
 _SHORT_INTERVAL_SECONDS = 0.5  # if the user's limit is short
 _SHORT_LIMIT_SECONDS = 10.0
 _MAX_EXAMINATION_SECONDS = 300.0  # that torchmedic's own examination of a failed step may take
@@ -52,6 +54,13 @@ class StallWatch:
         is_short = stall_after is not None and stall_after < _SHORT_LIMIT_SECONDS
         self._interval = _SHORT_INTERVAL_SECONDS if is_short else _INTERVAL_SECONDS
         self._resumed: list[tuple[Diagnosis, float]] = []
+        self._news = FolderNews()
+        self._without_box = False  # a folder is new, and its process has no black box yet
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether all processes make progress, and a look a second is enough."""
+        return not self._cases and self._interval >= _INTERVAL_SECONDS
 
     def look(self, host: HostWatch) -> Iterator[tuple[Case, Stall]]:
         """The examinations that have finished since the last look."""
@@ -67,7 +76,7 @@ class StallWatch:
         now = time.monotonic()
         if now < self._due or self._wanted == 0:
             return
-        self._due = now + self._interval
+        self._due = now + self._interval - _SLACK_SECONDS
         self._follow()
         self._judge(host)
 
@@ -84,6 +93,9 @@ class StallWatch:
                 self._go_on(case, silence)
 
     def _follow(self) -> None:
+        if not self._news.may_have_changed(self._run) and not self._without_box:
+            return
+        self._without_box = False
         for folder in layout.process_folders(self._run):
             if folder in self._followed or (self._rank is not None and layout.rank_of(folder) != self._rank):
                 continue
@@ -91,6 +103,8 @@ class StallWatch:
                 box = box_path(folder)
                 if box is not None:
                     self._followed[folder] = Progress(box, time.time())
+                else:
+                    self._without_box = True
 
     def _judge(self, host: HostWatch) -> None:
         moving: set[int] = set()
