@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 
 from torchmedic.evidence.backward_failure import BackwardFailure
-from torchmedic.replay.trace.graph import nodes_behind
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.older_graph import Holder, Import, bindings_of, named
 from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.source.live_frames import Frame, syntax_tree
 from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.objects.graph import nodes_behind
 from torchmedic.source.spots import spot_of_frame, spot_of_traced
 from torchmedic.source.user_code import is_user_file
 

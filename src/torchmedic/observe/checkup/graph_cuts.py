@@ -19,6 +19,7 @@ from torch.nn.modules import module as nn_module
 
 from torchmedic.contained import contained
 from torchmedic.observe.checkup.node_births import Site
+from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.user_code import is_user_file
 
 _METHODS = ("detach", "detach_", "numpy", "tolist", "argmax")
@@ -117,19 +118,7 @@ class GraphCuts:
             self.cuts.append(cut)
 
     def _behind(self, tensor: torch.Tensor) -> frozenset[int]:
-        pending: list[Any] = [tensor.grad_fn]
-        seen: set[Any] = set()
-        found: set[int] = set()
-        while pending and len(seen) < _NODES:
-            node = pending.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            leaf = getattr(node, "variable", None)
-            if leaf is not None and id(leaf) in self._watched:
-                found.add(id(leaf))
-            pending.extend(later for later, _ in node.next_functions)
-        return frozenset(found)
+        return frozenset(id(leaf) for leaf in leaves_behind([tensor], _NODES) if id(leaf) in self._watched)
 
     def _module_called(self, module: torch.nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():

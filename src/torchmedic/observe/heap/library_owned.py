@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from torchmedic.observe.heap.object_parts import is_users
+from torchmedic.source.objects.parts import is_users
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import locals_of
 

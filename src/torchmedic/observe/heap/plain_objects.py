@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.observe.heap.containers import CONTAINERS, item, length
-from torchmedic.observe.heap.object_parts import is_users, slots_of
+from torchmedic.source.objects.containers import CONTAINERS, item, length
+from torchmedic.source.objects.parts import is_users, slots_of
 
 _TEXTS = (str, bytes, bytearray, array.array, io.BytesIO, io.StringIO)
 _LEAVES = frozenset({*_TEXTS, int, float, complex})

@@ -12,7 +12,7 @@ import gc
 from types import GeneratorType
 from typing import Any
 
-from torchmedic.observe.heap.object_parts import is_users
+from torchmedic.source.objects.parts import is_users
 from torchmedic.source.user_code import is_user_file
 
 _MOST = 32  # iterators

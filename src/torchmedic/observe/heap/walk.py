@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.observe.heap.containers import CONTAINERS, TEXTS, length, pairs
-from torchmedic.observe.heap.graph_age import node_of, oldest
 from torchmedic.observe.heap.key_kinds import keys_of
 from torchmedic.observe.heap.library_owned import owners_of_methods
 from torchmedic.observe.heap.linked_pieces import ROOT, Branch, Crowds
-from torchmedic.observe.heap.object_parts import Part, cache_of, classes_of, is_users, module_of, parts, parts_of
+from torchmedic.source.objects.containers import CONTAINERS, TEXTS, length, pairs
+from torchmedic.source.objects.graph import existing_node_of, oldest
+from torchmedic.source.objects.parts import Part, cache_of, classes_of, is_users, module_of, parts, parts_of
 from torchmedic.source.user_variables import PLAIN, roots
 
 _MOST = 6000  # objects of one walk
@@ -224,7 +224,7 @@ class Walk:
             self._follow(todo, part, kind)
         if isinstance(tensor, torch.nn.Parameter):
             return
-        node = node_of(tensor)
+        node = existing_node_of(tensor)
         if node is not None and self._since:
             number = node._sequence_nr()
             if number >= self._since:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.observe.heap.containers import CONTAINERS, item, length, pairs, values
-from torchmedic.observe.heap.graph_age import node_of
-from torchmedic.observe.heap.object_parts import module_of, parts, slots_of
+from torchmedic.source.objects.containers import CONTAINERS, item, length, pairs, values
+from torchmedic.source.objects.graph import existing_node_of
+from torchmedic.source.objects.parts import module_of, parts, slots_of
 from torchmedic.source.user_variables import locals_of
 
 _MOST = 400  # objects of one item
@@ -225,7 +225,7 @@ class _Item:
         if self._found is not None:
             self._found.append(tensor)
         self.tensors += self._share
-        self.graphs += self._share * (node_of(tensor) is not None)
+        self.graphs += self._share * (existing_node_of(tensor) is not None)
         self._witness(tensor)
         if tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter):
             storage = tensor.untyped_storage()

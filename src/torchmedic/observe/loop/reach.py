@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.source.objects.graph import walk
+
 _NODES = 20000
 
 
@@ -29,20 +31,12 @@ class Reach:
 
     def walk(self, roots: Iterable[Any], step: int) -> None:
         self.walks += 1
-        pending = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
         seen: set[Any] = set()
-        while pending:
-            node = pending.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if len(seen) > _NODES:
-                self.complete = False
-                return
+        for node in walk((root.grad_fn for root in roots if isinstance(root, torch.Tensor)), seen, _NODES):
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in self.found:
                 self.found[id(leaf)] = Reached(weakref.ref(leaf), leaf._version, step)
-            pending.extend(later for later, _ in node.next_functions)
+        self.complete &= len(seen) < _NODES
 
     def living(self) -> list[tuple[torch.Tensor, Reached]]:
         """What was reached and is still there."""

@@ -13,9 +13,9 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 from torch.utils._pytree import tree_iter
 
-from torchmedic.replay.trace.graph import is_freed, nodes_behind, walk
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.provenance import Provenance
+from torchmedic.source.objects.graph import is_freed, nodes_behind, walk
 from torchmedic.source.spots import spot_of_frame
 from torchmedic.source.user_code import is_user_file
 

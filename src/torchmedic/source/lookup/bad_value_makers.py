@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from torchmedic.records import Location, Role
 from torchmedic.source.bindings import ENTRY, FUNCTIONS, own_statements
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.scopes import assignments, function_body, header
 
 _DEPTH = 4
@@ -73,30 +73,6 @@ def shares_memory(value: Any, tensor: torch.Tensor) -> bool:
             memory = tensor.untyped_storage()
             return bool(start and memory.data_ptr() <= start < memory.data_ptr() + max(1, memory.nbytes()))
     except (RuntimeError, NotImplementedError, AttributeError, ValueError):
-        return False
-    return False
-
-
-def is_bad(value: Any, depth: int = 2) -> bool:
-    """Whether a number, a tensor, an array or a container of them holds NaN or infinity."""
-    try:
-        if isinstance(value, bool | int | str | bytes) or value is None:
-            return False
-        if isinstance(value, float):
-            return not math.isfinite(value)
-        if isinstance(value, torch.Tensor):
-            if value.device.type != "cpu" or not value.is_floating_point() or value.numel() > 50_000_000:
-                return False
-            return not bool(torch.isfinite(value.detach()).all())
-        if type(value).__module__.split(".")[0] == "numpy" and getattr(value, "dtype", None) is not None:
-            import numpy
-
-            return value.dtype.kind == "f" and not bool(numpy.isfinite(value).all())
-        if depth and isinstance(value, list | tuple):
-            return any(is_bad(part, depth - 1) for part in value[:64])
-        if depth and isinstance(value, dict):
-            return any(is_bad(part, depth - 1) for part in list(value.values())[:64])
-    except Exception:  # whatever an object of the user's does when it is looked at
         return False
     return False
 

@@ -6,7 +6,6 @@ parameters of the layer that made it, and the model is still held by a variable,
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from torchmedic.records import Location
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.layer_construction import _built_in_class, built_at
 from torchmedic.source.lookup.origins import origin_of, user_argument
+from torchmedic.source.objects.graph import walk
 
 _NODES = 64  # of the graph behind a tensor: far enough for a head with its softmax and its reshaping
 
@@ -98,15 +98,8 @@ def _outputs(module: torch.nn.Module) -> int | None:
 
 def _parameter_behind(tensor: torch.Tensor, size: int) -> torch.Tensor | None:
     """The nearest parameter in the graph of a tensor that has this size."""
-    queue = deque([tensor.grad_fn])
-    seen: set[Any] = set()
-    while queue and len(seen) < _NODES:
-        node = queue.popleft()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in walk([tensor.grad_fn], most=_NODES, nearest_first=True):
         parameter = getattr(node, "variable", None)
         if isinstance(parameter, torch.Tensor) and size in parameter.shape:
             return parameter
-        queue.extend(following for following, _ in node.next_functions)
     return None

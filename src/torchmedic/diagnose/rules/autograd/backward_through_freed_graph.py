@@ -28,11 +28,11 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.step.result import BackwardCall, ReplayResult
 from torchmedic.replay.step.trial import Edit
-from torchmedic.replay.trace.graph import is_freed, leaves_behind, nodes_behind
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.older_graph import Holder, Import, Imports
 from torchmedic.replay.trace.provenance import FunctionCall
 from torchmedic.source.live_frames import node_location
+from torchmedic.source.objects.graph import is_freed, leaves_behind, nodes_behind
 from torchmedic.source.scopes import function_body
 from torchmedic.source.spots import spot_of_node
 

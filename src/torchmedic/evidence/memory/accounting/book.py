@@ -16,16 +16,14 @@ import torch
 from torchmedic.evidence.memory.accounting.function_saves import function_of
 from torchmedic.evidence.memory.accounting.holder import Found, FoundArray, FoundPile, Holder
 from torchmedic.evidence.memory.accounting.saved_by_graph import (
-    is_counted,
     is_leaf,
-    node_of,
     sequence_of,
     tensors_saved_by,
-    walk,
     weights_before,
     weights_of,
 )
 from torchmedic.evidence.memory.accounting.storages import Memory, distinct, live_tensors, memory_address, memory_of
+from torchmedic.source.objects.graph import is_counted, node_of, walk
 
 HEADINGS = (
     "parameters",

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.observe.heap.object_parts import is_users
 from torchmedic.observe.heap.plain_objects import Pile
+from torchmedic.source.objects.parts import is_users
 
 
 class Edges(NamedTuple):

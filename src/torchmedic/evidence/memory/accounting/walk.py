@@ -30,8 +30,8 @@ from torchmedic.evidence.memory.accounting.holder import (
     position_of,
     within,
 )
-from torchmedic.observe.heap.object_parts import attributes_of, cache_of, is_users
 from torchmedic.observe.heap.plain_objects import Pile, pile_of, text_bytes
+from torchmedic.source.objects.parts import attributes_of, cache_of, is_users
 from torchmedic.source.user_code import is_user_file
 
 _MOST = 400_000  # objects that are looked at
