@@ -26,12 +26,11 @@ from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.leaks.source.training_loops import training_loops
 from torchmedic.observe.heap import walk
 from torchmedic.observe.heap.growth_watch import LeakWatch, Look, Point
-from torchmedic.observe.heap.key_kinds import keys_of
-from torchmedic.observe.heap.library_owned import owners_of_methods
-from torchmedic.observe.heap.unnamed_objects import unnamed_objects
+from torchmedic.observe.heap.unnamed_objects import owners_of_methods, unnamed_objects
 from torchmedic.observe.heap.walk import Held, Walk
 from torchmedic.observe.heap.weighing import Weight, weigh
 from torchmedic.source import user_variables
+from torchmedic.source.objects.containers import keys_of
 from torchmedic.source.own_locals import looks_at_locals
 
 WITH_GRAPH = Weight(1, 1, 4, 0, None, frozenset({"Tensor"}))

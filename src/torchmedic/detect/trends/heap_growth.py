@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from torchmedic.observe.heap.growth_watch import Key, LeakWatch, Look, Point
@@ -125,12 +125,21 @@ def _growths(watch: LeakWatch) -> Iterator[Growth]:
             yield found
 
 
+def reaches_back_further(old_nodes: Sequence[int], exact_below: int = 1 << 62) -> bool:
+    """Whether a graph holds more nodes of earlier steps at every look.
+
+    Args:
+        old_nodes: How many there were, look by look.
+        exact_below: Counts from this one on say only that there were so many or more.
+    """
+    return all(after > before or before >= exact_below for before, after in itertools.pairwise(old_nodes))
+
+
 def _chain(key: Key, points: list[Point], looks: list[Look]) -> Growth | None:
     """A tensor that is renewed all the time and whose graph goes back to one and the same first node."""
     if len(points) < _SPANS or len({point.held.size for point in points[-_SPANS:]}) > 1:
         return None
-    counts = [point.held.old for point in points[-_SPANS:]]
-    if any(after <= before < _MANY for before, after in itertools.pairwise(counts)):
+    if not reaches_back_further([point.held.old for point in points[-_SPANS:]], _MANY):
         return None  # what it reaches back to is old and stays as it is
     last, age = points[-1].look, points[-1].held.size
     first = next((look for look in looks if look.sequence > age), last)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.source.objects.containers import CONTAINERS, item, length
-from torchmedic.source.objects.parts import is_users, slots_of
+from torchmedic.source.objects.parts import attributes, is_users, own_dict
 
 _TEXTS = (str, bytes, bytearray, array.array, io.BytesIO, io.StringIO)
 _LEAVES = frozenset({*_TEXTS, int, float, complex})
@@ -111,11 +111,9 @@ class _Look:
             inside = [each for pair in found for each in pair]
             return _own(thing), inside, length(thing) / max(1, len(found))
         elif is_users(kind) and not issubclass(kind, type | torch.nn.Module):
-            attributes = object.__getattribute__(thing, "__dict__") if kind.__dictoffset__ else None
-            inside = list(attributes.values()) if type(attributes) is dict else []
-            own = _own(thing) + (_own(attributes) if inside else 0)
-            inside += [getattr(thing, name, None) for owner in kind.__mro__ for name in slots_of(owner)]
-            return own, inside, 1.0
+            table = own_dict(thing, kind)
+            own = _own(thing) + (_own(table) if table else 0)
+            return own, [each for _, each in attributes(thing, kind)], 1.0
         return 0, [], 1.0
 
     def _memory(self, data: Any) -> int:

@@ -18,7 +18,7 @@ import torch
 
 from torchmedic.source.objects.containers import CONTAINERS, item, length, pairs, values
 from torchmedic.source.objects.graph import existing_node_of
-from torchmedic.source.objects.parts import module_of, parts, slots_of
+from torchmedic.source.objects.parts import attributes, module_of, parts
 from torchmedic.source.user_variables import locals_of
 
 _MOST = 400  # objects of one item
@@ -196,12 +196,10 @@ class _Item:
             return [getattr(part, "_result", None), getattr(part, "_coro", None)]
         if module.startswith("torch.") and not module.startswith(_OPEN):
             return []
-        attributes = object.__getattribute__(part, "__dict__") if kind.__dictoffset__ else {}
-        slots = [each for owner in kind.__mro__ if "__slots__" in owner.__dict__ for each in slots_of(owner)]
-        if type(attributes) is not dict or not (attributes or slots):
-            return []
-        self._witness(part)
-        return [*list(attributes.values())[:_WIDE], *(getattr(part, name, None) for name in slots)]
+        inside = [item for _, item in attributes(part, kind)][:_WIDE]
+        if inside:
+            self._witness(part)
+        return inside
 
     def _of_sequence(self, part: Any) -> tuple[Iterable[Any], float]:
         count = length(part)

@@ -36,7 +36,7 @@ from torchmedic.observe.loop.events import (
     is_mean,
     rates,
 )
-from torchmedic.observe.loop.graph_growth import Growth
+from torchmedic.observe.loop.graph_growth import GraphGrowth
 from torchmedic.observe.loop.numbering import Numbering, Sites
 from torchmedic.observe.loop.reach import Reach
 from torchmedic.source.spots import NOWHERE, Place
@@ -65,7 +65,7 @@ class Habits(Numbering):
         self.events: list[Event] = []
         self.optimizers: dict[int, Watched] = {}
         self.reach = Reach()
-        self.growth = Growth()
+        self.growth = GraphGrowth()
         self.evaluation = Evaluation()
         self.waited: list[Waited] = []  # lines that wait for the device in every step
         self.steps = 0  # of any optimizer

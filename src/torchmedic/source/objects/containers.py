@@ -1,21 +1,26 @@
-"""Python's own containers, read past whatever a subclass of the user's makes of them.
+"""Python's own containers, read past the methods of subclasses.
 
-A list that loads a file in its `__getitem__` shall not do so for us.
+A list of the user that loads a file in its `__getitem__` must not do so for us.
 """
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from io import BytesIO, StringIO
 from typing import Any
 
+import torch
+
 CONTAINERS = (list, dict, deque, set)
-# What is one long text or many bytes, and how long it is.
+# Types of one long text or of many bytes, and how long a value is.
 TEXTS: dict[type, Callable[[Any], int]] = {
     **dict.fromkeys((str, bytes, bytearray), len),
     **dict.fromkeys((BytesIO, StringIO), lambda file: 0 if file.closed else int(file.tell())),
 }
+_LOST_REFERENCES = 3  # to the key of a dict: that of the dict, and two of the question
 _BASES = (list, tuple, dict, deque, set, frozenset)
 
 
@@ -28,7 +33,7 @@ def length(container: Any) -> int:
 
 
 def item(container: Any, index: int) -> Any:
-    """Of a list, tuple or deque."""
+    """One item of a list, tuple or deque."""
     return _base(container).__getitem__(container, index)
 
 
@@ -53,3 +58,37 @@ def values(container: Any, most: int) -> list[Any]:
     base = _base(container)
     found: Iterator[Any] = iter(dict.values(container)) if base is dict else base.__iter__(container)
     return [each for each, _ in zip(found, range(most), strict=False)]
+
+
+def items(container: Any) -> list[tuple[Any, Any]]:
+    """All items, with their keys or positions."""
+    return pairs(container, length(container))
+
+
+def keys_of(container: dict[Any, Any]) -> str:
+    """Whether the keys of a dict are values that may come again, or objects that nobody may have any more.
+
+    Returns:
+        `objects` where keys are told apart by what they are, not by their value; `lost` where nobody else has such a
+        key any more, so that it cannot be asked for again; else nothing. A cached function has tuples of arguments.
+    """
+    if not dict.__len__(container):
+        return ""
+    key = next(dict.__reversed__(container))
+    parts = key if type(key) is tuple else (key,)
+    if not any(_is_object(part) for part in parts):
+        return ""
+    del key, parts
+    first = next(dict.__iter__(container))
+    if type(first) is not tuple:
+        return (
+            "lost" if sys.getrefcount(first) <= _LOST_REFERENCES and not isinstance(first, weakref.ref) else "objects"
+        )
+    return (
+        "lost" if any(_is_object(part) and sys.getrefcount(part) <= _LOST_REFERENCES for part in first) else "objects"
+    )
+
+
+def _is_object(key: Any) -> bool:
+    own = getattr(type(key), "__hash__", None)
+    return own is object.__dict__["__hash__"] or isinstance(key, torch.Tensor | weakref.ref)

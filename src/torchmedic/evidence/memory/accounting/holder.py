@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -58,18 +57,8 @@ class FoundPile(NamedTuple):
     holder: Holder
 
 
-def kept_by(holder: Holder, variable: Holder, item: Any) -> Holder:
-    """Of functions in a container, each of which has a tensor: the container; else the variable of the function."""
-    return holder if holder.many and issubclass(type(item), torch.Tensor) else variable
-
-
 def within(holder: Holder, owner: Any) -> Holder:
     return holder if holder.many else holder._replace(owner=owner, many=True)
-
-
-def local_of(frame: FrameType, name: str, value: Any) -> Holder:
-    code = frame.f_code
-    return Holder(name, value, code.co_filename, code.co_name, code, False, local=code.co_firstlineno)
 
 
 def position_of(holder: Holder, owner: Any, position: int, item: Any) -> Holder:
