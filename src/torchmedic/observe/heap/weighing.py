@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.source.objects.containers import CONTAINERS, item, length, pairs, values
+from torchmedic.source.objects.containers import CONTAINERS, first_values, item, length, pairs
 from torchmedic.source.objects.graph import existing_node_of
 from torchmedic.source.objects.parts import attributes, module_of, parts
 from torchmedic.source.user_variables import locals_of
@@ -172,7 +172,7 @@ class _Item:
         elif isinstance(part, list | tuple | deque):
             return self._of_sequence(part)
         elif isinstance(part, dict):
-            return values(part, _WIDE), 1.0
+            return first_values(part, _WIDE), 1.0
         elif isinstance(part, BaseException):
             return self._of_exception(part), 1.0
         elif isinstance(part, torch.nn.Module):

@@ -53,8 +53,8 @@ def pairs(container: Any, most: int) -> list[tuple[Any, Any]]:
     return [(0, item(container, 0)), (-1, item(container, -1))]
 
 
-def values(container: Any, most: int) -> list[Any]:
-    """The first items of a dict or set."""
+def first_values(container: Any, most: int) -> list[Any]:
+    """The first items, without their keys."""
     base = _base(container)
     found: Iterator[Any] = iter(dict.values(container)) if base is dict else base.__iter__(container)
     return [each for each, _ in zip(found, range(most), strict=False)]
