@@ -430,9 +430,7 @@ def test_fields_have_their_names() -> None:
 
 
 def test_what_only_a_library_knows_is_found_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "torchmedic.observe.heap.unnamed_objects._MAX_OTHERS", 1_000_000
-    )  # other tests left some
+    monkeypatch.setattr("torchmedic.observe.heap.unnamed_objects._MAX_OTHERS", 1_000_000)  # other tests left some
     found: list[object] = []
 
     class Visitor(ast.NodeVisitor):

@@ -13,8 +13,13 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.checkup.gates import is_closed
-from torchmedic.observe.checkup.graph_facts import is_too_high, largest_given, loss_of_knowing_nothing, promotions
+from torchmedic.observe.checkup.graph_facts import (
+    is_closed,
+    is_too_high,
+    largest_given,
+    loss_of_knowing_nothing,
+    promotions,
+)
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
 
 _NODES = 50_000

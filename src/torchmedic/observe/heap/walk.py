@@ -140,9 +140,9 @@ class Walk:
         pending.clear()
         self._nodes.clear()
         owns = {held.name: held.own for held in self._holders.values() if held.own}
-        for kind, start, branch, size, old in self._pieces.found():
-            self._holders[0, f"{kind} {start.name}"] = Held(
-                *(start.name, start.last, kind, size, start.file, start.local),
+        for counted, start, branch, size, old in self._pieces.found():
+            self._holders[0, f"{counted} {start.name}"] = Held(
+                *(start.name, start.last, counted, size, start.file, start.local),
                 old=old,
                 via=branch.via,
                 inner=branch.inner,

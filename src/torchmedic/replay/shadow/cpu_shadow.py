@@ -21,8 +21,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchmedic.replay.shadow.skipped_products import is_big_product, pretend
-from torchmedic.replay.shadow.stand_in_values import Inventor
+from torchmedic.replay.shadow.invented_values import Inventor, is_big_product, pretend
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.spots import user_spots
 
@@ -58,7 +57,6 @@ class Shadow(TorchFunctionMode):
         self.claims_device = False  # whether tensors say that they are on the device, for code that insists
         self.parameters = 0  # tensors replaced, by what they were
         self.others: list[torch.Tensor] = []  # neither parameters nor buffers: data that only the device had
-        self.from_host = 0
 
     def begin(self, originals: dict[int, torch.Tensor]) -> None:
         """Start over, with host copies of some of what is lost, by the identity of the lost ones."""
@@ -68,7 +66,6 @@ class Shadow(TorchFunctionMode):
         self.seen.clear()
         self._failures.clear()
         self.others.clear()
-        self.from_host = 0
 
     def failed(self, error: BaseException | None) -> Seen | None:
         """The operation that raised an exception, or the one that it was raised from."""
@@ -95,7 +92,6 @@ class Shadow(TorchFunctionMode):
         with torch.no_grad():
             original = self._originals.get(id(tensor))
             if original is not None:
-                self.from_host += 1
                 return original.clone()
             made = self._inventor.like(tensor)
         if isinstance(tensor, torch.nn.Parameter):

@@ -15,14 +15,18 @@ from torch.utils._pytree import tree_iter
 
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.provenance import Provenance
+from torchmedic.source.objects.containers import items
 from torchmedic.source.objects.graph import is_freed, nodes_behind, walk
+from torchmedic.source.objects.parts import attributes
 from torchmedic.source.spots import spot_of_frame
 from torchmedic.source.user_code import is_user_file
 
 _CONTAINERS = (list, tuple, dict, deque)
 _PLAIN = (str, bytes, int, float, bool, type(None))
 _OF_MODULES = frozenset({"_buffers", "_modules", "_parameters"})
-_MOST_OBJECTS = 400
+_MAX_OBJECTS = 400
+_MAX_ATTRIBUTES = 200  # of one object
+_MAX_ITEMS = 256  # of one container, the last ones
 _ADDING = frozenset("append extend appendleft insert add put setdefault update".split())
 
 
@@ -78,7 +82,7 @@ class Imports(Provenance):
         return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._start
 
     def behind_roots(self, roots: Iterable[torch.Tensor], frame: FrameType) -> list[Import]:
-        """Those that some tensors were computed from; of a root that is one itself, with the variables of a frame."""
+        """The old tensors that some roots were computed from; the variables of a frame for a root that is old itself."""
         roots = list(roots)
         nodes = nodes_behind(roots)
         found = [noted for node, noted in self._imports.values() if node in nodes]
@@ -121,21 +125,19 @@ def _attributes(
     tensor: torch.Tensor, name: str, owner: Any, spot: Spot, is_local: bool, seen: set[int], depth: int
 ) -> Iterator[Holder]:
     """The attributes of an object of the user's, and of the objects that it holds, that are or hold a tensor."""
+    kind = type(owner)
     if (
-        isinstance(owner, (torch.Tensor, type, ModuleType, *_CONTAINERS))
+        issubclass(kind, (torch.Tensor, type, ModuleType, *_CONTAINERS))
         or id(owner) in seen
-        or len(seen) > _MOST_OBJECTS
+        or len(seen) > _MAX_OBJECTS
     ):
         return
     seen.add(id(owner))
-    try:
-        attributes = dict(list(vars(owner).items())[:200])
-    except TypeError:
-        return
+    found = attributes(owner, kind)[:_MAX_ATTRIBUTES]
     if isinstance(owner, torch.nn.Module):
-        attributes |= {**owner._buffers, **owner._modules}
+        found += [*owner._buffers.items(), *owner._modules.items()]
     inner = []
-    for attribute, held in attributes.items():
+    for attribute, held in found:
         path = f"{name}.{attribute}"
         if held is tensor:
             yield Holder(path, owner, False, spot, is_local, False)
@@ -151,7 +153,7 @@ def _attributes(
 def _key(value: Any, tensor: torch.Tensor) -> Any:
     if not isinstance(value, dict):
         return None
-    return next((key for key, item in value.items() if _contains(item, tensor)), None)
+    return next((key for key, item in items(value) if _contains(item, tensor)), None)
 
 
 def _contains(value: Any, tensor: torch.Tensor, depth: int = 3) -> bool:
@@ -159,8 +161,7 @@ def _contains(value: Any, tensor: torch.Tensor, depth: int = 3) -> bool:
         return True
     if not depth or not isinstance(value, _CONTAINERS):
         return False
-    items = list(value.values()) if isinstance(value, dict) else list(value)
-    return any(_contains(item, tensor, depth - 1) for item in items[-256:])
+    return any(_contains(item, tensor, depth - 1) for _, item in items(value)[-_MAX_ITEMS:])
 
 
 def bindings_of(holder: Holder, body: ast.AST, *, resets: bool = False) -> list[ast.stmt]:

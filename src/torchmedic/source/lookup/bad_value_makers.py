@@ -14,6 +14,7 @@ from torchmedic.source.bindings import ENTRY, FUNCTIONS, own_statements
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.objects.finite import is_bad
+from torchmedic.source.objects.parts import attributes
 from torchmedic.source.scopes import assignments, function_body, header
 
 _DEPTH = 4
@@ -54,7 +55,7 @@ def maker_of(frames: list[Frame], tensor: torch.Tensor, extra: list[Any]) -> Mak
                     if found is not None:
                         return found
     for owner in _objects(frames, extra):
-        for attr, value in list(_attributes(owner)):
+        for attr, value in attributes(owner, type(owner)):
             if shares_memory(value, tensor):
                 found = _attribute(owner, attr)
                 if found is not None:
@@ -81,16 +82,10 @@ def _objects(frames: list[Frame], extra: list[Any]) -> Iterator[Any]:
     seen: set[int] = set()
     values = [value for frame in reversed(frames) if frame.is_user for value in frame.variables.values()]
     for value in [*extra, *values]:
-        if id(value) in seen or inspect.ismodule(value) or isinstance(value, type | torch.Tensor):
+        if id(value) in seen or inspect.ismodule(value) or isinstance(value, type | torch.Tensor | dict):
             continue
         seen.add(id(value))
         yield value
-
-
-def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(owner, dict):
-        return
-    yield from (getattr(owner, "__dict__", None) or {}).items()
 
 
 def _attribute(owner: Any, attr: str) -> Maker | None:
@@ -109,7 +104,7 @@ def _variable(frame: Frame, name: str, depth: int) -> Maker | None:
 
 
 def _global(frame: Frame, name: str) -> Maker | None:
-    """The same for a variable of the frame's module."""
+    """The statement that made a variable of the frame's module bad."""
     if frame.tree is None:
         return None
     bound: list[ast.AST] = [

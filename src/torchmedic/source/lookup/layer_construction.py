@@ -12,6 +12,7 @@ from torch import nn
 from torchmedic.records import Location
 from torchmedic.source.bindings import binds, own_statements
 from torchmedic.source.live_frames import Frame, node_location, syntax_tree
+from torchmedic.source.objects.parts import attributes
 from torchmedic.source.scopes import assignment_before, assignments
 
 
@@ -58,7 +59,7 @@ def _held(frames: list[Frame]) -> Iterator[tuple[Frame, str, nn.Module]]:
         for name, value in [*frame.variables.items(), *frame.live.f_globals.items()]:
             held = [(name, value)]
             if name == "self" and not isinstance(value, nn.Module):
-                held = [(f"self.{attr}", item) for attr, item in list(getattr(value, "__dict__", {}).items())]
+                held = [(f"self.{attr}", item) for attr, item in attributes(value, type(value))]
             for variable, item in held:
                 if isinstance(item, nn.Module) and id(item) not in seen:
                     seen.add(id(item))

@@ -239,8 +239,8 @@ def _of_exception(error: BaseException, kind: type, libraries: bool) -> Iterator
 
 def _of_suspended(value: Any, kind: type, libraries: bool) -> Iterator[Part]:
     """The variables of a generator or coroutine that waits to go on."""
-    name = {GeneratorType: "gi_frame", CoroutineType: "cr_frame"}.get(kind, "ag_frame")
-    frame: FrameType | None = getattr(value, name)
+    prefix = "gi" if kind is GeneratorType else "cr" if kind is CoroutineType else "ag"
+    frame: FrameType | None = getattr(value, f"{prefix}_frame")
     if frame is not None and is_user_file(frame.f_code.co_filename):
         code = frame.f_code
         yield from (Part(name, item, code, code.co_firstlineno) for name, item in locals_of(frame))

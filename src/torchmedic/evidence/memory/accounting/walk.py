@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import types
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
@@ -30,6 +29,7 @@ from torchmedic.observe.heap.plain_objects import Pile, pile_of, text_bytes
 from torchmedic.source.objects.containers import items, length
 from torchmedic.source.objects.parts import Part, attributes_of_tensor, cache_of, is_users, own_dict, parts
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import user_modules
 
 _MAX_OBJECTS = 400_000
 _MAX_LENT_OBJECTS = 100_000  # for what functions were given, which comes last
@@ -143,11 +143,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def _globals(frames: list[FrameType]) -> Iterator[tuple[Holder, Any]]:
-    known: dict[int, tuple[str, dict[str, Any]]] = {}
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(module, types.ModuleType) and isinstance(file, str) and is_user_file(file):
-            known[id(vars(module))] = (file, vars(module))
+    known = {id(variables): (file, variables) for file, variables in user_modules()}
     for frame in frames:
         if is_user_file(frame.f_code.co_filename):
             known.setdefault(id(frame.f_globals), (frame.f_code.co_filename, frame.f_globals))
