@@ -24,9 +24,9 @@ from torchmedic.source.user_code import is_user_file
 
 _METHODS = ("detach", "detach_", "numpy", "tolist", "argmax")
 _HOOK = -7002  # keys of torch's own count up from 0
-_NODES = 20_000
-_CUTS = 200
-_OWN = 6
+_MAX_NODES = 20_000  # of one graph
+_MAX_CUTS = 200
+_MAX_SITES = 6  # of one cut
 
 
 class Cut:
@@ -104,7 +104,7 @@ class GraphCuts:
         @functools.wraps(original)
         def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
-            if tensor.grad_fn is not None and len(self.cuts) < _CUTS:
+            if tensor.grad_fn is not None and len(self.cuts) < _MAX_CUTS:
                 note(name, tensor, result, sys._getframe(1))
             return result
 
@@ -118,7 +118,7 @@ class GraphCuts:
             self.cuts.append(cut)
 
     def _behind(self, tensor: torch.Tensor) -> frozenset[int]:
-        return frozenset(id(leaf) for leaf in leaves_behind([tensor], _NODES) if id(leaf) in self._watched)
+        return frozenset(id(leaf) for leaf in leaves_behind([tensor], _MAX_NODES) if id(leaf) in self._watched)
 
     def _module_called(self, module: torch.nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -136,7 +136,7 @@ class GraphCuts:
 def _sites(frame: FrameType | None) -> tuple[Site, ...]:
     """The user's own instructions at and above a frame, innermost first."""
     sites: list[Site] = []
-    while frame is not None and len(sites) < _OWN:
+    while frame is not None and len(sites) < _MAX_SITES:
         if is_user_file(frame.f_code.co_filename):
             sites.append(Site(frame.f_code, frame.f_lasti))
         frame = frame.f_back

@@ -14,7 +14,7 @@ import torch
 from torchmedic.source.spots import NOWHERE, Place
 from torchmedic.source.user_code import user_frame
 
-_MOST = 12  # counts: each takes some hundredths of a second
+_MAX_COUNTS = 12  # each takes some hundredths of a second
 
 
 class GradientCycles:
@@ -26,7 +26,7 @@ class GradientCycles:
 
     @property
     def wanted(self) -> bool:
-        return bool(self.place.line) and self._counted < _MOST
+        return bool(self.place.line) and self._counted < _MAX_COUNTS
 
     def made(self, frame: FrameType) -> None:
         """A backward with `create_graph=True` writes to `.grad`."""

@@ -13,13 +13,20 @@ _MIN_PIECES = 4
 _MIN_BYTES = 1 << 20
 
 
-class _Edge(NamedTuple):
-    """An attribute that the branch has come along, and the object that it belongs to."""
+class Edge(NamedTuple):
+    """An attribute on the way to an object, the name of the object that it belongs to, and the edge before."""
 
     kind: type
     attribute: str
-    owner: Visit
-    before: _Edge | None
+    owner: Any
+    before: Edge | None
+
+
+def same_edge(edge: Edge | None, kind: type, attribute: str) -> Edge | None:
+    """The edge of this attribute of this class, where the way has come along one: then it leads along a chain."""
+    while edge is not None and (edge.attribute != attribute or edge.kind is not kind):
+        edge = edge.before
+    return edge
 
 
 class Branch(NamedTuple):
@@ -27,19 +34,17 @@ class Branch(NamedTuple):
 
     start: Visit | None = None  # of the structure; None as long as every piece has a name of its own
     via: str = ""
-    edges: _Edge | None = None
+    edges: Edge | None = None
     inner: str = ""  # the attribute of one piece that was met last
     share: float = 1.0  # how many alike one piece stands for; 0 where they are bounded by themselves
 
     def along(self, owner: Visit, kind: type, attribute: str, *, is_key: bool = False) -> tuple[Branch, bool]:
         """The branch after an attribute, or a key of a small container, and whether the branch meets it first here."""
-        edge = self.edges
-        while edge is not None:
-            if edge.attribute == attribute and edge.kind is kind:
-                return (self if self.start is not None else self._replace(start=edge.owner, via=attribute)), False
-            edge = edge.before
+        edge = same_edge(self.edges, kind, attribute)
+        if edge is not None:
+            return (self if self.start is not None else self._replace(start=edge.owner, via=attribute)), False
         inner = self.inner if is_key else attribute if self.start is not None else ""
-        return self._replace(edges=_Edge(kind, attribute, owner, self.edges), inner=inner), True
+        return self._replace(edges=Edge(kind, attribute, owner, self.edges), inner=inner), True
 
     def among_many(self, container: Visit, share: float) -> Branch:
         """The branch after an item of a container."""

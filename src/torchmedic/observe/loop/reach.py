@@ -10,7 +10,7 @@ import torch
 
 from torchmedic.source.objects.graph import walk
 
-_NODES = 20000
+_MAX_NODES = 20000  # of one graph
 
 
 class Reached(NamedTuple):
@@ -32,11 +32,11 @@ class Reach:
     def walk(self, roots: Iterable[Any], step: int) -> None:
         self.walks += 1
         seen: set[Any] = set()
-        for node in walk((root.grad_fn for root in roots if isinstance(root, torch.Tensor)), seen, _NODES):
+        for node in walk((root.grad_fn for root in roots if isinstance(root, torch.Tensor)), seen, _MAX_NODES):
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in self.found:
                 self.found[id(leaf)] = Reached(weakref.ref(leaf), leaf._version, step)
-        self.complete &= len(seen) < _NODES
+        self.complete &= len(seen) < _MAX_NODES
 
     def living(self) -> list[tuple[torch.Tensor, Reached]]:
         """What was reached and is still there."""

@@ -30,7 +30,7 @@ _CPU = torch.device("cpu")
 _CLAIMS = {"is_cuda": True, "is_cpu": False, "device": torch.device("cuda", 0)}
 _MOVES = frozenset({"to", "cuda", "xpu", "npu"})
 _DRAWS = frozenset("rand randn randint randperm normal rand_like randn_like randint_like bernoulli multinomial".split())
-_LOG = 4000  # operations that are remembered
+_MAX_OPERATIONS = 4000  # that are remembered
 
 
 class Seen(NamedTuple):
@@ -191,7 +191,7 @@ class Shadow(TorchFunctionMode):
         whole = [tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
         index_invented = any(tensor in self._invented for tensor in whole)
         seen = Seen(name, user_spots(sys._getframe(2)), invented, index_invented)
-        if len(self.seen) < _LOG:
+        if len(self.seen) < _MAX_OPERATIONS:
             self.seen.append(seen)
         try:
             if func is torch.Tensor.backward:

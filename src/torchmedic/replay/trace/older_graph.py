@@ -82,7 +82,7 @@ class Imports(Provenance):
         return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._start
 
     def behind_roots(self, roots: Iterable[torch.Tensor], frame: FrameType) -> list[Import]:
-        """The old tensors that some roots were computed from; the variables of a frame for a root that is old itself."""
+        """The old tensors behind some roots; a root that is old itself gets the variables of a frame."""
         roots = list(roots)
         nodes = nodes_behind(roots)
         found = [noted for node, noted in self._imports.values() if node in nodes]

@@ -17,7 +17,7 @@ from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.objects.parts import attributes
 from torchmedic.source.scopes import assignments, function_body, header
 
-_DEPTH = 4
+_MAX_DEPTH = 4  # assignments that are followed back
 
 
 class Maker(NamedTuple):
@@ -45,7 +45,7 @@ def maker_of(frames: list[Frame], tensor: torch.Tensor, extra: list[Any]) -> Mak
             continue
         for name, value in list(frame.variables.items()):
             if shares_memory(value, tensor):
-                found = _variable(frame, name, _DEPTH)
+                found = _variable(frame, name, _MAX_DEPTH)
                 if found is not None:
                     return found
         if frame.live.f_globals is not frame.live.f_locals:
@@ -112,7 +112,7 @@ def _global(frame: Frame, name: str) -> Maker | None:
         for statement in own_statements(frame.tree)
         if any(isinstance(part, ast.Name) and part.id == name for part in _targets(statement))
     ]
-    return _decide(frame, name, bound, _writes(frame.tree, name, 0, 1 << 30), _DEPTH)
+    return _decide(frame, name, bound, _writes(frame.tree, name, 0, 1 << 30), _MAX_DEPTH)
 
 
 def _decide(frame: Frame, name: str, bound: list[ast.AST], writes: list[ast.stmt], depth: int) -> Maker | None:

@@ -17,7 +17,7 @@ from torchmedic.source.lookup.layer_construction import _built_in_class, built_a
 from torchmedic.source.lookup.origins import origin_of, user_argument
 from torchmedic.source.objects.graph import walk
 
-_NODES = 64  # of the graph behind a tensor: far enough for a head with its softmax and its reshaping
+_MAX_NODES = 64  # of the graph behind a tensor: far enough for a head with its softmax and its reshaping
 
 
 def maker_of(tensor: torch.Tensor, size: int, frames: list[Frame]) -> torch.nn.Module | None:
@@ -98,7 +98,7 @@ def _outputs(module: torch.nn.Module) -> int | None:
 
 def _parameter_behind(tensor: torch.Tensor, size: int) -> torch.Tensor | None:
     """The nearest parameter in the graph of a tensor that has this size."""
-    for node in walk([tensor.grad_fn], most=_NODES, nearest_first=True):
+    for node in walk([tensor.grad_fn], most=_MAX_NODES, nearest_first=True):
         parameter = getattr(node, "variable", None)
         if isinstance(parameter, torch.Tensor) and size in parameter.shape:
             return parameter

@@ -38,7 +38,7 @@ HEADINGS = (
     "arrays",
 )
 
-_SEVERAL = 4  # trainings
+_MIN_TRAININGS = 4  # that are over, where their results are collected
 _NOUNS = {"str": "text", "bytes": "piece of bytes", "bytearray": "piece of bytes", "int": "number", "float": "number"}
 
 
@@ -157,7 +157,7 @@ class Book:
             if distinct(_parameters_of(each)).keys() <= kept
             or ((state := distinct(_state_of(each)).keys()) and state <= kept)  # it was itself collected
         ]
-        is_rest = _SEVERAL <= len(over) < len(self._optimizers)
+        is_rest = _MIN_TRAININGS <= len(over) < len(self._optimizers)
         return (
             [each for each in self._optimizers if not any(each is one for one in over)] if is_rest else self._optimizers
         )

@@ -15,8 +15,8 @@ from torchmedic.source.objects.graph import following
 
 _RAW = "_raw_saved_"
 _known: dict[type, tuple[str, ...]] = {}
-_WAYS = frozenset({"TBackward0", "TransposeBackward0", "PermuteBackward0", "ToCopyBackward0", "ViewBackward0"})
-_NEAR = 48  # nodes that are looked at
+_VIEWS = frozenset({"TBackward0", "TransposeBackward0", "PermuteBackward0", "ToCopyBackward0", "ViewBackward0"})
+_MAX_NEAR_NODES = 48  # that are searched for weights
 
 
 class _Refusing(TorchDispatchMode):
@@ -66,7 +66,7 @@ def weights_of(node: Any) -> tuple[int, ...]:
     for after in following(node):
         way = after
         for _ in range(3):
-            if way is None or way.name() not in _WAYS:
+            if way is None or way.name() not in _VIEWS:
                 break
             way = way.next_functions[0][0]
         if way is not None and hasattr(way, "variable"):
@@ -81,10 +81,10 @@ def leaves_of(node: Any) -> list[torch.Tensor]:
 
 
 def weights_before(node: Any) -> tuple[int, ...]:
-    """Those of the nearest nodes behind this one that have any: what it computes on comes from there."""
+    """The identities of the parameters at the nearest nodes behind this one that have any."""
     found: list[int] = []
     pending, seen = [node], {node}
-    while pending and len(seen) < _NEAR:
+    while pending and len(seen) < _MAX_NEAR_NODES:
         each = pending.pop(0)
         weights = weights_of(each)
         found += weights
