@@ -9,16 +9,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
+from torchmedic.detect.loop.growing_graph import carried_since
 from torchmedic.observe.heap.growth_watch import Key, LeakWatch, Look, Point
 from torchmedic.observe.heap.walk import Held
 from torchmedic.observe.heap.weighing import Weight
 
 _MIN_SPANS = 4  # between two looks each
-_MAX_EXACT_NODES = 1000  # of a graph; more are not counted for sure
-_MIN_STEPS = 24  # that an old graph must reach back
 _MIN_GRAPHS = 16  # in items that come with the steps; fewer may be an accident
 _BYTES = ("bytes", "mass")
 _PIECES = ("reached", "mass")
@@ -68,7 +67,7 @@ class Growth(NamedTuple):
 
 
 def growths(watch: LeakWatch) -> Iterator[Growth]:
-    """Everything that grows by now, whether or not that is bad: what grows by itself before what does in pieces."""
+    """Everything that grows by now, whether or not that is bad: single containers first, linked structures last."""
     all_found = list(_growths(watch))
     hooks = any(each.what == "hooks" for each in all_found)
     alike = Counter(_who(each.held) for each in all_found)
@@ -127,25 +126,9 @@ def _growths(watch: LeakWatch) -> Iterator[Growth]:
             yield found
 
 
-def reaches_back_further(old_nodes: Sequence[int], exact_below: int = 1 << 62) -> bool:
-    """Whether a graph holds more nodes of earlier steps at every look.
-
-    Args:
-        old_nodes: How many there were, look by look.
-        exact_below: Counts from this one on say only that there were so many or more.
-    """
-    return all(after > before or before >= exact_below for before, after in itertools.pairwise(old_nodes))
-
-
 def _chain(key: Key, points: list[Point], looks: list[Look]) -> Growth | None:
-    """A tensor that is renewed all the time and whose graph goes back to one and the same first node."""
-    if len(points) < _MIN_SPANS or len({point.held.size for point in points[-_MIN_SPANS:]}) > 1:
-        return None
-    if not reaches_back_further([point.held.old for point in points[-_MIN_SPANS:]], _MAX_EXACT_NODES):
-        return None  # what it reaches back to is old and stays as it is
-    last, age = points[-1].look, points[-1].held.size
-    first = next((look for look in looks if look.sequence > age), last)
-    if last.step - first.step < _MIN_STEPS:
+    first, last = carried_since(points, looks), points[-1].look
+    if first is None:
         return None
     return Growth("chain", key, points[-1].held, "step", 1.0, last.step - first.step, first, last, None)
 
