@@ -1,4 +1,4 @@
-"""A graph that is carried from step to step and grows: behind the loss (TM620), or behind a variable of the user (TM451).
+"""A graph that is carried from step to step and grows: behind the loss (TM620), or behind a variable (TM451).
 
 Both are the same sign: at every look the graph holds more nodes of earlier steps than at the look before. The loss is
 looked at by `observe/loop/graph_growth.py`, the variables by `observe/heap/growth_watch.py`.
