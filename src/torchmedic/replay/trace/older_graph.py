@@ -30,7 +30,7 @@ _MAX_ITEMS = 256  # of one container, the last ones
 _ADDING = frozenset("append extend appendleft insert add put setdefault update".split())
 
 
-class Holder(NamedTuple):
+class GraphHolder(NamedTuple):
     """A variable that holds a tensor: `h`, `self.hidden`, `losses` (one of its items)."""
 
     name: str
@@ -46,7 +46,7 @@ class Import(NamedTuple):
     """A tensor that was there before the step, with its graph."""
 
     tensor: torch.Tensor
-    holders: tuple[Holder, ...]  # innermost frame first
+    holders: tuple[GraphHolder, ...]  # innermost frame first
 
     def is_spent(self, failed: int) -> bool:
         """Whether an earlier backward has freed its graph, or a replay has put it there in place of such a one.
@@ -92,7 +92,7 @@ class Imports(Provenance):
         return found
 
 
-def _holders(tensor: torch.Tensor, frame: FrameType | None, file: str) -> Iterator[Holder]:
+def _holders(tensor: torch.Tensor, frame: FrameType | None, file: str) -> Iterator[GraphHolder]:
     while frame is not None:
         code = frame.f_code
         if is_user_file(code.co_filename):
@@ -103,7 +103,7 @@ def _holders(tensor: torch.Tensor, frame: FrameType | None, file: str) -> Iterat
         frame = frame.f_back
 
 
-def named(tensor: torch.Tensor, frame: FrameType, spot: Spot, *, is_local: bool) -> Iterator[Holder]:
+def named(tensor: torch.Tensor, frame: FrameType, spot: Spot, *, is_local: bool) -> Iterator[GraphHolder]:
     """The variables of a frame that are or hold a tensor; plain ones first, then attributes, then global ones."""
     code = frame.f_code
     variables = dict(frame.f_locals)
@@ -113,9 +113,9 @@ def named(tensor: torch.Tensor, frame: FrameType, spot: Spot, *, is_local: bool)
     for is_item in (False, True):
         for name, value in variables.items():
             if not is_item and value is tensor:
-                yield Holder(name, None, False, spot, is_local, name in own)
+                yield GraphHolder(name, None, False, spot, is_local, name in own)
             elif is_item and isinstance(value, _CONTAINERS) and _contains(value, tensor):
-                yield Holder(name, None, True, spot, is_local, name in own, _key(value, tensor))
+                yield GraphHolder(name, None, True, spot, is_local, name in own, _key(value, tensor))
     seen: set[int] = set()
     for name, value in variables.items():
         yield from _attributes(tensor, name, value, spot, is_local, seen, 3)
@@ -123,7 +123,7 @@ def named(tensor: torch.Tensor, frame: FrameType, spot: Spot, *, is_local: bool)
 
 def _attributes(
     tensor: torch.Tensor, name: str, owner: Any, spot: Spot, is_local: bool, seen: set[int], depth: int
-) -> Iterator[Holder]:
+) -> Iterator[GraphHolder]:
     """The attributes of an object of the user's, and of the objects that it holds, that are or hold a tensor."""
     kind = type(owner)
     if (
@@ -140,10 +140,10 @@ def _attributes(
     for attribute, held in found:
         path = f"{name}.{attribute}"
         if held is tensor:
-            yield Holder(path, owner, False, spot, is_local, False)
+            yield GraphHolder(path, owner, False, spot, is_local, False)
         elif isinstance(held, _CONTAINERS):
             if attribute not in _OF_MODULES and _contains(held, tensor):
-                yield Holder(path, owner, True, spot, is_local, False, _key(held, tensor))
+                yield GraphHolder(path, owner, True, spot, is_local, False, _key(held, tensor))
         elif not isinstance(held, _PLAIN):
             inner.append((path, held))
     for path, held in inner if depth else ():
@@ -164,7 +164,7 @@ def _contains(value: Any, tensor: torch.Tensor, depth: int = 3) -> bool:
     return any(_contains(item, tensor, depth - 1) for _, item in items(value)[-_MAX_ITEMS:])
 
 
-def bindings_of(holder: Holder, body: ast.AST, *, resets: bool = False) -> list[ast.stmt]:
+def bindings_of(holder: GraphHolder, body: ast.AST, *, resets: bool = False) -> list[ast.stmt]:
     """The statements in a piece of source that give a holder its value or an item; plain resets only if wanted."""
     last = holder.name.rpartition(".")[2]
     found: list[ast.stmt] = []
@@ -177,7 +177,7 @@ def bindings_of(holder: Holder, body: ast.AST, *, resets: bool = False) -> list[
     return found
 
 
-def _binds(statement: ast.Assign | ast.AugAssign | ast.AnnAssign, name: str, holder: Holder) -> bool:
+def _binds(statement: ast.Assign | ast.AugAssign | ast.AnnAssign, name: str, holder: GraphHolder) -> bool:
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
     for target in targets:
         match target:
