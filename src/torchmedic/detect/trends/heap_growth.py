@@ -1,4 +1,4 @@
-"""What was seen of the user's holders over many looks -> those that only ever grow, and how fast.
+"""Points of holders over many looks -> the holders that only ever grow, and how fast.
 
 Growth is steady if there is more at nearly every look and it does not slow down. What fills up and stays, what is
 emptied now and then, and what is bounded by itself is not.
@@ -50,7 +50,7 @@ class Growth(NamedTuple):
 
     @property
     def bytes_held(self) -> float:
-        """Of tensors and data, without graphs."""
+        """Bytes of tensors and data, without graphs."""
         if self.held.kind in _BYTES:
             return float(self.held.size)
         return self.held.size * (self.weight.host + self.weight.device) if self.weight is not None else 0.0
@@ -89,7 +89,7 @@ def _who(held: Held) -> tuple[str, str, str, int]:
 
 
 def _together(found: list[Growth]) -> Iterator[Growth]:
-    """What holds data under several keys, none of which has much: as one."""
+    """Join holders under several keys of one container that hold little data each."""
     families: dict[tuple[str, str, int, str], list[Growth]] = {}
     for each in found:
         held = each.held

@@ -1,4 +1,4 @@
-"""Samples of the host's memory -> an alarm, if memory ends within seconds or the host hardly gets on.
+"""Samples of the host's memory -> an alarm, if memory ends within seconds or the host hardly makes progress.
 
 Much use alone is no alarm: a run may need nearly all there is, and get on well.
 """
@@ -22,7 +22,7 @@ _STANDSTILL_PERCENT = 25.0  # of the time in which all tasks waited for memory
 
 
 def seconds_left(samples: Sequence[MemorySample]) -> float | None:
-    """Until memory ends at the rate of the last seconds; None if it does not, or if too little is known."""
+    """Seconds until memory ends at the rate of the last seconds; None if it does not, or if too little is known."""
     last = samples[-1]
     recent = comparable(samples, WINDOW)
     span = last.time - recent[0].time if recent else 0.0

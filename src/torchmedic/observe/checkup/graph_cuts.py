@@ -86,7 +86,7 @@ class GraphCuts:
 
     @property
     def modules(self) -> list[torch.nn.Module]:
-        """Those that were called in that step."""
+        """The modules that were called in that step."""
         return [module for called in self._called.values() if (module := called.module()) is not None]
 
     def call_of(self, module: torch.nn.Module) -> Called | None:

@@ -105,7 +105,7 @@ class NodeBirths:
         self._minus: dict[Site, tuple[str, str] | None] = {}
 
     def arm(self) -> bool:
-        """Begin to note; False where that would be in somebody's way."""
+        """Begin to note; False where that would disturb another tool."""
         if self.armed or self.refused:
             return self.armed
         traces = importlib.import_module("torch.fx.traceback")
@@ -142,7 +142,7 @@ class NodeBirths:
             torch.set_anomaly_enabled(False, True)
 
     def refuse(self) -> None:
-        """Somebody has come who must not be disturbed."""
+        """Stop for good: something runs that must not be disturbed."""
         self.refused = True
         self.disarm()
 

@@ -70,7 +70,7 @@ class Checkup:
         self._arm()
 
     def stop(self) -> None:
-        """For good."""
+        """Stop for good."""
         self.on = False
         self._put_back()
         self._fresh.clear()

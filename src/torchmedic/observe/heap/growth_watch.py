@@ -1,4 +1,4 @@
-"""Looks at who holds what, now and then, so that what only ever grows is found while it grows.
+"""Looks at the holders of memory now and then, to find those that only ever grow while they grow.
 
 A look takes some milliseconds, so there are few: more and more steps lie between them, and all together may take a
 thousandth of the time. What a look leaves behind are numbers, names and weak references.
@@ -62,7 +62,7 @@ class Point(NamedTuple):
 
 
 class LeakWatch:
-    """Fed by the hooks. `ask` is called with what may be leaking; it says whether that was explained."""
+    """Follows the holders from look to look. Fed by the hooks; `ask` is called when something may be leaking."""
 
     def __init__(
         self,
@@ -101,13 +101,13 @@ class LeakWatch:
         self.due = _FIRST_STEPS
 
     def stop(self) -> None:
-        """For good."""
+        """Stop for good."""
         self.on = False
         self.due = _NEVER
         self.tracks.clear()
 
     def wants_to_know(self, growth: Any) -> bool:
-        """Whether the rules should be asked of it: for the first time, or because it has grown much since."""
+        """Whether to ask the rules about a growth: for the first time, or because it has grown much since."""
         size = growth.last.step if growth.held.kind == "age" else growth.held.size
         if size < (1.1 if growth.what == "data" else 1.5) * self._asked.get(growth.key, 0):
             return False
@@ -151,12 +151,12 @@ class LeakWatch:
             self._data_sets[id(data)] = weakref.ref(data)
 
     def data_sets(self) -> list[Any]:
-        """Those that are being read, and iterators. Often nobody but their loader, or a loop, holds them."""
+        """The data sets that are being read, and iterators. Often only their loader, or a loop, holds them."""
         references = (*self._data_sets.values(), *self._iterators)
         return [data for reference in references if (data := reference()) is not None]
 
     def mark(self, period: str, frame: FrameType) -> None:
-        """Something begins that comes back many times."""
+        """A period begins that comes back many times."""
         if not self.on:
             return
         self._marks[period] = self._marks.get(period, 0) + 1
@@ -165,7 +165,7 @@ class LeakWatch:
             self.look(frame)
 
     def press(self) -> None:
-        """Memory gets short: look at the next occasion, and tell who holds it."""
+        """Memory gets short: look at the next occasion, and report the biggest holders."""
         if self.on:
             self._pressed = True
             self.due = 0
@@ -205,7 +205,7 @@ class LeakWatch:
             self._tell(_biggest(found))
 
     def _find_iterators(self) -> None:
-        """Where memory grows and no name is seen to hold it, something that is only run by a loop may."""
+        """Search for iterators where memory grows and no known holder explains it."""
         held = max(resident_bytes(), device_bytes())
         if not self._unexplained:
             self._unexplained = held + _UNEXPLAINED_BYTES
@@ -249,7 +249,7 @@ def _is_same(points: list[Point], weight: Weight) -> bool:
 
 
 def _biggest(found: Found) -> list[tuple[Held, int]]:
-    """What holds most, and how many bytes."""
+    """The biggest holders, with their bytes."""
     weights = ((found.holders[key], weight) for key, weight in found.weights.items() if weight is not None)
     held = [(each, int(each.size * (weight.host + weight.device))) for each, weight in weights]
     held += [(each, each.size) for each in found.holders.values() if each.kind == "bytes"]

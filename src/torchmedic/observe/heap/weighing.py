@@ -52,7 +52,7 @@ class Weight(NamedTuple):
         return mine is not None and mine is its if not isinstance(mine, int) else mine == its
 
     def may_follow(self, other: Weight) -> bool:
-        """Whether nobody has emptied it since: what was first is first, or lives on at another place, as in a heap."""
+        """Whether nobody has emptied the container since: its first item is still there, or lives on, as in a heap."""
         lives = isinstance(other.witness, weakref.ref) and other.witness() is not None
         return lives or self.has_witness(other)
 
@@ -62,7 +62,7 @@ def _here(witness: Any) -> Any:
 
 
 def weigh(container: Any) -> Weight | None:
-    """The items of a list, dict, set or deque; None where there are none."""
+    """Weigh the items of a list, dict, set or deque; None for an empty one."""
     items = _samples(container) if isinstance(container, CONTAINERS) else []
     if not items:
         return None
@@ -101,7 +101,7 @@ def _samples(container: Any) -> list[Any]:
 
 
 def _places(container: Any) -> list[int]:
-    """Where to look into a list. Not at the very last: it may be of this moment, with more to come."""
+    """Positions of the samples of a list; not the last one, which may not be complete yet."""
     count = length(container)
     return sorted({0, count // 2, max(0, count - 2)}) if isinstance(container, list | deque) else []
 
@@ -115,7 +115,7 @@ def _beside(container: Any, index: int, way: int) -> Iterator[Any]:
 
 
 class _Item:
-    """One item and all that hangs on it."""
+    """One item and everything that it leads to."""
 
     def __init__(self, whole: Any, found: list[torch.Tensor] | None = None) -> None:
         self._found = found  # where to put the tensors

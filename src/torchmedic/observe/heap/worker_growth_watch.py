@@ -35,7 +35,7 @@ _PAUSE_SECONDS = 3.0  # between two looks at the memory of the worker
 
 
 class WorkerAgent:
-    """As much of an agent as the rules about growth ask for: it has no black box, and a folder only if it must."""
+    """The part of an agent that rules about growth need: no black box, and a folder only once there is a diagnosis."""
 
     def __init__(self, run: Path, rank: int, worker: int, workers: int) -> None:
         self.run = run
@@ -86,7 +86,7 @@ class WorkerLeaks:
 
     @contained("observe.leaks")
     def sent(self, what: Any, frame: FrameType) -> None:
-        """A batch has been sent off, or the word that a new pass begins."""
+        """A batch has been sent, or the message that a new pass begins."""
         if type(what).__name__ == "_ResumeIteration":
             self.next_pass(frame)
             return

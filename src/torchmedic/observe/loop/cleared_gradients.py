@@ -53,12 +53,12 @@ class ThrownAway:
             self._norms = (_norm(gradients), _norm(whole))
 
     def norms(self) -> tuple[float, float] | None:
-        """Of the gradients that the last update used, and of all that there were; waits for the device."""
+        """Norms of the gradients that the last update used, and of all that there were; waits for the device."""
         return None if self._norms is None else (float(self._norms[0].item()), float(self._norms[1].item()))
 
 
 def _gradients(optimizer: Any) -> list[torch.Tensor]:
-    """All of them, or none where they are too large to be copied or are not plain tensors."""
+    """All gradients, or none where they are too large to be copied or are not plain tensors."""
     found = [
         tensor.grad.detach()
         for group in optimizer.param_groups

@@ -84,13 +84,13 @@ class Habits(Numbering):
         self.listening = self.awake = True
 
     def stop(self) -> None:
-        """For good."""
+        """Stop for good."""
         self.listening = self.awake = False
         self.evaluation.refuse()
         self.events.clear()
 
     def reset(self) -> None:
-        """In a forked child, whose loop is another one."""
+        """Forget the loop of the parent, in a forked child."""
         self.events.clear()
         self.steps = self._woke = 0
 

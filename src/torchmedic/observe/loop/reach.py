@@ -39,6 +39,6 @@ class Reach:
         self.complete &= len(seen) < _MAX_NODES
 
     def living(self) -> list[tuple[torch.Tensor, Reached]]:
-        """What was reached and is still there."""
+        """Parameters that were reached and still live."""
         known = ((reached.reference(), reached) for reached in self.found.values())
         return [(tensor, reached) for tensor, reached in known if tensor is not None]

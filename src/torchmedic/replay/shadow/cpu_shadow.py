@@ -59,7 +59,7 @@ class Shadow(TorchFunctionMode):
         self.others: list[torch.Tensor] = []  # neither parameters nor buffers: data that only the device had
 
     def begin(self, originals: dict[int, torch.Tensor]) -> None:
-        """Start over, with host copies of some of what is lost, by the identity of the lost ones."""
+        """Start over, with host copies of some lost tensors, by the identity of the lost ones."""
         for key in [*self._originals, *originals]:
             self._known.pop(key, None)
         self._originals = originals
@@ -125,7 +125,7 @@ class Shadow(TorchFunctionMode):
         return value
 
     def answer_variable(self, value: Any, depth: int = 3) -> Any:
-        """The same for a variable of the user's, which may be a batch that holds tensors and stays as it is."""
+        """A variable of the user as the CPU has it; a batch that holds tensors stays as it is."""
         if depth and type(value) in (dict, list, tuple):
             parts = value.values() if isinstance(value, dict) else value
             new = [self.answer_variable(part, depth - 1) for part in parts]

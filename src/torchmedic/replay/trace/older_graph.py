@@ -49,7 +49,7 @@ class Import(NamedTuple):
     holders: tuple[GraphHolder, ...]  # innermost frame first
 
     def is_spent(self, failed: int) -> bool:
-        """Whether an earlier backward has freed its graph, or a replay has put it there in place of such a one.
+        """Whether an earlier backward has freed its graph, or a replay has put the tensor in place of such a tensor.
 
         Args:
             failed: The sequence number at the failure. What the step leaves behind, its replays leave behind anew.

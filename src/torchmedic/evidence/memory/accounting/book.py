@@ -185,7 +185,7 @@ class Book:
                         self.older.setdefault(memory.key, entry)
 
     def _weights_of(self, node: Any) -> tuple[int, ...]:
-        """Those that tell which layer a node belongs to; what a recurrent layer makes of its products has none."""
+        """The weights that tell the layer of a node; inner nodes of a recurrent layer take those behind them."""
         weights = weights_of(node)
         if weights or not self._recurrent:
             return weights

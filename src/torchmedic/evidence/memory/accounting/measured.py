@@ -1,4 +1,4 @@
-"""How much memory there is, and how much of it was taken when it ran out, by those who measure it."""
+"""How much memory there is, and how much of it was taken when it ran out, as driver, allocator and system say."""
 
 from __future__ import annotations
 
