@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 
 from torchmedic.evidence.backward_failure import BackwardFailure
-from torchmedic.replay.trace.graph import nodes_behind
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.replay.trace.older_graph import Holder, Import, bindings_of, named
+from torchmedic.replay.trace.older_graph import GraphHolder, Import, bindings_of, named
 from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.source.live_frames import Frame, syntax_tree
 from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.objects.graph import nodes_behind
 from torchmedic.source.spots import spot_of_frame, spot_of_traced
 from torchmedic.source.user_code import is_user_file
 
@@ -26,7 +26,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 class Carrier(NamedTuple):
     """A variable that brings an old graph in, and the statement that gave it its value."""
 
-    holder: Holder
+    holder: GraphHolder
     file: str
     binding: ast.stmt
     in_step: bool  # every step runs it, so what it makes is carried to the next one
@@ -62,7 +62,7 @@ def carrier_in_generator(failure: BackwardFailure, roots: list[torch.Tensor]) ->
         for name, value in frame.f_locals.items():
             if not isinstance(value, torch.Tensor) or value.grad_fn not in nodes or function is None:
                 continue
-            holder = Holder(name, None, False, spot, is_local=True, is_passing=False)
+            holder = GraphHolder(name, None, False, spot, is_local=True, is_passing=False)
             for binding in bindings_of(holder, function):
                 if _reads(binding, name):
                     return Carrier(holder, spot.file, binding, in_step=True)
@@ -76,7 +76,7 @@ def _reads(statement: ast.stmt, name: str) -> bool:
     return isinstance(statement, ast.AugAssign) or name in names
 
 
-def _is_passing(failure: BackwardFailure, holder: Holder, frame: Frame | None) -> bool:
+def _is_passing(failure: BackwardFailure, holder: GraphHolder, frame: Frame | None) -> bool:
     """Whether a variable was given the tensor in this step, out of something that had it before."""
     step = failure.step
     if holder.owner is not None or holder.is_passing or step is None or frame is None or frame.live is not step.frame:
@@ -90,7 +90,7 @@ def _is_passing(failure: BackwardFailure, holder: Holder, frame: Frame | None) -
     return False
 
 
-def _holders(failure: BackwardFailure, found: Import) -> Iterator[tuple[Holder, Frame | None]]:
+def _holders(failure: BackwardFailure, found: Import) -> Iterator[tuple[GraphHolder, Frame | None]]:
     """Those of the replay, then those of the frames around the step; a name in the step's own frame has that frame."""
     frames = failure.evidence.frames
     step = failure.step
@@ -104,7 +104,7 @@ def _holders(failure: BackwardFailure, found: Import) -> Iterator[tuple[Holder, 
                 yield holder, frame
 
 
-def _scopes(failure: BackwardFailure, holder: Holder, frame: Frame | None) -> Iterator[tuple[str, ast.AST]]:
+def _scopes(failure: BackwardFailure, holder: GraphHolder, frame: Frame | None) -> Iterator[tuple[str, ast.AST]]:
     if holder.owner is not None:
         for kind in type(holder.owner).__mro__:
             found = class_node(kind)

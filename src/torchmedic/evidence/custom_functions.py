@@ -14,9 +14,9 @@ import torch
 
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.records import Location, Role
-from torchmedic.replay.trace.graph import walk
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.objects.graph import walk
 from torchmedic.source.returns import with_return_line
 from torchmedic.source.user_code import is_user_file
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchmedic.replay.isolation.torch_state import muted
-from torchmedic.source.lookup.bad_value_makers import is_bad
+from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.user_code import is_user_file
 
 _MOST_DATASETS = 4

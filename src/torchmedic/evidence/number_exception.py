@@ -20,7 +20,7 @@ from torchmedic.replay.step.step import Step, from_stack, on_to_backward
 from torchmedic.replay.trace.bad_value_origins import Birth, is_deliberate
 from torchmedic.replay.trace.microscope import Microscope, Value
 from torchmedic.source.live_frames import Frame, stack_of
-from torchmedic.source.lookup.bad_value_makers import is_bad
+from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.text import relative
 

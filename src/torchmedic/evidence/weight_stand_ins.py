@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.detect.failures.nonfinite import is_finite
 from torchmedic.observe.numbers.weight_copies import Original
+from torchmedic.source.objects.finite import is_finite
 
 
 class Rewound:

@@ -26,12 +26,11 @@ from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.leaks.source.training_loops import training_loops
 from torchmedic.observe.heap import walk
 from torchmedic.observe.heap.growth_watch import LeakWatch, Look, Point
-from torchmedic.observe.heap.key_kinds import keys_of
-from torchmedic.observe.heap.library_owned import owners_of_methods
-from torchmedic.observe.heap.unnamed_objects import unnamed_objects
+from torchmedic.observe.heap.unnamed_objects import owners_of_methods, unnamed_objects
 from torchmedic.observe.heap.walk import Held, Walk
 from torchmedic.observe.heap.weighing import Weight, weigh
 from torchmedic.source import user_variables
+from torchmedic.source.objects.containers import keys_of
 from torchmedic.source.own_locals import looks_at_locals
 
 WITH_GRAPH = Weight(1, 1, 4, 0, None, frozenset({"Tensor"}))
@@ -431,7 +430,7 @@ def test_fields_have_their_names() -> None:
 
 
 def test_what_only_a_library_knows_is_found_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchmedic.observe.heap.unnamed_objects._LONE", 1_000_000)  # there are those of other tests
+    monkeypatch.setattr("torchmedic.observe.heap.unnamed_objects._MAX_OTHERS", 1_000_000)  # other tests left some
     found: list[object] = []
 
     class Visitor(ast.NodeVisitor):

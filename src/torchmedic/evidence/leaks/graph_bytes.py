@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from torchmedic.evidence.memory.accounting.saved_by_graph import tensors_saved_by
-from torchmedic.replay.trace.graph import walk
+from torchmedic.source.objects.graph import walk
 
 _NODES = 5000  # of a graph that are asked
 

@@ -13,14 +13,14 @@ import torch
 from torchmedic.detect.trends.heap_growth import Growth
 from torchmedic.evidence.leaks.graph_bytes import own_bytes
 from torchmedic.observe.context import ReportingProcess
-from torchmedic.observe.heap.containers import CONTAINERS
 from torchmedic.observe.heap.growth_watch import Look
 from torchmedic.observe.heap.walk import Walk
 from torchmedic.observe.heap.weighing import tensors_of
 from torchmedic.observe.memory.host import host_memory
-from torchmedic.replay.trace.graph import is_freed
-from torchmedic.replay.trace.graph import walk as nodes_of
 from torchmedic.settings import CGROUP_VARIABLE
+from torchmedic.source.objects.containers import CONTAINERS
+from torchmedic.source.objects.graph import is_freed
+from torchmedic.source.objects.graph import walk as nodes_of
 from torchmedic.source.user_code import is_user_file
 
 _NOTABLE = 64 << 20  # bytes of growth that are no noise

@@ -13,11 +13,12 @@ from torch.optim import LBFGS
 from torchmedic.evidence.exception import RaisedEvidence, is_short
 from torchmedic.evidence.memory.accounting.book import Book
 from torchmedic.evidence.memory.accounting.holder import Holder
-from torchmedic.evidence.memory.accounting.saved_by_graph import is_counted, node_of, tensors_saved_by, walk
+from torchmedic.evidence.memory.accounting.saved_by_graph import tensors_saved_by
 from torchmedic.evidence.memory.accounting.storages import distinct
 from torchmedic.observe.step.batches import Given, main_input
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.source.live_frames import Frame, frames_of
+from torchmedic.source.objects.graph import is_counted, node_of, walk
 from torchmedic.source.user_code import is_user_file
 
 _LOOSE = ("saved activations", "held", "not traced")  # headings of what goes when its holder goes

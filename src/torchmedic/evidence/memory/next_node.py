@@ -10,13 +10,8 @@ from typing import Any
 
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.book import Book
-from torchmedic.evidence.memory.accounting.saved_by_graph import (
-    is_counted,
-    node_of,
-    sequence_of,
-    tensors_saved_by,
-    walk,
-)
+from torchmedic.evidence.memory.accounting.saved_by_graph import sequence_of, tensors_saved_by
+from torchmedic.source.objects.graph import is_counted, node_of, walk
 
 
 def next_node(evidence: RaisedEvidence, book: Book) -> Any:

@@ -15,16 +15,10 @@ import torch
 
 from torchmedic.evidence.memory.accounting.book import Book
 from torchmedic.evidence.memory.accounting.holder import Found, Holder
-from torchmedic.evidence.memory.accounting.saved_by_graph import (
-    is_counted,
-    node_of,
-    sequence_of,
-    tensors_saved_by,
-    walk,
-    weights_of,
-)
+from torchmedic.evidence.memory.accounting.saved_by_graph import sequence_of, tensors_saved_by, weights_of
 from torchmedic.evidence.memory.accounting.storages import memory_of
 from torchmedic.evidence.memory.source.differentiated import Backward
+from torchmedic.source.objects.graph import is_counted, node_of, walk
 from torchmedic.source.user_code import is_user_file
 
 _SEVERAL = 3  # tensors with a graph in one container that is known of no step

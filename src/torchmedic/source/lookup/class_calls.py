@@ -23,7 +23,7 @@ class _Made(NamedTuple):
 def constructed_at(
     role: Role, kind: type, numbers: tuple[int, ...], built: Location | None, label: str
 ) -> Location | None:
-    """The one call that can have built it; None where several can.
+    """The one call that can have built a layer; None where several can.
 
     Args:
         role: Of the location.

@@ -18,7 +18,7 @@ LOST = "what was sent is lost: the process that waits for it is told nothing, an
 
 
 def lost_on_its_way(label: str) -> list[Location]:
-    """Of a thread that only sends what others have put into a queue: the loader or the call, and where they are now.
+    """The loader or the call behind a thread that only sends what others have put into a queue, and where they are now.
 
     Args:
         label: What to say of the loader, in one of its workers.

@@ -35,7 +35,7 @@ def built_at(frames: list[Frame], optimizer: Any, role: Role, label: str) -> Loc
 
 
 def _of_this_one(frames: list[Frame], calls: list[ast.Call], tree: Any, optimizer: Any) -> list[ast.Call]:
-    """Those whose result is assigned to a name that holds the optimizer."""
+    """The calls whose result is assigned to a name that holds the optimizer."""
     names = {name for frame in frames if frame.is_user for name, value in frame.variables.items() if value is optimizer}
     for frame in frames:
         owner = frame.variables.get("self") if frame.is_user else None

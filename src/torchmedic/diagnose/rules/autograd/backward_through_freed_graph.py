@@ -28,11 +28,11 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.step.result import BackwardCall, ReplayResult
 from torchmedic.replay.step.trial import Edit
-from torchmedic.replay.trace.graph import is_freed, leaves_behind, nodes_behind
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.replay.trace.older_graph import Holder, Import, Imports
+from torchmedic.replay.trace.older_graph import GraphHolder, Import, Imports
 from torchmedic.replay.trace.provenance import FunctionCall
 from torchmedic.source.live_frames import node_location
+from torchmedic.source.objects.graph import is_freed, leaves_behind, nodes_behind
 from torchmedic.source.scopes import function_body
 from torchmedic.source.spots import spot_of_node
 
@@ -210,7 +210,7 @@ def _as_imports(played: ReplayResult, call: BackwardCall) -> list[Import]:
     """The roots of a backward that a loop repeats, as what they are to that loop: computed before it."""
     assert call.spot is not None
     return [
-        Import(root, (Holder(name, None, False, call.spot, is_local=False, is_passing=False),))
+        Import(root, (GraphHolder(name, None, False, call.spot, is_local=False, is_passing=False),))
         for root in call.roots
         for name, value in played.namespace.items()
         if value is root

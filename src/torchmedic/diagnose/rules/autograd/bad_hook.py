@@ -25,8 +25,8 @@ from torchmedic.evidence.custom_functions import head_location
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.trace.backward_hooks import Hooked, watch_hooks
-from torchmedic.replay.trace.graph import leaves_behind
 from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.returns import code_of
 from torchmedic.source.user_code import is_user_file
 

@@ -33,9 +33,9 @@ from torchmedic.evidence.frozen_parameters import (
 )
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.replay.step.trial import source_of
-from torchmedic.replay.trace.graph import leaves_behind
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
+from torchmedic.source.objects.graph import leaves_behind
 
 CODE, NAME = "TM103", "loss-without-graph"
 

@@ -26,9 +26,9 @@ from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
-from torchmedic.replay.trace.graph import walk
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
 from torchmedic.source.live_frames import Frame
+from torchmedic.source.objects.graph import walk
 from torchmedic.source.spots import spot_of_traced
 
 CODE, NAME = "TM113", "unused-in-graph"

@@ -1,4 +1,4 @@
-"""How much memory there is, and how much of it was taken when it ran out, by those who measure it."""
+"""How much memory there is, and how much of it was taken when it ran out, as driver, allocator and system say."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int = 0
     requested: int | None = None
     inactive_split: int = 0
-    largest_free: int | None = None
     retries: int = 0
     workspaces: int = 0
     others: int | None = None
@@ -139,7 +138,6 @@ def _of_card(said: Exhaustion, addresses: frozenset[int]) -> Measured:
         reserved=reserved,
         requested=int(stats.get("requested_bytes.all.current", 0)) or None,
         inactive_split=refusal.inactive_split if refusal is not None else 0,
-        largest_free=max((size for _, size, used in blocks if not used), default=0),
         retries=int(stats.get("num_alloc_retries", 0)),
         workspaces=sum(size for address, size, used in blocks if used and address not in addresses and _is_work(size)),
         others=said.others if said.others is not None else _others(device),

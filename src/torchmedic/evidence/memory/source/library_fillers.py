@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from torchmedic.evidence.memory.accounting.holder import Holder
-from torchmedic.observe.heap.object_parts import is_users
+from torchmedic.source.objects.parts import is_users
 
 _GIVES = frozenset("update add add_batch append extend put push log store record write observe forward".split())
 
