@@ -19,6 +19,7 @@ from torchmedic.evidence.leaks.source.training_loops import training_loops
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, place, syntax_tree
 from torchmedic.source.spots import Place
+from torchmedic.source.syntax import nodes_in
 from torchmedic.source.user_variables import user_files
 
 _PASSES = 3  # over the data, after which a cache has all of it
@@ -62,7 +63,7 @@ class LeakEvidence(GrownMemory):
         tree = syntax_tree(where.file)
         calls = [
             node
-            for node in (ast.walk(tree) if tree is not None else ())
+            for node in nodes_in(tree)
             if isinstance(node, ast.Call)
             and node.lineno <= where.line <= (node.end_lineno or node.lineno)
             and isinstance(node.func, ast.Attribute)

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from torchmedic.evidence.leaks.source.holder_names import FUNCTIONS, called
 from torchmedic.evidence.leaks.source.sites import Site, functions_of, nodes_of
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.assignments import assigned
+from torchmedic.source.syntax import CALLABLES, callee
 
 _BY_KEY = ("setdefault", "update", "__setitem__")
 _COUNTING = ("range", "enumerate", "count")
@@ -84,7 +84,7 @@ def is_by_identity(site: Site) -> bool:
         return False
     names = {part.id for part in ast.walk(key) if isinstance(part, ast.Name)}
     values = [key, *_assigned(names, site.function, site.path, site.file)]
-    return any(isinstance(part, ast.Call) and called(part) == "id" for value in values for part in ast.walk(value))
+    return any(isinstance(part, ast.Call) and callee(part) == "id" for value in values for part in ast.walk(value))
 
 
 def _is_called_with_counter(held: Held, files: list[str], *, strictly: bool) -> bool:
@@ -92,7 +92,7 @@ def _is_called_with_counter(held: Held, files: list[str], *, strictly: bool) -> 
         _is_counter(argument, path, file, files, strictly=strictly)
         for file in files
         for node, path in nodes_of(file)
-        if isinstance(node, ast.Call) and called(node) == held.last
+        if isinstance(node, ast.Call) and callee(node) == held.last
         for argument in node.args
     )
 
@@ -110,12 +110,12 @@ def _is_counter(
     parts = list(_made_of(key) if strictly else ast.walk(key))
     if any(isinstance(part, ast.BinOp) and _is_remainder(part) for part in parts):
         return False
-    if any(isinstance(part, ast.Call) and (called(part) in _NEW or _counts_on(part, files)) for part in parts):
+    if any(isinstance(part, ast.Call) and (callee(part) in _NEW or _counts_on(part, files)) for part in parts):
         return True
     names = {ast.unparse(part) for part in parts if isinstance(part, ast.Name | ast.Attribute)}
     if not names.isdisjoint(_counters(file, path, files, strictly=strictly)):
         return True
-    function = next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None)
+    function = next((each for each in reversed(path) if isinstance(each, CALLABLES)), None)
     if not depth:
         return False
     for value in _assigned(names, function, path, file):
@@ -132,7 +132,7 @@ def _is_counter(
 
 def _counts_on(call: ast.Call, files: list[str]) -> bool:
     """`next(numbers)`, where these are an `itertools.count()`."""
-    if called(call) != "next" or not call.args:
+    if callee(call) != "next" or not call.args:
         return False
     name = ast.unparse(call.args[0]).rpartition(".")[2]
     for file in files:
@@ -151,7 +151,7 @@ def _made_of(key: ast.expr) -> Iterator[ast.AST]:
         part = pending.pop()
         yield part
         if isinstance(part, ast.Call):
-            pending += part.args if called(part) in _WRITING else []
+            pending += part.args if callee(part) in _WRITING else []
         elif not isinstance(part, ast.Subscript | ast.Attribute):
             pending.extend(ast.iter_child_nodes(part))
 
@@ -169,14 +169,14 @@ def _returned(parts: list[ast.AST], files: list[str]) -> Iterator[tuple[ast.expr
     """What functions of the user's give back that are called in a key: `self.results[self.next_name()]`."""
     for part in parts:
         if isinstance(part, ast.Call):
-            for file, function in functions_of(called(part), files):
+            for file, function in functions_of(callee(part), files):
                 for node in ast.walk(function):
                     if isinstance(node, ast.Return) and node.value is not None:
                         yield node.value, function, file
 
 
 def _function(path: tuple[ast.AST, ...]) -> ast.AST | None:
-    return next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None)
+    return next((each for each in reversed(path) if isinstance(each, CALLABLES)), None)
 
 
 def _given(
@@ -200,7 +200,7 @@ def _given(
 
 
 def _calls(call: ast.Call, function: ast.FunctionDef, files: list[str]) -> bool:
-    name = called(call)
+    name = callee(call)
     if function.name in ("forward", "__call__"):
         return next(functions_of(name, files), None) is None  # by the object that it is a method of
     return name == function.name
@@ -225,7 +225,7 @@ def _counters(file: str, path: tuple[ast.AST, ...], files: list[str], *, strictl
     function = _function(path)
     if loops and not (isinstance(function, ast.FunctionDef) and _is_called_in_loop(function.name, files)):
         outer = loops[0]  # those inside of it begin anew each time
-        if isinstance(outer, ast.For) and isinstance(outer.iter, ast.Call) and called(outer.iter) in _COUNTING:
+        if isinstance(outer, ast.For) and isinstance(outer.iter, ast.Call) and callee(outer.iter) in _COUNTING:
             target = outer.target.elts[0] if isinstance(outer.target, ast.Tuple) else outer.target
             if not (strictly and _is_length(outer.iter, nodes)):
                 found.add(ast.unparse(target))
@@ -234,11 +234,11 @@ def _counters(file: str, path: tuple[ast.AST, ...], files: list[str], *, strictl
 
 def _is_length(numbers: ast.Call, nodes: list[tuple[ast.AST, tuple[ast.AST, ...]]]) -> bool:
     """Whether they are the places of something that has so many: `range(len(data))`, `enumerate(data)`."""
-    if called(numbers) == "enumerate":
+    if callee(numbers) == "enumerate":
         return True
     names = {part.id for part in ast.walk(numbers) if isinstance(part, ast.Name)}
     values = [numbers, *(node.value for node, _ in nodes if isinstance(node, ast.Assign) and _targets(node) & names)]
-    return any(isinstance(part, ast.Call) and called(part) == "len" for value in values for part in ast.walk(value))
+    return any(isinstance(part, ast.Call) and callee(part) == "len" for value in values for part in ast.walk(value))
 
 
 def _targets(node: ast.Assign) -> set[str]:
@@ -248,7 +248,7 @@ def _targets(node: ast.Assign) -> set[str]:
 def _is_called_in_loop(name: str, files: list[str]) -> bool:
     for file in files:
         for node, path in nodes_of(file):
-            if isinstance(node, ast.Call) and called(node) == name and any(isinstance(each, _LOOPS) for each in path):
+            if isinstance(node, ast.Call) and callee(node) == name and any(isinstance(each, _LOOPS) for each in path):
                 return True
     return False
 

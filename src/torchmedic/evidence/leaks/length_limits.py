@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from torchmedic.evidence.leaks.source.holder_names import FUNCTIONS, HolderName
+from torchmedic.evidence.leaks.source.holder_names import HolderName
 from torchmedic.evidence.leaks.source.sites import Site, Traffic, nodes_of
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.assignments import flat
+from torchmedic.source.syntax import CALLABLES, nodes_in
 from torchmedic.source.user_variables import locals_of
 
 NO_LIMIT = sys.maxsize  # it is asked for, but not set
@@ -74,8 +75,8 @@ class LengthLimit:
 
     def _bounds(self, site: Site) -> Iterator[ast.expr]:
         """What the length is compared with in the branches around a line, and in those of its function."""
-        function = next((node for node in reversed(site.path) if isinstance(node, FUNCTIONS)), None)
-        inside = [*site.path, *(ast.walk(function) if function is not None else ())]
+        function = next((node for node in reversed(site.path) if isinstance(node, CALLABLES)), None)
+        inside = [*site.path, *nodes_in(function)]
         for node in dict.fromkeys(each for each in inside if isinstance(each, ast.If | ast.While)):
             yield from self._name.at(site.path).bounds(node, site.path)
 

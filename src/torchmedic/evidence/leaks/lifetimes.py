@@ -10,11 +10,12 @@ import re
 from types import FrameType, ModuleType
 from typing import Any
 
-from torchmedic.evidence.leaks.source.holder_names import FUNCTIONS, HolderName, called, first_line
+from torchmedic.evidence.leaks.source.holder_names import HolderName
 from torchmedic.evidence.leaks.source.sites import Site, nodes_of
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.syntax import CALLABLES, callee, first_line, nodes_in
 from torchmedic.source.user_variables import locals_of
 
 _LOOPS = ast.For | ast.AsyncFor | ast.While
@@ -121,7 +122,7 @@ class Lifetime:
         if not held.file or "." in held.name:
             return False
         starts = [path for node, path in nodes_of(held.file) if name.starts(node) is not None]
-        functions = [next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None) for path in starts]
+        functions = [next((each for each in reversed(path) if isinstance(each, CALLABLES)), None) for path in starts]
         makers = [each for each in functions if isinstance(each, ast.FunctionDef) and not _is_global(held.last, each)]
         return len(makers) == len(starts) and any(_is_called_in_loop(each.name, self._files) for each in makers)
 
@@ -182,7 +183,7 @@ def _is_called_in_loop(name: str, files: list[str]) -> bool:
     """Whether a function, method or class of this name is called in a loop."""
     return any(
         isinstance(node, ast.Call)
-        and called(node) == name
+        and callee(node) == name
         and any(isinstance(each, _LOOPS) and not _is_header(node, each) for each in path)
         for file in files
         for node, path in nodes_of(file)
@@ -193,7 +194,7 @@ def _is_in_loop(frame: FrameType) -> bool:
     """Whether the line that a frame is at stands in a loop."""
     tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
     line = frame.f_lineno
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in nodes_in(tree):
         if isinstance(node, _LOOPS) and node.lineno >= frame.f_code.co_firstlineno:
             if node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
                 return True

@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from torchmedic.detect.trends.heap_growth import Growth
-from torchmedic.evidence.leaks.source.holder_names import called
 from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.syntax import callee, nodes_in
 from torchmedic.source.user_variables import locals_of
 
 _MOST = 256  # holders
@@ -71,7 +71,7 @@ def _turns(frames: list[FrameType]) -> Iterator[_Turn]:
         line, begin = frame.f_lineno, frame.f_code.co_firstlineno
         around = [
             node
-            for node in (ast.walk(tree) if tree is not None else ())
+            for node in nodes_in(tree)
             if isinstance(node, ast.For | ast.While)
             and node.lineno >= begin
             and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
@@ -111,7 +111,7 @@ def _start(numbers: ast.expr) -> int | None:
     """Where `range`, `enumerate` and the like begin to count, also inside of something that shows progress."""
     if not isinstance(numbers, ast.Call) or not numbers.args:
         return None
-    name, args = called(numbers), numbers.args
+    name, args = callee(numbers), numbers.args
     if name not in (*_RANGES, "enumerate"):
         return _start(args[0])
     given = [each.value for each in numbers.keywords if each.arg == "start"]

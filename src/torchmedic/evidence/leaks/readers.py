@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from torchmedic.evidence.leaks.keys import key_of
-from torchmedic.evidence.leaks.source.holder_names import FUNCTIONS, HolderName, called
+from torchmedic.evidence.leaks.source.holder_names import HolderName
 from torchmedic.evidence.leaks.source.sites import Traffic
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.syntax import CALLABLES, callee
 
 _SAMPLING = frozenset({"sample", "choice", "choices"})
 
@@ -28,7 +29,7 @@ def is_read(held: Held, traffic: Traffic, files: list[str], *, but_for_samples: 
     for file in dict.fromkeys([held.file, *files]):
         tree = syntax_tree(file) if file else None
         for node, path in _expressions(tree) if tree is not None else ():
-            if isinstance(node, ast.Call) and called(node) in passing:
+            if isinstance(node, ast.Call) and callee(node) in passing:
                 filling |= {id(each) for each in node.args}
             elif isinstance(node, ast.Subscript) and (_function(path), ast.dump(node.slice)) in keys:
                 filling.add(id(node.value))  # what was put in at this moment
@@ -44,7 +45,7 @@ def is_read(held: Held, traffic: Traffic, files: list[str], *, but_for_samples: 
 
 
 def _function(path: tuple[ast.AST, ...]) -> ast.AST | None:
-    return next((node for node in reversed(path) if isinstance(node, FUNCTIONS)), None)
+    return next((node for node in reversed(path) if isinstance(node, CALLABLES)), None)
 
 
 def _owners(node: ast.AST) -> Iterator[ast.AST]:
@@ -66,5 +67,5 @@ def _expressions(tree: ast.AST) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]
     while pending:
         node, path = pending.pop()
         yield node, path
-        inner = (*path, node) if isinstance(node, FUNCTIONS | ast.ClassDef) else path
+        inner = (*path, node) if isinstance(node, CALLABLES | ast.ClassDef) else path
         pending.extend((child, inner) for child in ast.iter_child_nodes(node))

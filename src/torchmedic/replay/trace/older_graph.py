@@ -18,12 +18,12 @@ from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.source.spots import spot_of_frame
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.vocabulary import ADDING_METHODS
 
 _CONTAINERS = (list, tuple, dict, deque)
 _PLAIN = (str, bytes, int, float, bool, type(None))
 _OF_MODULES = frozenset({"_buffers", "_modules", "_parameters"})
 _MOST_OBJECTS = 400
-_ADDING = frozenset("append extend appendleft insert add put setdefault update".split())
 
 
 class Holder(NamedTuple):
@@ -193,7 +193,7 @@ def _binds(statement: ast.Assign | ast.AugAssign | ast.AnnAssign, name: str, hol
 def _adds(node: ast.expr, name: str) -> bool:
     match node:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=method)):
-            return owner == name and method in _ADDING
+            return owner == name and method in ADDING_METHODS
     return False
 
 

@@ -21,6 +21,7 @@ from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.trace.older_graph import Holder, bindings_of
 from torchmedic.source.live_frames import node_location, syntax_tree
 from torchmedic.source.spots import Place, Spot
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM620", "growing-graph"
 
@@ -58,7 +59,7 @@ def _bound(name: str, is_attribute: bool, backward: Place, carried: Place | None
     holder = Holder(name, object() if is_attribute else None, False, spot, False, False)
     for file in dict.fromkeys(place.file for place in (carried, backward) if place is not None):
         tree = syntax_tree(file)
-        loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)] if tree is not None else []
+        loops = [node for node in nodes_in(tree) if isinstance(node, ast.For | ast.While)]
         inside = [found for loop in loops for found in bindings_of(holder, loop)]
         found = inside or (bindings_of(holder, tree) if tree is not None else [])
         if found:

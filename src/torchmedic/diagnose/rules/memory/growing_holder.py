@@ -19,8 +19,8 @@ from torchmedic.diagnose.rules.memory._growth import end, limit, measured, perio
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.evidence.leaks.length_limits import NO_LIMIT
-from torchmedic.evidence.leaks.source.holder_names import called
 from torchmedic.records import Diagnosis
+from torchmedic.source.syntax import callee
 
 CODE, NAME = "TM452", "growing-holder"
 
@@ -65,7 +65,7 @@ def _is_model(evidence: LeakEvidence) -> bool:
     weight, put = evidence.growth.weight, evidence.put
     if weight is not None and weight.of_modules:
         return True
-    return put is not None and isinstance(put.node, ast.Call) and called(put.node) == "add_param_group"
+    return put is not None and isinstance(put.node, ast.Call) and callee(put.node) == "add_param_group"
 
 
 RULE = Rule(CODE, NAME, check)

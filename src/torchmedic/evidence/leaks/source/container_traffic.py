@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 
 from torchmedic.evidence.leaks.source.fresh_starts import begins_again
-from torchmedic.evidence.leaks.source.holder_names import FUNCTIONS, HolderName, called, first_line
+from torchmedic.evidence.leaks.source.holder_names import HolderName
 from torchmedic.evidence.leaks.source.loop_names import loop_names
 from torchmedic.evidence.leaks.source.sites import Site, Traffic, functions_of, is_empty, nodes_of
 from torchmedic.evidence.leaks.source.training_loops import training_loops
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.assignments import flat, is_new
+from torchmedic.source.syntax import CALLABLES, callee, first_line, nodes_in
 
 _DEPTH = 2  # names that one holder is given in turn
 _CUTTING = frozenset({"detach", "detach_", "item", "tolist", "numpy"})
@@ -111,7 +112,7 @@ def _gives_new(site: Site, files: list[str]) -> bool:
         return False
     if any(isinstance(each, ast.Subscript) for each in site.node.targets):
         return False  # one item of it
-    functions = [function for _, function in functions_of(called(site.value), [site.file, *files])]
+    functions = [function for _, function in functions_of(callee(site.value), [site.file, *files])]
     returned = [node.value for each in functions for node in ast.walk(each) if isinstance(node, ast.Return)]
     return any(value is not None and is_new(value) for value in returned)
 
@@ -142,7 +143,7 @@ def _cuts_inside(name: str, files: list[str]) -> bool:
         for node in ast.walk(function)
         if isinstance(node, ast.Return) and node.value is not None
     ]
-    return any(isinstance(part, ast.Call) and called(part) == "detach" for each in returned for part in ast.walk(each))
+    return any(isinstance(part, ast.Call) and callee(part) == "detach" for each in returned for part in ast.walk(each))
 
 
 def _leads_back(site: Site, name: str, files: list[str]) -> bool:
@@ -164,7 +165,7 @@ def _leads_back(site: Site, name: str, files: list[str]) -> bool:
 
 
 def _names(tree: ast.AST | None) -> set[str]:
-    nodes = list(ast.walk(tree)) if tree is not None else []
+    nodes = list(nodes_in(tree))
     return {each.id for each in nodes if isinstance(each, ast.Name)} | {
         each.attr for each in nodes if isinstance(each, ast.Attribute)
     }
@@ -183,7 +184,7 @@ def _renamed(name: HolderName, held: Held, files: list[str]) -> Iterator[Held]:
         for node, path in nodes_of(file):
             if not name.may_stand(file, path):
                 continue
-            function = next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None)
+            function = next((each for each in reversed(path) if isinstance(each, CALLABLES)), None)
             for other in loop_names(name.at(path), path, is_item=held.name.endswith("]")):
                 yield plain._replace(name=other, last=other, file=file, local=first_line(function) if function else 0)
             match node:
@@ -212,7 +213,7 @@ def _arguments(name: HolderName, call: ast.Call, held: Held, files: list[str]) -
 
 def _handed_on(call: ast.Call) -> Iterator[tuple[str, list[ast.expr], bool]]:
     """The functions that get the arguments of a call: its own, one that is handed in first, or as `target`."""
-    yield called(call), call.args, isinstance(call.func, ast.Attribute)
+    yield callee(call), call.args, isinstance(call.func, ast.Attribute)
     for number, each in enumerate(call.args[:-1]):  # `partial(log, losses)`, `pool.submit(log, losses)`
         if isinstance(each, ast.Name | ast.Attribute):
             yield (
@@ -234,7 +235,7 @@ def _methods(owner: str, files: list[str]) -> Iterator[tuple[str, ast.AST]]:
     for file in files if owner else ():
         for _, path in nodes_of(file):
             if any(isinstance(each, ast.ClassDef) and each.name == owner for each in path):
-                function = next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None)
+                function = next((each for each in reversed(path) if isinstance(each, CALLABLES)), None)
                 if function is not None:
                     yield file, function
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.evidence.leaks.source.holder_names import called
 from torchmedic.evidence.leaks.source.sites import Site, nodes_of
 from torchmedic.evidence.leaks.source.training_loops import training_loops
 from torchmedic.source.assignments import flat
+from torchmedic.source.syntax import callee
 
 
 def begins_again(start: Site, starts: list[Site], puts: list[Site], files: list[str]) -> bool:
@@ -34,7 +34,7 @@ def begins_again(start: Site, starts: list[Site], puts: list[Site], files: list[
 
 def _asks_for_attribute(start: Site) -> bool:
     tests = [node.test for node in start.path if isinstance(node, ast.If)]
-    return any(isinstance(part, ast.Call) and called(part) == "hasattr" for test in tests for part in ast.walk(test))
+    return any(isinstance(part, ast.Call) and callee(part) == "hasattr" for test in tests for part in ast.walk(test))
 
 
 def _is_built_again(start: Site, files: list[str]) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 from torchmedic.evidence.leaks.source.counted_branches import counts_up_to
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.assignments import assigned, blanks, is_blank, is_new, sides, terms
+from torchmedic.source.syntax import CALLABLES, callee, first_line, nodes_in
 
-FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _ADDING = frozenset(
     "append extend appendleft extendleft insert add put put_nowait update setdefault push push_back enqueue "
     "__setitem__ add_param_group".split()
@@ -60,7 +60,7 @@ class HolderName:
             return False
         if not self._local:
             return True
-        return any(isinstance(node, FUNCTIONS) and first_line(node) == self._local for node in path)
+        return any(isinstance(node, CALLABLES) and first_line(node) == self._local for node in path)
 
     def _is(self, expression: ast.AST | None) -> bool:
         node: Any = expression
@@ -104,11 +104,11 @@ class HolderName:
         match node:
             case ast.Call(func=ast.Attribute(attr=method, value=owner)) if method in _ADDING and self._is(owner):
                 yield node.args[-1] if node.args else None
-            case ast.Call(args=[first, *rest]) if called(node) in _PUSHING and self._is(first):
+            case ast.Call(args=[first, *rest]) if callee(node) in _PUSHING and self._is(first):
                 yield rest[-1] if rest else None
             case ast.Call() if self._hands_on(node, _ADDING):
                 yield None
-            case ast.Call(keywords=[_, *_]) if called(node) in _RENEWING:
+            case ast.Call(keywords=[_, *_]) if callee(node) in _RENEWING:
                 yield from (each for each in self._fields(node) if not is_blank(each) and self._reads(each))
             case ast.AugAssign(target=target) if self._is(target):
                 yield node.value
@@ -123,7 +123,7 @@ class HolderName:
     def stores(self, node: ast.AST) -> ast.expr | None:
         """What a method is given whose name says that it keeps it, where nothing else shows how that is done."""
         match node:
-            case ast.Call(args=[first, second, *_]) if called(node) in _WRITING and self.is_meant_by(second):
+            case ast.Call(args=[first, second, *_]) if callee(node) in _WRITING and self.is_meant_by(second):
                 return first
             case ast.Call(func=ast.Attribute(attr=method, value=owner), args=[*_, last]) if method in _STORING:
                 return last if self._is(owner) else None
@@ -144,8 +144,8 @@ class HolderName:
 
     def limits(self, line: int, path: tuple[ast.AST, ...]) -> bool:
         """Whether a line that fills it is passed only while it is short, or does so only after a look at its length."""
-        body = next((node for node in reversed(path) if isinstance(node, FUNCTIONS)), None)
-        inside = list(ast.walk(body)) if body is not None else []
+        body = next((node for node in reversed(path) if isinstance(node, CALLABLES)), None)
+        inside = list(nodes_in(body))
         rooms = {
             target.id
             for node in inside
@@ -201,16 +201,16 @@ class HolderName:
 
     def _takes_length(self, value: ast.expr, known: Iterable[str] = ()) -> bool:
         return any(
-            (isinstance(part, ast.Call) and called(part) == "len" and part.args and self._is(part.args[0]))
+            (isinstance(part, ast.Call) and callee(part) == "len" and part.args and self._is(part.args[0]))
             or ast.unparse(part).removesuffix("()") in known
             for part in terms(value)
         )
 
     def takes(self, node: ast.AST) -> bool:
         match node:
-            case ast.Call(args=[first, *_]) if called(node) in _POPPING and self._is(first):
+            case ast.Call(args=[first, *_]) if callee(node) in _POPPING and self._is(first):
                 return True
-            case ast.Call(keywords=[_, *_]) if called(node) in _RENEWING:
+            case ast.Call(keywords=[_, *_]) if callee(node) in _RENEWING:
                 return any(is_blank(each) for each in self._fields(node))
             case ast.Call(func=ast.Attribute(attr=method, value=owner)):
                 return (method in _TAKING and self._is(owner)) or self._hands_on(node, _TAKING)
@@ -278,16 +278,7 @@ class HolderName:
     def _slices(self, value: ast.expr) -> bool:
         return any(
             (isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Slice) and self._reads(part.value))
-            or (isinstance(part, ast.Call) and called(part) in _PICKING and self._reads(part))
+            or (isinstance(part, ast.Call) and callee(part) in _PICKING and self._reads(part))
             or (isinstance(part, ast.comprehension) and part.ifs and self._reads(part.iter))
             for part in ast.walk(value)
         )
-
-
-def called(node: ast.Call) -> str:
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-
-
-def first_line(function: ast.AST) -> int:
-    decorators = getattr(function, "decorator_list", [])
-    return int(min([function.lineno, *(each.lineno for each in decorators)]))  # type: ignore[attr-defined]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.evidence.leaks.source.holder_names import called
 from torchmedic.evidence.leaks.source.sites import Site, Traffic, nodes_of
 from torchmedic.observe.heap.walk import Held
+from torchmedic.source.syntax import callee
 
 # Tables that more than one method fills; of the others the method is called as the table is.
 _METHODS = {
@@ -25,6 +25,6 @@ def of_hooks(held: Held, files: list[str]) -> Traffic:
         Site(file, node, node.args[0] if node.args else None, path)
         for file in dict.fromkeys(files)
         for node, path in nodes_of(file)
-        if isinstance(node, ast.Call) and called(node) in methods
+        if isinstance(node, ast.Call) and callee(node) in methods
     ]
     return Traffic(sorted(puts, key=lambda site: (site.builds, not site.loops and site.function is None)), [], False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchmedic.evidence.leaks.source.holder_names import HolderName, called
+from torchmedic.evidence.leaks.source.holder_names import HolderName
+from torchmedic.source.syntax import callee
 
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _ALIKE = frozenset({"list", "tuple", "reversed", "sorted", "values"})  # what these give are the items themselves
@@ -38,14 +39,14 @@ def _names(name: HolderName, target: ast.expr, source: ast.expr, *, is_item: boo
             is_meant, target = is_item and name.is_meant_by(whole), parts[-1] if parts else target
         case ast.Call(func=ast.Attribute(attr="values", value=whole)):
             is_meant = is_item and name.is_meant_by(whole)
-        case ast.Call(args=[first, *_]) if called(source) == "enumerate" and parts:
+        case ast.Call(args=[first, *_]) if callee(source) == "enumerate" and parts:
             yield from _names(name, parts[-1], first, is_item=is_item)
             return
-        case ast.Call(args=args) if called(source) == "zip":
+        case ast.Call(args=args) if callee(source) == "zip":
             for part, each in zip(parts, args, strict=False):
                 yield from _names(name, part, each, is_item=is_item)
             return
-        case ast.Call(args=[first]) if called(source) in _ALIKE:
+        case ast.Call(args=[first]) if callee(source) in _ALIKE:
             yield from _names(name, target, first, is_item=is_item)
             return
         case _:

@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from torchmedic.evidence.leaks.source.container_traffic import of_container
-from torchmedic.evidence.leaks.source.holder_names import HolderName, called
+from torchmedic.evidence.leaks.source.holder_names import HolderName
 from torchmedic.evidence.leaks.source.sites import Site, Traffic, functions_of, is_empty, nodes_of
 from torchmedic.observe.heap.walk import Held
+from torchmedic.source.syntax import callee
 
 
 def of_inner(held: Held, files: list[str]) -> Traffic:
@@ -62,7 +63,7 @@ def _made(link: Site, files: list[str]) -> Iterator[Site]:
     owner = next((each.name for each in reversed(link.path) if isinstance(each, ast.ClassDef)), "")
     for file in files if link.builds and owner else ():
         for node, path in nodes_of(file):
-            if isinstance(node, ast.Call) and called(node) == owner:
+            if isinstance(node, ast.Call) and callee(node) == owner:
                 site = Site(file, node, None, path)
                 if site.loops or site.function is not None:
                     yield site
@@ -99,4 +100,4 @@ def _calls(held: Held, files: list[str]) -> Iterator[tuple[Site, str]]:
             if isinstance(node, ast.Call) and node.args and name.may_stand(file, path):
                 first = node.args[0]
                 if name.is_meant_by(first) or (isinstance(first, ast.Name) and first.id == "self"):
-                    yield Site(file, node, node.args[-1], path), called(node)
+                    yield Site(file, node, node.args[-1], path), callee(node)

@@ -7,12 +7,12 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from torchmedic.evidence.leaks.source.holder_names import FUNCTIONS
 from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.syntax import CALLABLES, callee, nodes_in
 
 _LOOPS = ast.For | ast.AsyncFor | ast.While
 _AROUND = (
-    (FUNCTIONS | _LOOPS)
+    (CALLABLES | _LOOPS)
     | (ast.If | ast.ExceptHandler | ast.ClassDef)
     | (ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
 )
@@ -33,7 +33,7 @@ class Site(NamedTuple):
 
     @property
     def function(self) -> ast.AST | None:
-        return next((node for node in reversed(self.path) if isinstance(node, FUNCTIONS)), None)
+        return next((node for node in reversed(self.path) if isinstance(node, CALLABLES)), None)
 
     @property
     def builds(self) -> bool:
@@ -55,7 +55,7 @@ class Site(NamedTuple):
         """Around it, in its own function."""
         found: list[ast.AST] = []
         for node in reversed(self.path):
-            if isinstance(node, FUNCTIONS):
+            if isinstance(node, CALLABLES):
                 break
             if isinstance(node, _LOOPS):
                 found.append(node)
@@ -68,7 +68,7 @@ class Site(NamedTuple):
         if isinstance(value, ast.Constant | ast.JoinedStr):
             return True
         if isinstance(value, ast.Call):
-            name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
+            name = callee(value)
             return name in _NUMBERS
         return False
 
@@ -134,6 +134,6 @@ def _paths(tree: ast.Module) -> list[tuple[ast.AST, tuple[ast.AST, ...]]]:
 def functions_of(name: str, files: Iterable[str]) -> Iterator[tuple[str, ast.FunctionDef]]:
     for file in dict.fromkeys(files):
         tree = syntax_tree(file) if file else None
-        for node in ast.walk(tree) if tree is not None else ():
+        for node in nodes_in(tree):
             if isinstance(node, ast.FunctionDef) and node.name == name:
                 yield file, node

@@ -11,10 +11,10 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from torchmedic.evidence.leaks.source.holder_names import called
 from torchmedic.evidence.leaks.source.sites import Site
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.syntax import callee
 
 _LOOPS = ast.For | ast.AsyncFor | ast.While
 _DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -52,7 +52,7 @@ class TrainingLoops:
     def leads_to_backward(self, statements: Iterable[ast.AST], seen: frozenset[str] = frozenset()) -> bool:
         """Whether statements go backward, directly or in a function that they call, but in no loop of their own."""
         for call in _calls(statements):
-            name = called(call)
+            name = callee(call)
             if _goes_backward(call):
                 return True
             if name not in seen and any(
@@ -77,7 +77,7 @@ class TrainingLoops:
         functions = [each for functions in self._functions.values() for each in functions]
         for body in (*self._trees.values(), *functions):
             nodes = list(_with_graphs(body))
-            calls = [node for node in nodes if isinstance(node, ast.Call) and called(node) == "backward"]
+            calls = [node for node in nodes if isinstance(node, ast.Call) and callee(node) == "backward"]
             values = [
                 (set(_targets(node)), {each for part in _with_graphs(node.value) for each in _names_of(part)})
                 for node in nodes
@@ -116,7 +116,7 @@ class TrainingLoops:
         return {
             getattr(given, "attr", "") or getattr(given, "id", "")
             for call in calls
-            if called(call).startswith("register_") and called(call).endswith("hook")
+            if callee(call).startswith("register_") and callee(call).endswith("hook")
             for given in call.args
         } - {""}
 
@@ -125,7 +125,7 @@ class TrainingLoops:
         found: dict[str, list[ast.AST]] = {}
         pending = list(trees)
         for _ in range(_DEPTH):
-            names = {called(node) for tree in pending for node in ast.walk(tree) if isinstance(node, ast.Call)}
+            names = {callee(node) for tree in pending for node in ast.walk(tree) if isinstance(node, ast.Call)}
             new = {name: self._functions[name] for name in names if name in self._functions and name not in found}
             found |= new
             pending = [each for functions in new.values() for each in functions]
@@ -147,7 +147,7 @@ class TrainingLoops:
 
     def _arguments(self, call: ast.Call) -> Iterator[tuple[set[str], set[str]]]:
         """The arguments of a function by their names inside of it, each with the names in what it is given."""
-        for function in self._functions.get(called(call), ()):
+        for function in self._functions.get(callee(call), ()):
             names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]  # type: ignore[attr-defined]
             names = names[1:] if names[:1] in (["self"], ["cls"]) else names
             yield from (({name}, _names(value)) for name, value in zip(names, call.args, strict=False))
@@ -175,7 +175,7 @@ def _closure(names: set[str], assignments: list[tuple[set[str], set[str]]]) -> s
 
 
 def _goes_backward(call: ast.Call) -> bool:
-    return called(call) == "backward" or (called(call) == "grad" and "autograd" in ast.unparse(call.func))
+    return callee(call) == "backward" or (callee(call) == "grad" and "autograd" in ast.unparse(call.func))
 
 
 def _calls(statements: Iterable[ast.AST]) -> Iterator[ast.Call]:
@@ -193,7 +193,7 @@ def _with_graphs(tree: ast.AST) -> Iterator[ast.AST]:
     """What stands in one function, without what others in it do, and without what is cut off from its graph."""
     yield tree
     for node in ast.iter_child_nodes(tree):
-        if not isinstance(node, _DEFINITIONS) and not (isinstance(node, ast.Call) and called(node) in _CUTTING):
+        if not isinstance(node, _DEFINITIONS) and not (isinstance(node, ast.Call) and callee(node) in _CUTTING):
             yield from _with_graphs(node)
 
 

@@ -16,10 +16,9 @@ from torchmedic.evidence.memory.source.library_fillers import given_at
 from torchmedic.observe.heap.walk import Held
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.syntax import CALLABLES, FUNCTIONS, LOOPS, first_line, has_line, nodes_in
 from torchmedic.source.user_code import is_user_file
-
-_LEAVES_GRAPH = frozenset("item detach tolist numpy float int cpu_number".split())
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+from torchmedic.source.vocabulary import cuts_graph
 
 
 class Filler(NamedTuple):
@@ -41,12 +40,7 @@ class Filler(NamedTuple):
     @property
     def frees_graph(self) -> bool:
         """Whether what is stored is made a number or is cut off from its graph first."""
-        value = self.value
-        if isinstance(value, ast.Call):
-            function = value.func
-            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-            return name in _LEAVES_GRAPH
-        return False
+        return isinstance(self.value, ast.Call) and cuts_graph(self.value)
 
 
 def fillers_of(holder: Holder) -> list[Filler]:
@@ -106,11 +100,9 @@ def _scopes(tree: ast.Module, holder: Holder, file: str) -> Iterable[ast.AST]:
     if not holder.function or not isinstance(code, types.CodeType) or file != code.co_filename:
         return (tree,)
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            if first == code.co_firstlineno and node.name == code.co_name:
-                # A closure is filled where it is used and where it was made: look at what is around it as well.
-                return (node,) if holder.in_frame and holder.parent is None else (tree,)
+        if isinstance(node, FUNCTIONS) and node.name == code.co_name and first_line(node) == code.co_firstlineno:
+            # A closure is filled where it is used and where it was made: look at what is around it as well.
+            return (node,) if holder.in_frame and holder.parent is None else (tree,)
     return (tree,)
 
 
@@ -139,11 +131,7 @@ def is_looped(filler: Filler) -> bool:
     """Whether a loop stands around a statement, and not just the function that it is in."""
     tree = syntax_tree(filler.file)
     line = filler.node.lineno
-    return any(
-        isinstance(node, ast.For | ast.AsyncFor | ast.While)
-        and any(each.lineno <= line <= (each.end_lineno or each.lineno) for each in node.body)
-        for node in (ast.walk(tree) if tree is not None else ())
-    )
+    return any(isinstance(node, LOOPS) and any(has_line(each, line) for each in node.body) for node in nodes_in(tree))
 
 
 def _flat(target: ast.expr) -> Iterator[ast.expr]:
@@ -161,7 +149,7 @@ def _with_own(tree: ast.AST, holder: Holder) -> frozenset[ast.AST]:
     if holder.function or holder.parent is not None:
         return frozenset()
     name = re.split(r"[.\[]", holder.path, maxsplit=1)[0]
-    functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS[:2])]
+    functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
     return frozenset(
         node
         for node in functions
@@ -174,7 +162,7 @@ def _with_loops(node: ast.AST, in_loop: bool, without: frozenset[ast.AST]) -> It
     for child in ast.iter_child_nodes(node):
         if child in without:
             continue
-        inside = in_loop or isinstance(node, ast.For | ast.AsyncFor | ast.While | _FUNCTIONS[0] | _FUNCTIONS[2])
+        inside = in_loop or isinstance(node, LOOPS | CALLABLES)
         yield child, inside
         yield from _with_loops(child, inside, without)
 
