@@ -9,12 +9,11 @@ from typing import Any
 from torchmedic.evidence.leaks.source.sites import Site, functions_of, nodes_of
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.assignments import assigned
-from torchmedic.source.syntax import CALLABLES, callee
+from torchmedic.source.syntax import CALLABLES, LOOPS, callee
 
 _BY_KEY = ("setdefault", "update", "__setitem__")
 _COUNTING = ("range", "enumerate", "count")
 _BOUNDED = (ast.Mod, ast.BitAnd)
-_LOOPS = ast.For | ast.AsyncFor | ast.While
 # What comes out of these is another value every time.
 _NEW = frozenset(
     "random uniform gauss normalvariate time time_ns perf_counter monotonic now uuid1 uuid4 token_hex".split()
@@ -216,12 +215,12 @@ def _counters(file: str, path: tuple[ast.AST, ...], files: list[str], *, strictl
     }
     for node, around in nodes:  # what starts again is no counter
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            in_loop = any(isinstance(each, _LOOPS) for each in around)
+            in_loop = any(isinstance(each, LOOPS) for each in around)
             method = _function(around) is not None and not Site(file, node, None, around).builds
             found -= {
                 ast.unparse(each) for each in node.targets if in_loop or (method and isinstance(each, ast.Attribute))
             }
-    loops = [node for node in path if isinstance(node, _LOOPS)]
+    loops = [node for node in path if isinstance(node, LOOPS)]
     function = _function(path)
     if loops and not (isinstance(function, ast.FunctionDef) and _is_called_in_loop(function.name, files)):
         outer = loops[0]  # those inside of it begin anew each time
@@ -248,7 +247,7 @@ def _targets(node: ast.Assign) -> set[str]:
 def _is_called_in_loop(name: str, files: list[str]) -> bool:
     for file in files:
         for node, path in nodes_of(file):
-            if isinstance(node, ast.Call) and callee(node) == name and any(isinstance(each, _LOOPS) for each in path):
+            if isinstance(node, ast.Call) and callee(node) == name and any(isinstance(each, LOOPS) for each in path):
                 return True
     return False
 

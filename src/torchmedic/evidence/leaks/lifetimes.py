@@ -15,11 +15,9 @@ from torchmedic.evidence.leaks.source.sites import Site, nodes_of
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.live_frames import syntax_tree
-from torchmedic.source.syntax import CALLABLES, callee, first_line, nodes_in
+from torchmedic.source.syntax import CALLABLES, COMPREHENSIONS, LOOPS, callee, first_line, nodes_in
 from torchmedic.source.user_variables import locals_of
 
-_LOOPS = ast.For | ast.AsyncFor | ast.While
-_COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _DEPTH = 2  # names that an owner is given in turn
 _OWN = ("self", "cls")
@@ -184,7 +182,7 @@ def _is_called_in_loop(name: str, files: list[str]) -> bool:
     return any(
         isinstance(node, ast.Call)
         and callee(node) == name
-        and any(isinstance(each, _LOOPS) and not _is_header(node, each) for each in path)
+        and any(isinstance(each, LOOPS) and not _is_header(node, each) for each in path)
         for file in files
         for node, path in nodes_of(file)
     )
@@ -195,10 +193,10 @@ def _is_in_loop(frame: FrameType) -> bool:
     tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
     line = frame.f_lineno
     for node in nodes_in(tree):
-        if isinstance(node, _LOOPS) and node.lineno >= frame.f_code.co_firstlineno:
+        if isinstance(node, LOOPS) and node.lineno >= frame.f_code.co_firstlineno:
             if node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
                 return True
-        elif isinstance(node, _COMPREHENSIONS) and _is_at(node, frame):
+        elif isinstance(node, COMPREHENSIONS) and _is_at(node, frame):
             return True
     return False
 
@@ -213,7 +211,7 @@ def _is_at(node: ast.expr, frame: FrameType) -> bool:
     return begins and (end_line, end_column) <= (node.end_lineno or 0, node.end_col_offset or 0)
 
 
-def _is_header(node: ast.AST, loop: ast.For | ast.AsyncFor | ast.While) -> bool:
+def _is_header(node: ast.AST, loop: LOOPS) -> bool:
     """Whether it stands in what a loop goes over, which is evaluated once."""
     return not isinstance(loop, ast.While) and any(part is node for part in ast.walk(loop.iter))
 

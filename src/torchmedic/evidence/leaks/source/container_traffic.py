@@ -13,10 +13,10 @@ from torchmedic.evidence.leaks.source.sites import Site, Traffic, functions_of, 
 from torchmedic.evidence.leaks.source.training_loops import training_loops
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.assignments import flat, is_new
-from torchmedic.source.syntax import CALLABLES, callee, first_line, nodes_in
+from torchmedic.source.syntax import CALLABLES, callee, first_line, last_name, nodes_in
+from torchmedic.source.vocabulary import cuts_graph
 
 _DEPTH = 2  # names that one holder is given in turn
-_CUTTING = frozenset({"detach", "detach_", "item", "tolist", "numpy"})
 
 
 def of_container(held: Held, files: list[str]) -> Traffic:
@@ -121,7 +121,7 @@ def _cuts(value: ast.expr | None, files: list[str]) -> bool:
     """Whether a value has no graph, by a call that stands around all of it: `h.detach()`, or several such."""
     match value:
         case ast.Call(func=ast.Attribute(attr=method, value=owner), args=args):
-            return method in _CUTTING or (not args and _cuts(owner, files)) or _cuts_inside(method, files)
+            return cuts_graph(value) or (not args and _cuts(owner, files)) or _cuts_inside(method, files)
         case ast.Attribute(attr="data"):
             return True
         case ast.Call(func=ast.Name(id="tuple" | "list"), args=[inner]):
@@ -174,7 +174,7 @@ def _names(tree: ast.AST | None) -> set[str]:
 def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> set[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     parts = [part.value if isinstance(part, ast.Subscript) else part for part in flat(targets)]
-    return {getattr(part, "attr", "") or getattr(part, "id", "") for part in parts}
+    return {last_name(part) for part in parts}
 
 
 def _renamed(name: HolderName, held: Held, files: list[str]) -> Iterator[Held]:
@@ -217,7 +217,7 @@ def _handed_on(call: ast.Call) -> Iterator[tuple[str, list[ast.expr], bool]]:
     for number, each in enumerate(call.args[:-1]):  # `partial(log, losses)`, `pool.submit(log, losses)`
         if isinstance(each, ast.Name | ast.Attribute):
             yield (
-                getattr(each, "attr", "") or getattr(each, "id", ""),
+                last_name(each),
                 call.args[number + 1 :],
                 isinstance(each, ast.Attribute),
             )
@@ -225,7 +225,7 @@ def _handed_on(call: ast.Call) -> Iterator[tuple[str, list[ast.expr], bool]]:
     target, arguments = named.get("target"), named.get("args")  # `Thread(target=log, args=(losses,))`
     if isinstance(target, ast.Name | ast.Attribute) and isinstance(arguments, ast.Tuple | ast.List):
         yield (
-            getattr(target, "attr", "") or getattr(target, "id", ""),
+            last_name(target),
             arguments.elts,
             isinstance(target, ast.Attribute),
         )

@@ -12,18 +12,11 @@ from torchmedic.evidence.leaks.source.counted_branches import counts_up_to
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.assignments import assigned, blanks, is_blank, is_new, sides, terms
 from torchmedic.source.syntax import CALLABLES, callee, first_line, nodes_in
+from torchmedic.source.vocabulary import ADDING_METHODS, STORING_METHODS, TAKING_METHODS
 
-_ADDING = frozenset(
-    "append extend appendleft extendleft insert add put put_nowait update setdefault push push_back enqueue "
-    "__setitem__ add_param_group".split()
-)
-_STORING = frozenset(
-    "store record remember save log write register collect track cache send emit callback enter_context".split()
-)
 _WRITING = frozenset({"save", "dump"})  # to a file, or to what is taken for one: `torch.save(weights, buffer)`
 _RENEWING = frozenset({"replace", "_replace", "evolve"})  # an object by one that differs in some fields
 _PUSHING = frozenset("heappush insort insort_left insort_right".split())
-_TAKING = frozenset("clear pop popleft popitem remove discard get_nowait pop_all seek truncate".split())
 _POPPING = frozenset({"heappop"})
 _PICKING = frozenset("nlargest nsmallest islice sample choices deque".split())
 
@@ -102,11 +95,11 @@ class HolderName:
 
     def puts(self, node: ast.AST) -> Iterator[ast.expr | None]:
         match node:
-            case ast.Call(func=ast.Attribute(attr=method, value=owner)) if method in _ADDING and self._is(owner):
+            case ast.Call(func=ast.Attribute(attr=method, value=owner)) if method in ADDING_METHODS and self._is(owner):
                 yield node.args[-1] if node.args else None
             case ast.Call(args=[first, *rest]) if callee(node) in _PUSHING and self._is(first):
                 yield rest[-1] if rest else None
-            case ast.Call() if self._hands_on(node, _ADDING):
+            case ast.Call() if self._hands_on(node, ADDING_METHODS):
                 yield None
             case ast.Call(keywords=[_, *_]) if callee(node) in _RENEWING:
                 yield from (each for each in self._fields(node) if not is_blank(each) and self._reads(each))
@@ -125,7 +118,7 @@ class HolderName:
         match node:
             case ast.Call(args=[first, second, *_]) if callee(node) in _WRITING and self.is_meant_by(second):
                 return first
-            case ast.Call(func=ast.Attribute(attr=method, value=owner), args=[*_, last]) if method in _STORING:
+            case ast.Call(func=ast.Attribute(attr=method, value=owner), args=[*_, last]) if method in STORING_METHODS:
                 return last if self._is(owner) else None
         return None
 
@@ -213,7 +206,7 @@ class HolderName:
             case ast.Call(keywords=[_, *_]) if callee(node) in _RENEWING:
                 return any(is_blank(each) for each in self._fields(node))
             case ast.Call(func=ast.Attribute(attr=method, value=owner)):
-                return (method in _TAKING and self._is(owner)) or self._hands_on(node, _TAKING)
+                return (method in TAKING_METHODS and self._is(owner)) or self._hands_on(node, TAKING_METHODS)
             case ast.Delete(targets=targets):
                 return any(self._is(target) for target in targets)
             case ast.Assign():

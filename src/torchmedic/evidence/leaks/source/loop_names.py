@@ -6,9 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from torchmedic.evidence.leaks.source.holder_names import HolderName
-from torchmedic.source.syntax import callee
+from torchmedic.source.syntax import COMPREHENSIONS, callee
 
-_COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _ALIKE = frozenset({"list", "tuple", "reversed", "sorted", "values"})  # what these give are the items themselves
 
 
@@ -23,7 +22,7 @@ def loop_names(name: HolderName, path: tuple[ast.AST, ...], *, is_item: bool) ->
     for loop in path:
         if isinstance(loop, ast.For):
             yield from _names(name, loop.target, loop.iter, is_item=is_item)
-        elif isinstance(loop, _COMPREHENSIONS):
+        elif isinstance(loop, COMPREHENSIONS):
             for each in loop.generators:
                 yield from _names(name, each.target, each.iter, is_item=is_item)
 

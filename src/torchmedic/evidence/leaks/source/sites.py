@@ -8,19 +8,14 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from torchmedic.source.live_frames import syntax_tree
-from torchmedic.source.syntax import CALLABLES, callee, nodes_in
+from torchmedic.source.syntax import CALLABLES, COMPREHENSIONS, LOOPS, nodes_in
+from torchmedic.source.vocabulary import makes_number
 
-_LOOPS = ast.For | ast.AsyncFor | ast.While
-_AROUND = (
-    (CALLABLES | _LOOPS)
-    | (ast.If | ast.ExceptHandler | ast.ClassDef)
-    | (ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
-)
+_AROUND = (CALLABLES | LOOPS) | (ast.If | ast.ExceptHandler | ast.ClassDef) | COMPREHENSIONS
 _NOTED = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete | ast.Call | ast.With | ast.AsyncWith
 _BUILDERS = frozenset({"__init__", "__post_init__", "__new__", "setup", "build", "<module>"})
 _GIVING = frozenset({"__getitem__", "__next__", "__iter__"})
 _MAKERS = frozenset("list dict set deque defaultdict OrderedDict Counter".split())
-_NUMBERS = frozenset("item tolist float int len str detach_number".split())
 
 
 class Site(NamedTuple):
@@ -57,7 +52,7 @@ class Site(NamedTuple):
         for node in reversed(self.path):
             if isinstance(node, CALLABLES):
                 break
-            if isinstance(node, _LOOPS):
+            if isinstance(node, LOOPS):
                 found.append(node)
         return found
 
@@ -67,10 +62,7 @@ class Site(NamedTuple):
         value = self.value
         if isinstance(value, ast.Constant | ast.JoinedStr):
             return True
-        if isinstance(value, ast.Call):
-            name = callee(value)
-            return name in _NUMBERS
-        return False
+        return isinstance(value, ast.Call) and makes_number(value)
 
     @property
     def is_little(self) -> bool:

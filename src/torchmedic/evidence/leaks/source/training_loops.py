@@ -14,17 +14,16 @@ from typing import NamedTuple
 from torchmedic.evidence.leaks.source.sites import Site
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.live_frames import syntax_tree
-from torchmedic.source.syntax import callee
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, last_name
+from torchmedic.source.vocabulary import cuts_graph, runs_backward
 
-_LOOPS = ast.For | ast.AsyncFor | ast.While
-_DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-_CUTTING = frozenset("detach item float int len tolist numpy".split())
+_DEFINITIONS = FUNCTIONS | ast.ClassDef
 _DEPTH = 4  # calls from a loop to what it reads
 
 
 class _Loop(NamedTuple):
     file: str
-    node: ast.For | ast.AsyncFor | ast.While
+    node: LOOPS
 
 
 def training_loops(files: Iterable[str]) -> TrainingLoops:
@@ -46,14 +45,14 @@ class TrainingLoops:
         self._functions: dict[str, list[ast.AST]] = {}
         for tree in self._trees.values():
             for node in ast.walk(tree):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if isinstance(node, FUNCTIONS):
                     self._functions.setdefault(node.name, []).append(node)
 
     def leads_to_backward(self, statements: Iterable[ast.AST], seen: frozenset[str] = frozenset()) -> bool:
         """Whether statements go backward, directly or in a function that they call, but in no loop of their own."""
         for call in _calls(statements):
             name = callee(call)
-            if _goes_backward(call):
+            if runs_backward(call):
                 return True
             if name not in seen and any(
                 self.leads_to_backward(each.body, seen | {name})  # type: ignore[attr-defined]
@@ -67,9 +66,7 @@ class TrainingLoops:
         trees = list(trees)
         reached = [each for functions in self._reached(trees).values() for each in functions]
         return any(
-            isinstance(node, ast.Call) and _goes_backward(node)
-            for tree in (*trees, *reached)
-            for node in ast.walk(tree)
+            isinstance(node, ast.Call) and runs_backward(node) for tree in (*trees, *reached) for node in ast.walk(tree)
         )
 
     def goes_backward(self, name: str) -> bool:
@@ -77,7 +74,7 @@ class TrainingLoops:
         functions = [each for functions in self._functions.values() for each in functions]
         for body in (*self._trees.values(), *functions):
             nodes = list(_with_graphs(body))
-            calls = [node for node in nodes if isinstance(node, ast.Call) and callee(node) == "backward"]
+            calls = [node for node in nodes if isinstance(node, ast.Call) and runs_backward(node)]
             values = [
                 (set(_targets(node)), {each for part in _with_graphs(node.value) for each in _names_of(part)})
                 for node in nodes
@@ -94,7 +91,7 @@ class TrainingLoops:
             _Loop(file, node)
             for file, tree in self._trees.items()
             for node in ast.walk(tree)
-            if isinstance(node, _LOOPS) and self.leads_to_backward(node.body)
+            if isinstance(node, LOOPS) and self.leads_to_backward(node.body)
         ]
 
     def read_what_others_fill(self, held: Held, put: Site) -> bool:
@@ -114,7 +111,7 @@ class TrainingLoops:
         """Functions that torch calls in a forward or backward."""
         calls = [node for tree in self._trees.values() for node in ast.walk(tree) if isinstance(node, ast.Call)]
         return {
-            getattr(given, "attr", "") or getattr(given, "id", "")
+            last_name(given)
             for call in calls
             if callee(call).startswith("register_") and callee(call).endswith("hook")
             for given in call.args
@@ -174,10 +171,6 @@ def _closure(names: set[str], assignments: list[tuple[set[str], set[str]]]) -> s
     return found
 
 
-def _goes_backward(call: ast.Call) -> bool:
-    return callee(call) == "backward" or (callee(call) == "grad" and "autograd" in ast.unparse(call.func))
-
-
 def _calls(statements: Iterable[ast.AST]) -> Iterator[ast.Call]:
     """The calls in statements, but for those in loops and functions that stand in there."""
     pending = list(statements)
@@ -185,7 +178,7 @@ def _calls(statements: Iterable[ast.AST]) -> Iterator[ast.Call]:
         node = pending.pop()
         if isinstance(node, ast.Call):
             yield node
-        if not isinstance(node, _LOOPS | _DEFINITIONS):
+        if not isinstance(node, LOOPS | _DEFINITIONS):
             pending.extend(ast.iter_child_nodes(node))
 
 
@@ -193,7 +186,7 @@ def _with_graphs(tree: ast.AST) -> Iterator[ast.AST]:
     """What stands in one function, without what others in it do, and without what is cut off from its graph."""
     yield tree
     for node in ast.iter_child_nodes(tree):
-        if not isinstance(node, _DEFINITIONS) and not (isinstance(node, ast.Call) and callee(node) in _CUTTING):
+        if not isinstance(node, _DEFINITIONS) and not (isinstance(node, ast.Call) and cuts_graph(node)):
             yield from _with_graphs(node)
 
 
@@ -203,11 +196,11 @@ def _names(tree: ast.AST) -> set[str]:
 
 def _names_of(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-        yield getattr(node, "attr", "") or getattr(node, "id", "")
+        yield last_name(node)
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> Iterator[str]:
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
         for part in ast.walk(target):
             if isinstance(part, ast.Name | ast.Attribute) and isinstance(part.ctx, ast.Store):
-                yield getattr(part, "attr", "") or getattr(part, "id", "")
+                yield last_name(part)

@@ -13,16 +13,20 @@ import torch
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.scopes import assignment_before
+from torchmedic.source.vocabulary import runs_backward
 
 _FAR = 6  # statements
 
 
 def trained_call(frame: Frame) -> ast.Call | None:
-    """The call that `loss.backward()`, which a frame is at, goes back to; None where the source does not show it."""
+    """The call of the model that the backward which a frame is at goes back to; None where the source does not show it.
+
+    The loss is the owner of `backward`, or an argument: `accelerator.backward(loss)`, `self.manual_backward(loss)`.
+    """
     call = frame.node
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or not runs_backward(call):
         return None
-    pending: list[ast.AST] = [call.func.value]
+    pending: list[ast.AST] = [call.func.value, *call.args[:1]]
     seen: set[str] = set()
     for _ in range(_FAR):
         if not pending:
