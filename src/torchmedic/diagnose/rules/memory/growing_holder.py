@@ -18,7 +18,6 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._growth import end, limit, measured, period, span, where
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.leaks.evidence import LeakEvidence
-from torchmedic.evidence.leaks.length_limits import NO_LIMIT
 from torchmedic.records import Diagnosis
 from torchmedic.source.syntax import callee
 
@@ -53,8 +52,6 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     draft.because(where(evidence), limit(evidence), measured(evidence), end(evidence))
     if far is None:
         draft.help(f"keep less in `{name}`: numbers, only the last items (`deque(maxlen=...)`), or files on disk")
-    elif far[0] == NO_LIMIT:
-        draft.help(f"set the limit that `{name}` is made for")
     else:
         draft.help(f"let `{name}` have fewer items, or smaller ones (`uint8` for images), or keep them on disk")
     return draft.done(severity="warning")
