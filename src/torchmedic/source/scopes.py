@@ -48,5 +48,5 @@ def assignment_before(frame: Frame, name: str) -> ast.AST | None:
 
 
 def header(statement: ast.AST) -> ast.AST:
-    """What stands for a binding in a report: of a loop, what it loops over."""
+    """The node that stands for a binding in a report: of a loop, the expression that it goes over."""
     return statement.iter if isinstance(statement, ast.For | ast.AsyncFor) else statement

@@ -12,6 +12,7 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 CALLABLES = FUNCTIONS | ast.Lambda
 LOOPS = ast.For | ast.AsyncFor | ast.While
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+LEAVING = ast.Return | ast.Continue | ast.Break | ast.Raise  # statements behind which a block does not go on
 
 Path = tuple[ast.AST, ...]  # the nodes around a node, outermost first
 

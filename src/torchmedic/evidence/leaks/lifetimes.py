@@ -11,6 +11,7 @@ from torchmedic.evidence.leaks.source.sites import Site
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.stacks import position_of
 from torchmedic.source.syntax import COMPREHENSIONS, LOOPS, first_line, nodes_in
 from torchmedic.source.user_variables import locals_of
 
@@ -133,8 +134,7 @@ def _is_in_loop(frame: FrameType) -> bool:
 
 def _is_at(node: ast.expr, frame: FrameType) -> bool:
     """Whether the very call that a frame is at stands in an expression, and not only on its lines."""
-    position = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
-    line, end_line, column, end_column = position
+    line, end_line, column, end_column = position_of(frame.f_code, frame.f_lasti)
     if line is None or end_line is None or column is None or end_column is None:
         return node.lineno <= frame.f_lineno <= (node.end_lineno or 0)
     begins = (node.lineno, node.col_offset) <= (line, column)

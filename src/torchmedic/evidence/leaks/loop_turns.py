@@ -58,7 +58,7 @@ def _turns(frames: list[FrameType]) -> Iterator[tuple[ast.For | ast.While, Place
 
 
 def _trace(value: Any) -> Any:
-    """What tells a value from others later on, and does not keep it alive."""
+    """A mark that tells a value from others later on, and does not keep it alive."""
     if type(value) in _PLAIN:
         return value
     try:

@@ -14,7 +14,7 @@ _ITEM_GIVERS = frozenset({"list", "tuple", "reversed", "sorted", "values"})  # g
 
 
 def aliases(name: HolderName, held: Held, files: list[str]) -> Iterator[Held]:
-    """The same holder under each of its other names."""
+    """The holder once more under each of its other names."""
     plain = held._replace(own="", owners=())
     for file in files:
         for node, path in nodes_of(file):

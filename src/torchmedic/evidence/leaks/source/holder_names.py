@@ -64,7 +64,7 @@ class HolderName:
         return isinstance(node, ast.Name | ast.Attribute) and self.matches(node)
 
     def puts(self, node: ast.AST) -> Iterator[ast.expr | None]:
-        """What a statement or call adds to the holder; None for a value that the source does not show."""
+        """The values that a statement or call adds to the holder; None for a value that the source does not show."""
         if isinstance(node, ast.Call):
             yield from self._put_by_call(node)
         elif isinstance(node, ast.AugAssign) and self.matches(node.target):

@@ -8,10 +8,8 @@ from collections.abc import Iterable
 from torchmedic.evidence.leaks.source.holder_names import HolderName
 from torchmedic.evidence.leaks.source.sites import Site
 from torchmedic.source.assignments import sides, terms
-from torchmedic.source.syntax import Path, callee, function_around, nodes_in
+from torchmedic.source.syntax import LEAVING, Path, callee, function_around, nodes_in
 from torchmedic.source.vocabulary import calls_backward
-
-_LEAVING = ast.Return | ast.Continue | ast.Break | ast.Raise
 
 
 def is_limited(name: HolderName, site: Site) -> bool:
@@ -35,7 +33,7 @@ def is_limited(name: HolderName, site: Site) -> bool:
     return any(
         isinstance(node, ast.If)
         and node.lineno < site.node.lineno
-        and isinstance(node.body[-1], _LEAVING)
+        and isinstance(node.body[-1], LEAVING)
         and _compares_length(node.test, name, known)
         for node in inside
     )

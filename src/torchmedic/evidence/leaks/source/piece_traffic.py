@@ -63,21 +63,8 @@ def _of_links(held: Held, of_head: Traffic, files: list[str]) -> Traffic:
                 cut.append(site._replace(value=None))
     # What is taken out of the place where a chain begins takes no link out of it.
     anew = [site for site in of_head.takes if isinstance(site.value, ast.Call | ast.Constant)]
-    made = [site for link in linked for site in _made(link, files)]
-    puts = [*filled, *of_head.puts, *(site for site in linked if not site.builds)]
-    puts += [*made, *(site for site in linked if site.builds)]
+    puts = [*filled, *of_head.puts, *sorted(linked, key=lambda site: site.builds)]
     return Traffic(puts, [*cut, *anew], of_head.is_limited)
-
-
-def _made(link: Site, files: list[str]) -> Iterator[Site]:
-    """The calls that make links, where the constructor of their class sets the attribute that links them."""
-    owner = next((each.name for each in reversed(link.path) if isinstance(each, ast.ClassDef)), "")
-    for file in files if link.builds and owner else ():
-        for node, path in nodes_of(file):
-            if isinstance(node, ast.Call) and callee(node) == owner:
-                site = Site(file, node, None, path)
-                if site.loops or site.function is not None:
-                    yield site
 
 
 def _cached(held: Held, files: list[str]) -> Iterator[Site]:

@@ -14,9 +14,7 @@ import torch
 from torchmedic.source.bindings import binds, own_statements
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import UNKNOWN, read
-from torchmedic.source.syntax import FUNCTIONS, LOOPS
-
-_ENDS = ast.Return | ast.Continue | ast.Break | ast.Raise
+from torchmedic.source.syntax import FUNCTIONS, LEAVING, LOOPS
 
 
 def not_taken(frame: Frame, body: ast.AST | None) -> frozenset[int]:
@@ -30,7 +28,7 @@ def not_taken(frame: Frame, body: ast.AST | None) -> frozenset[int]:
                     continue
                 assert isinstance(statement, ast.If)
                 taken, passed = (statement.body, statement.orelse) if verdict else (statement.orelse, statement.body)
-                if taken and isinstance(taken[-1], _ENDS):
+                if taken and isinstance(taken[-1], LEAVING):
                     passed = [*passed, *block[position + 1 :]]
                 found |= {id(node) for each in passed for node in ast.walk(each) if isinstance(node, ast.stmt)}
     return frozenset(found)

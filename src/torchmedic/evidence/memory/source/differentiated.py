@@ -234,7 +234,7 @@ def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
 
 
 def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
-    """Those of a statement itself, not of the statements inside it."""
+    """The expressions of a statement itself, not those of the statements inside it."""
     if not isinstance(statement, _COMPOUND):
         yield from ast.walk(statement)
         return

@@ -15,6 +15,7 @@ from torchmedic.evidence.memory.accounting.holder import Holder
 from torchmedic.evidence.memory.source.library_fillers import given_at
 from torchmedic.observe.heap.walk import Held
 from torchmedic.records import Location, Role
+from torchmedic.source.assignments import flat
 from torchmedic.source.live_frames import node_location, syntax_tree
 from torchmedic.source.syntax import CALLABLES, FUNCTIONS, LOOPS, first_line, has_line, nodes_in
 from torchmedic.source.user_code import is_user_file
@@ -34,7 +35,7 @@ class Filler(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is stored, as the source says it."""
+        """The text of the expression that is stored."""
         return ast.unparse(self.value) if self.value is not None else ""
 
     @property
@@ -55,12 +56,12 @@ def fillers_of(holder: Holder) -> list[Filler]:
 
 
 def traffic_of(holder: Holder) -> Traffic:
-    """What the source says of who fills it, who empties it, and whether it is filled up to a limit."""
+    """The lines that fill and empty a holder, and whether it is filled only up to a length."""
     return traffic(_held(holder), [file for file, _ in _sources(holder)])
 
 
 def _held(holder: Holder) -> Held:
-    """The same holder as the watch over leaks would know it."""
+    """The record that the watch over leaks would have of this holder."""
     path = re.sub(r"\[.*?\]", "", holder.path)
     by_attribute = bool(holder.attribute) and holder.parent is not None
     last = holder.attribute if by_attribute else path.partition(".")[0]
@@ -95,7 +96,7 @@ def _sources(holder: Holder) -> Iterator[tuple[str, ast.Module]]:
 
 
 def _scopes(tree: ast.Module, holder: Holder, file: str) -> Iterable[ast.AST]:
-    """Where the name means this variable: its function, or the whole file for a global or an attribute."""
+    """The parts of a file where the name means this variable: its function; all of it for a global or attribute."""
     code = holder.scope
     if not holder.function or not isinstance(code, types.CodeType) or file != code.co_filename:
         return (tree,)
@@ -116,11 +117,11 @@ def assigned_at(holder: Holder) -> list[Filler]:
             for node, in_loop in _with_loops(scope, False, others):
                 targets: list[ast.expr] = []
                 if isinstance(node, ast.Assign):
-                    targets = [part for target in node.targets for part in _flat(target)]
+                    targets = list(flat(node.targets))
                 elif isinstance(node, ast.AnnAssign | ast.AugAssign):
                     targets = [node.target]
                 elif isinstance(node, ast.For):
-                    targets = list(_flat(node.target))
+                    targets = list(flat([node.target]))
                 if any(_is(target, wanted, holder) for target in targets):
                     where: Any = node.iter if isinstance(node, ast.For) else node
                     found.append(Filler(file, where, getattr(node, "value", None), in_loop))
@@ -132,16 +133,6 @@ def is_looped(filler: Filler) -> bool:
     tree = syntax_tree(filler.file)
     line = filler.node.lineno
     return any(isinstance(node, LOOPS) and any(has_line(each, line) for each in node.body) for node in nodes_in(tree))
-
-
-def _flat(target: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(target, ast.Tuple | ast.List):
-        for part in target.elts:
-            yield from _flat(part)
-    elif isinstance(target, ast.Starred):
-        yield from _flat(target.value)
-    else:
-        yield target
 
 
 def _with_own(tree: ast.AST, holder: Holder) -> frozenset[ast.AST]:

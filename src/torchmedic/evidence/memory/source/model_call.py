@@ -15,7 +15,7 @@ from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.scopes import assignment_before
 from torchmedic.source.vocabulary import runs_backward
 
-_FAR = 6  # statements
+_MAX_STATEMENTS = 6  # that a loss is followed back through
 
 
 def trained_call(frame: Frame) -> ast.Call | None:
@@ -28,7 +28,7 @@ def trained_call(frame: Frame) -> ast.Call | None:
         return None
     pending: list[ast.AST] = [call.func.value, *call.args[:1]]
     seen: set[str] = set()
-    for _ in range(_FAR):
+    for _ in range(_MAX_STATEMENTS):
         if not pending:
             break
         part = pending.pop(0)

@@ -64,7 +64,7 @@ def is_run_again(filler: Filler, frames: Sequence[Frame], modules: Iterable[torc
 
 
 def _is_torchs(frame: Frame) -> bool:
-    """Its containers go through layers in a loop, once in each step."""
+    """Whether a frame is torch's: its containers go through their layers in a loop, once in each step."""
     return str(frame.live.f_globals.get("__name__", "")).partition(".")[0] == "torch"
 
 
@@ -122,7 +122,7 @@ def _hooks(modules: Iterable[torch.nn.Module]) -> set[str]:
 
 
 def _name_of(function: Any) -> set[str]:
-    """Of a function, also behind a `partial`; none of what has no name."""
+    """The name of a function, also behind a `partial`; empty for what has no name."""
     return {str(getattr(getattr(function, "func", function), "__name__", ""))} - {""}
 
 
