@@ -22,6 +22,7 @@ from torchmedic.replay.trace.microscope import Microscope, Value
 from torchmedic.source.live_frames import Frame, stack_of
 from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.segment.cut import CannotCut
+from torchmedic.source.syntax import nodes_in
 from torchmedic.source.text import relative
 
 # What messages about bad numbers have in common; whether there is one is then looked up among the live values.
@@ -67,7 +68,7 @@ def _condition(frame: Frame) -> str:
         return ast.unparse(statement.test)
     found = [
         ast.unparse(node.test)
-        for node in (ast.walk(frame.tree) if frame.tree is not None else ())
+        for node in nodes_in(frame.tree)
         if isinstance(node, ast.If) and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
     ]
     return " ".join(found)

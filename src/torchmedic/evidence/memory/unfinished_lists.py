@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.memory import headroom
 from torchmedic.source.live_frames import Frame
+from torchmedic.source.syntax import callee
 
 _COLLECTORS = frozenset("list tuple set frozenset dict sorted array asarray stack concatenate cat".split())
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})
@@ -76,7 +77,7 @@ def _collects(frame: Frame) -> bool:
     call = frame.node
     if not isinstance(call, ast.Call):
         return False
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    name = callee(call)
     return name in _COLLECTORS or name == "join"
 
 

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_iter
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.spots import user_spots
+from torchmedic.source.syntax import CALLABLES, nodes_in
 
 
 class Ran(NamedTuple):
@@ -137,8 +138,8 @@ def _same_function(file: str, line: int, other: int) -> bool:
     tree = syntax_tree(file)
     functions = [
         {at for at in (line, other) if node.lineno <= at <= (node.end_lineno or node.lineno)}
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in nodes_in(tree)
+        if isinstance(node, CALLABLES)
     ]
     return all(len(found) != 1 or line == other for found in functions)
 

@@ -20,6 +20,7 @@ from torchmedic.source.objects.graph import is_freed, nodes_behind, walk
 from torchmedic.source.objects.parts import attributes
 from torchmedic.source.spots import spot_of_frame
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.vocabulary import ADDING_METHODS
 
 _CONTAINERS = (list, tuple, dict, deque)
 _PLAIN = (str, bytes, int, float, bool, type(None))
@@ -27,7 +28,6 @@ _OF_MODULES = frozenset({"_buffers", "_modules", "_parameters"})
 _MAX_OBJECTS = 400
 _MAX_ATTRIBUTES = 200  # of one object
 _MAX_ITEMS = 256  # of one container, the last ones
-_ADDING = frozenset("append extend appendleft insert add put setdefault update".split())
 
 
 class GraphHolder(NamedTuple):
@@ -194,7 +194,7 @@ def _binds(statement: ast.Assign | ast.AugAssign | ast.AnnAssign, name: str, hol
 def _adds(node: ast.expr, name: str) -> bool:
     match node:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=method)):
-            return owner == name and method in _ADDING
+            return owner == name and method in ADDING_METHODS
     return False
 
 

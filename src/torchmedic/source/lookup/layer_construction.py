@@ -14,6 +14,7 @@ from torchmedic.source.bindings import binds, own_statements
 from torchmedic.source.live_frames import Frame, node_location, syntax_tree
 from torchmedic.source.objects.parts import attributes
 from torchmedic.source.scopes import assignment_before, assignments
+from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in
 
 
 def module_path(frames: list[Frame], module: nn.Module) -> tuple[nn.Module, str] | None:
@@ -118,7 +119,7 @@ def class_node(kind: type) -> tuple[str, ast.ClassDef] | None:
     ]
     for code in codes:
         tree = syntax_tree(code.co_filename)
-        for node in ast.walk(tree) if tree is not None else ():
+        for node in nodes_in(tree):
             if (
                 isinstance(node, ast.ClassDef)
                 and node.name == kind.__name__
@@ -160,7 +161,7 @@ def _built_in_class(owner: type, path: str, kind: type | None = None) -> tuple[s
 
 def own_names(body: ast.ClassDef) -> frozenset[str]:
     """What the methods of a class call their object: `self`, whatever somebody else calls it."""
-    methods = (node for node in body.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    methods = (node for node in body.body if isinstance(node, FUNCTIONS))
     return frozenset({"self"} | {method.args.args[0].arg for method in methods if method.args.args})
 
 
@@ -189,9 +190,7 @@ def is_attribute_of(node: ast.AST, attr: str, names: frozenset[str]) -> bool:
 
 
 def _called_name(node: ast.expr) -> str:
-    if not isinstance(node, ast.Call):
-        return ""
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return callee(node) if isinstance(node, ast.Call) else ""
 
 
 def _descend(node: ast.expr, path: list[str]) -> ast.expr | None:

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, node_location, place, syntax_tree
+from torchmedic.source.syntax import nodes_in
 
 
 def _files(frames: list[Frame]) -> list[str]:
@@ -24,7 +25,7 @@ def built_at(frames: list[Frame], optimizer: Any, role: Role, label: str) -> Loc
         tree = syntax_tree(file)
         calls = [
             node
-            for node in (ast.walk(tree) if tree is not None else ())
+            for node in nodes_in(tree)
             if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
         ]
         if len(calls) > 1:
@@ -57,7 +58,7 @@ def rate_set_at(frames: list[Frame], optimizer: Any, role: Role, label: str) -> 
         tree = syntax_tree(file)
         made = [
             node
-            for node in (ast.walk(tree) if tree is not None else ())
+            for node in nodes_in(tree)
             if isinstance(node, ast.Assign | ast.AugAssign)
             for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
             if isinstance(target, ast.Subscript) and ast.unparse(target.slice) in ("'lr'", '"lr"')

@@ -35,6 +35,7 @@ from torchmedic.source.live_frames import node_location
 from torchmedic.source.objects.graph import is_freed, leaves_behind, nodes_behind
 from torchmedic.source.scopes import function_body
 from torchmedic.source.spots import spot_of_node
+from torchmedic.source.syntax import LOOPS
 
 CODE, NAME = "TM104", "backward-through-freed-graph"
 
@@ -92,7 +93,7 @@ def _only_goes_back(failure: BackwardFailure, carriers: list[Carrier]) -> bool:
     """Whether the innermost loop around backward trains nothing, and goes back from what was computed before it."""
     frame = failure.caller
     body = function_body(frame) if frame is not None else None
-    loop = enclosing(body, frame.line, (ast.For, ast.AsyncFor, ast.While)) if frame is not None and body else None
+    loop = enclosing(body, frame.line, LOOPS) if frame is not None and body else None
     if frame is None or loop is None or not carriers:
         return False
     inside = [

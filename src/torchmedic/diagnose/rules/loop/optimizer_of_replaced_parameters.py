@@ -19,6 +19,7 @@ from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM608", "optimizer-of-replaced-parameters"
 
@@ -80,7 +81,7 @@ def _assigned(evidence: LoopEvidence, names: list[str], label: str) -> Location 
     wanted = {part for name in names for part in name.split(".")}
     found = [
         node
-        for node in (ast.walk(tree) if tree is not None else ())
+        for node in nodes_in(tree)
         if isinstance(node, ast.Assign) and node.lineno > built.line
         for target in node.targets
         if (isinstance(target, ast.Attribute) and target.attr in wanted)

@@ -7,7 +7,6 @@ import ast
 from torchmedic.diagnose.cures.edits import rewritten
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.leaks.evidence import LeakEvidence
-from torchmedic.evidence.leaks.length_limits import NO_LIMIT
 from torchmedic.evidence.leaks.source.sites import Site
 from torchmedic.source.text import relative, source_line
 
@@ -88,8 +87,6 @@ def limit(evidence: LeakEvidence) -> str:
     if evidence.far_limit is None:
         return ""
     items, nbytes = evidence.far_limit
-    if items == NO_LIMIT:
-        return "the limit that its length is compared with is not set"
     return f"it may have {items:,} items, but so many would take {size(nbytes)}"
 
 

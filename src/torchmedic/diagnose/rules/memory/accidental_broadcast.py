@@ -33,6 +33,7 @@ from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.step.trial import Edit
 from torchmedic.source.live_frames import expressions, syntax_tree
 from torchmedic.source.spots import Spot, spot_of_node
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM404", "accidental-broadcast"
 
@@ -161,7 +162,7 @@ def _adds_dimension(side: ast.expr) -> bool:
 def _is_beside_product(node: ast.expr, tree: ast.AST | None) -> bool:
     """Whether a sum or difference has an expression on one side, and a product of matrices on the other."""
     place = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-    for outer in ast.walk(tree) if tree is not None else ():
+    for outer in nodes_in(tree):
         if isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Add | ast.Sub):
             for side, other in ((outer.left, outer.right), (outer.right, outer.left)):
                 if (side.lineno, side.col_offset, side.end_lineno, side.end_col_offset) == place:

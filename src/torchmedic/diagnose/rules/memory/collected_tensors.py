@@ -23,7 +23,6 @@ from torchmedic.diagnose.rules.memory._warned import was_warned
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.leaks.source.holder_names import called
 from torchmedic.evidence.memory.accounting.holder import Holder
 from torchmedic.evidence.memory.attempts import callers_of
 from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
@@ -31,6 +30,7 @@ from torchmedic.evidence.memory.grown_tensors import JOINS, grown_tensors
 from torchmedic.evidence.memory.source.fillers import Filler, fillers_of, is_looped, traffic_of
 from torchmedic.evidence.memory.source.run_again import is_run_again
 from torchmedic.records import Diagnosis
+from torchmedic.source.syntax import callee
 
 CODE, NAME = "TM412", "collected-tensors"
 
@@ -85,7 +85,7 @@ def _is_joined(holder: Holder, filler: Filler, evidence: RaisedEvidence) -> bool
     call = frame.node if frame is not None else None
     if frame is None or frame.live.f_code is not holder.scope or not isinstance(call, ast.Call) or not call.args:
         return False
-    return called(call) in JOINS | {"stack"} and ast.unparse(call.args[0]) == holder.path and is_looped(filler)
+    return callee(call) in JOINS | {"stack"} and ast.unparse(call.args[0]) == holder.path and is_looped(filler)
 
 
 def _grown(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:

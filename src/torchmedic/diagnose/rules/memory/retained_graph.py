@@ -34,6 +34,7 @@ from torchmedic.evidence.memory.retained_graphs import Retained
 from torchmedic.evidence.memory.source.fillers import Filler, assigned_at, fillers_of, is_looped
 from torchmedic.evidence.memory.wanted_graphs import in_parts, is_wanted
 from torchmedic.records import Diagnosis
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM403", "retained-graph"
 
@@ -180,7 +181,7 @@ def _roots(autopsy: Autopsy) -> list[torch.nn.Module]:
 def _create_graph(autopsy: Autopsy) -> Filler | None:
     """The call that leaves gradients with a graph."""
     for frame in reversed(autopsy.evidence.frames):
-        for node in ast.walk(frame.tree) if frame.is_user and frame.tree is not None else ():
+        for node in nodes_in(frame.tree if frame.is_user else None):
             if isinstance(node, ast.Call) and any(each.arg == "create_graph" for each in node.keywords):
                 return Filler(frame.file, node, None, True)
     return None

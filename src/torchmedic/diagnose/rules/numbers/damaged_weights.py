@@ -28,6 +28,7 @@ from torchmedic.source.live_frames import node_location, syntax_tree
 from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.lookup.layer_construction import built_at
 from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM221", "damaged-weights"
 
@@ -132,7 +133,7 @@ def _writers(evidence: NumbersEvidence, attr: str) -> list[Location]:
     found = []
     for file in dict.fromkeys(frame.file for frame in reversed(evidence.frames) if frame.is_user):
         tree = syntax_tree(file)
-        for node in ast.walk(tree) if tree is not None else ():
+        for node in nodes_in(tree):
             label = _writes(node, attr)
             if label:
                 found.append(node_location("cause", file, node, label))
