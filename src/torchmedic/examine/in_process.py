@@ -30,6 +30,7 @@ from torchmedic.evidence.memory.cures.forked import ForkedTrials, Proof
 from torchmedic.evidence.memory.table import record_of
 from torchmedic.evidence.number_exception import EchoEvidence, asks_about_number, complains_of_number
 from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.evidence.spoiled_weights import trace_back
 from torchmedic.examine import exhausted_worker
 from torchmedic.examine.lost_device import explain
 from torchmedic.observe.checkup.loss_graph import LossGraph
@@ -127,6 +128,7 @@ def _lost(error: BaseException, fault: DeviceFault, agent: Any, frame: FrameType
 
 def _older(evidence: EchoEvidence) -> Diagnosis | None:
     """The origin of the number that an exception complains of."""
+    evidence.replay()
     diagnosis = diagnose(evidence, registry.NUMBERS) if evidence.births else None
     return diagnosis if diagnosis is not None and diagnosis.grade != "possible" else None
 
@@ -146,12 +148,14 @@ def nonfinite(optimizer: Any, frame: FrameType, what: What, at: At, agent: Any) 
     """Called by the agent when a number is NaN or infinite; the frames of the step are on the stack."""
     agent.batches.settle(tensors_in_frames(frame))
     incident = turned_bad(optimizer, what, at, agent)
-    evidence = NumbersEvidence(incident, frame, agent)
+    evidence = NumbersEvidence.at_frame(incident, frame, agent)
+    evidence.replay()
+    evidence = trace_back(evidence, frame)
     try:
         diagnosis = diagnose(evidence, registry.NUMBERS)
         _waiting[:] = [(diagnosis, recorder.of_numbers(evidence, diagnosis, agent))]
     finally:
-        evidence.restore()
+        evidence.restore_weights()
     return diagnosis
 
 

@@ -30,6 +30,7 @@ def _shown(evidence: ShadowEvidence) -> Diagnosis | None:
     found = ask(evidence, registry.SHADOWED)
     if (found is None or found.grade != "proven") and complains_of_number(evidence):
         echo = EchoEvidence.of_exception(evidence)
+        echo.replay()
         older = ask(echo, registry.NUMBERS) if echo.births else None
         if older is not None and older.grade != "possible":
             return older

@@ -101,7 +101,7 @@ def expression(evidence: NumbersEvidence) -> tuple[ast.expr, Spot] | None:
 
 def smallest_safe(evidence: NumbersEvidence) -> str:
     """A constant that the dtype at the origin can tell from zero, with its square."""
-    captured = evidence.captured
+    captured = evidence.replay_with_values(evidence.op)
     dtypes = {tensor.dtype for tensor in captured.tensors} if captured is not None else set()
     return "1e-3" if torch.float16 in dtypes else "1e-6"
 
@@ -153,7 +153,7 @@ def _away_from_zero(name: str, eps: str, counts: bool) -> Iterator[tuple[str, st
 
 def _counts(evidence: NumbersEvidence) -> bool:
     """Whether the divisor counts something: whole numbers from 0 on."""
-    captured, op = evidence.captured, evidence.op
+    captured, op = evidence.replay_with_values(evidence.op), evidence.op
     if captured is None or op is None or len(captured.args) < 2 or not isinstance(captured.args[1], torch.Tensor):
         return False
     divisor = captured.args[1]

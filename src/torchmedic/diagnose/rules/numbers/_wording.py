@@ -224,7 +224,7 @@ def why_zero(evidence: NumbersEvidence, zeros: torch.Tensor | None) -> Any:
 
 
 def _zero_because(evidence: NumbersEvidence, op: Op, zeros: torch.Tensor | None) -> str:
-    captured = evidence.values_of(op)
+    captured = evidence.replay_with_values(op)
     if captured is None or not captured.outputs:
         return ""
     where = rows(zeros, evidence) if zeros is not None else ""

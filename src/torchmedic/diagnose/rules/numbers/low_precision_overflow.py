@@ -36,7 +36,7 @@ _LOW = (torch.float16, torch.bfloat16)
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
-    op, captured = evidence.op, evidence.captured
+    op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or not captured.outputs or is_diverging(evidence):
         return None
     output = captured.outputs[0]
