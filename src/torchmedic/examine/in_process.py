@@ -16,8 +16,9 @@ from torchmedic.detect.loop.incident import LoopIncident
 from torchmedic.detect.trends.heap_growth import Growth
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.cures import memory
-from torchmedic.diagnose.engine import ask, ask_each, diagnose
-from torchmedic.diagnose.rules.cause_not_known import CODE
+from torchmedic.diagnose.engine import ask, ask_each, diagnose, find
+from torchmedic.diagnose.rule import Finding
+from torchmedic.diagnose.rules.cause_not_known import CODE, not_explained
 from torchmedic.diagnose.suppression import is_suppressed
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.evidence.exception import RaisedEvidence
@@ -25,7 +26,7 @@ from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.evidence.leaks.held_lines import with_lines
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.evidence.lost_device.evidence import LostDevice, lost_context
-from torchmedic.evidence.memory.autopsy import autopsy_of, exhaustion_in
+from torchmedic.evidence.memory.autopsy import examine_memory
 from torchmedic.evidence.memory.cures.forked import ForkedTrials, Proof
 from torchmedic.evidence.memory.table import record_of
 from torchmedic.evidence.number_exception import EchoEvidence, asks_about_number, complains_of_number
@@ -85,22 +86,25 @@ def _explain_exception(error: BaseException, agent: Any) -> tuple[Diagnosis, For
         return None
     incident = raised(error, agent)
     evidence = RaisedEvidence(incident)
-    diagnosis = exhausted_worker.told(evidence) or diagnose(evidence, registry.RAISED)
+    evidence.autopsy = autopsy = examine_memory(evidence)
+    told = exhausted_worker.told(evidence)
+    found = find(evidence, registry.RAISED) if told is None else Finding(told)
+    diagnosis = found.diagnosis if found is not None else not_explained(evidence)
     if diagnosis.grade != "proven" and complains_of_number(evidence):
         if not agent.finite.on:
             agent.events.write("echo", code=diagnosis.code, step=incident.step)
             return None  # the weights are NaN since a step that has been explained
         diagnosis = _older(EchoEvidence.of_exception(evidence)) or diagnosis
-    if diagnosis.code == CODE and exhaustion_in(evidence) is not None:
+    if diagnosis.code == CODE and evidence.exhaustion is not None:
         raise MemoryError  # of memory that has run out there is a rule that always speaks, if it has any itself
     agent.events.write("exception", symptom=incident.symptom, step=incident.step, phase=incident.phase)
-    autopsy = autopsy_of(evidence)
     if autopsy is not None:
         agent.events.write("memory-autopsy", step=incident.step, **record_of(autopsy))
     recording = recorder.of_exception(evidence, diagnosis, agent)
     if recording is not None:
         recording.write(agent.folder, next_diagnosis(agent.folder))
-    return diagnosis, memory.trials(diagnosis, autopsy) if autopsy is not None else None
+    plan = found.plan if found is not None and found.diagnosis is diagnosis else None
+    return diagnosis, plan.prepare(autopsy) if plan is not None and autopsy is not None else None
 
 
 def device_died(error: BaseException, frame: FrameType, agent: Any) -> None:
@@ -119,6 +123,7 @@ def _lost(error: BaseException, fault: DeviceFault, agent: Any, frame: FrameType
         return  # it has been explained: what comes now is its echo
     agent.device_lost = True
     with LostDevice(incident, fault, batches, frame) as lost:
+        lost.replay()
         diagnosis, evidence = explain(lost)
         number = write_diagnosis(agent.folder, diagnosis)
         recording = recorder.of_exception(evidence, diagnosis, agent) if evidence is not None else None

@@ -10,6 +10,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.lost_device.evidence import LostDevice
 from torchmedic.evidence.lost_device.kernel_match import Confirmation, confirm
 from torchmedic.evidence.lost_device.shadow_evidence import ShadowEvidence
+from torchmedic.evidence.memory.autopsy import examine_memory
 from torchmedic.evidence.number_exception import EchoEvidence, complains_of_number
 from torchmedic.records import Diagnosis, Grade, Treatment
 
@@ -22,7 +23,12 @@ def explain(lost: LostDevice) -> tuple[Diagnosis, ShadowEvidence | None]:
         confirmed = confirm(lost)
         if found is not None and not confirmed.contradicts:
             return _amended(found, shown, confirmed), shown
-    return ask(lost, registry.LOST) or diagnose(RaisedEvidence(lost.incident), registry.RAISED), None
+    diagnosis = ask(lost, registry.LOST)
+    if diagnosis is None:
+        evidence = RaisedEvidence(lost.incident)
+        evidence.autopsy = examine_memory(evidence)
+        diagnosis = diagnose(evidence, registry.RAISED)
+    return diagnosis, None
 
 
 def _shown(evidence: ShadowEvidence) -> Diagnosis | None:

@@ -23,11 +23,10 @@ from torchmedic.evidence.memory.accounting.holder import Found, FoundArray, Hold
 from torchmedic.evidence.memory.accounting.measured import Measured, measure, refusal_of
 from torchmedic.evidence.memory.accounting.saved_by_graph import is_leaf, sequence_of
 from torchmedic.evidence.memory.accounting.walk import held_tensors
-from torchmedic.evidence.memory.attempts import callers_of, history_of, is_lent, is_updating
+from torchmedic.evidence.memory.attempts import callers_of, history_of, is_lent, is_updating, next_node
 from torchmedic.evidence.memory.by_layer import Layers
 from torchmedic.evidence.memory.by_line import Line, Method
 from torchmedic.evidence.memory.fake.ledger import ByteLedger, Made, Place, Saved
-from torchmedic.evidence.memory.next_node import next_node
 from torchmedic.evidence.memory.replays import NotPlayed, made_again, play
 from torchmedic.evidence.memory.retained_graphs import Retained, retained_graphs
 from torchmedic.evidence.memory.source.differentiated import Backward, backward_around, is_differentiated
@@ -52,8 +51,8 @@ class Autopsy:
         # Filled by `look`:
         self.found: list[Found] = []
         self.batch: list[torch.Tensor] = []
-        self.book = Book(self.is_wanted, self._optimizers, self.since)
-        self.measured = Measured(where=exhaustion.where, used=0)
+        self.book: Book
+        self.measured: Measured
         # Filled by `replay`:
         self.step: Step | None = None  # the failing step, if it can be cut
         self.replayed: ByteLedger | None = None  # the step on fake tensors, if they could follow it
@@ -68,6 +67,7 @@ class Autopsy:
 
     def look(self) -> None:
         """Walk the heap: which tensors there are, and who holds them."""
+        self.book = Book(self.is_wanted, self._optimizers, self.since)
         arrays: list[FoundArray] = []
         kinds = (None, None) if self.exhaustion.on_device else (arrays, self.book.piles)
         self.found = [*held_tensors(self._frames, self._skipped, *kinds), *self.book.gradients_with_graph()]
@@ -209,8 +209,8 @@ class Autopsy:
         return [*loaded, *copies]
 
     def _ours(self) -> list[torch.Tensor]:
-        copies = getattr(getattr(self.agent, "rewind", None), "_copies", {})
-        return [value for copy, _ in copies.values() for value in copy.values]
+        """Copies of weights that torchmedic holds."""
+        return self.agent.rewind.copied if self.agent is not None else []
 
     def _cut(self) -> Step | None:
         try:

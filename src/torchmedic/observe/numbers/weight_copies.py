@@ -124,6 +124,11 @@ class Rewind:
                     found[id(tensor)] = Original(tensor, value, copy.step)
         return list(found.values())
 
+    @property
+    def copied(self) -> list[torch.Tensor]:
+        """The tensors that hold copies."""
+        return [value for copy, _ in self._copies.values() for value in copy.values]
+
     def give_up(self) -> None:
         """Memory is scarce, or something went wrong: the copies are dropped for good."""
         self.given_up = True

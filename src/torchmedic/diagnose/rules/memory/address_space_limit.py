@@ -16,7 +16,7 @@ from __future__ import annotations
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, Finding, Rule
 from torchmedic.diagnose.words.death import line_location, size
 from torchmedic.observe.memory.headroom import is_lifted
 from torchmedic.observe.memory.last_numbers import NoRoom
@@ -32,21 +32,19 @@ CODE, NAME = "TM414", "address-space-limit"
 _LITTLE = 0.5  # of what is mapped: where less is in memory, the limit counts mostly what is not used
 
 
-def check(evidence: RaisedEvidence | NoRoom) -> Diagnosis | None:
+def check(evidence: RaisedEvidence | NoRoom) -> Diagnosis | Finding | None:
     if isinstance(evidence, NoRoom):
         return _from_outside(evidence)
     return _inside(evidence)
 
 
-def _inside(evidence: RaisedEvidence) -> Diagnosis | None:
-    from torchmedic.diagnose import registry
-    from torchmedic.diagnose.cures.memory import cured
-    from torchmedic.diagnose.engine import ask
+def _inside(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
+    from torchmedic.diagnose.cures.memory import add_cures
     from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
     from torchmedic.source.lookup.limit_calls import limit_call
 
     refusal = refusal_of_host(evidence)
-    if refusal is None or (bound := refusal.bound) is None or ask(evidence, registry.EXHAUSTED) is not None:
+    if refusal is None or (bound := refusal.bound) is None:
         return None
     message = refusal.what or "there is no memory"
     draft = RULE.draft(
@@ -70,9 +68,11 @@ def _inside(evidence: RaisedEvidence) -> Diagnosis | None:
     _advise(draft, bound, line is not None)
     if graphs:
         draft.help(graphs)
-    elif refusal.autopsy is None or not cured(draft, refusal.autopsy):
-        draft.help(_less(refusal.autopsy))
-    return draft.done()
+        return draft.done()
+    cures = add_cures(draft, evidence.autopsy)
+    if not cures.is_help:
+        draft.help(_less(evidence.autopsy))
+    return Finding(draft.done(), cures.plan)
 
 
 def _less(autopsy: Autopsy | None) -> str:

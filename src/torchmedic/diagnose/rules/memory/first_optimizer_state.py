@@ -17,16 +17,15 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.engine import ask
-from torchmedic.diagnose.registry import Family
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
+from torchmedic.diagnose.rules.memory.collected_tensors import is_collecting
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.book import HEADINGS
 from torchmedic.evidence.memory.accounting.storages import total
 from torchmedic.evidence.memory.attempts import history_of
-from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.observe.step.batches import tensors_in
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
@@ -34,7 +33,6 @@ from torchmedic.source.live_frames import Frame
 CODE, NAME = "TM408", "first-optimizer-state"
 
 _TIMES = 4
-_COLLECTED: Family[RaisedEvidence] = Family("memory.collected_tensors")
 # Copies of each parameter that an optimizer keeps, by its class.
 _COPIES = {
     "Adam": 2,
@@ -50,7 +48,7 @@ _COPIES = {
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+    autopsy = evidence.autopsy
     if autopsy is None:
         return None
     optimizer = _stepping(evidence)
@@ -62,7 +60,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if optimizer is None or not needed or (there >= needed and not first) or (_is_own(optimizer) and not first):
         return None  # it has stepped before: what is missing is memory for the step itself
     top = next(iter(autopsy.holders()), None)
-    if top is not None and top[1] > _TIMES * needed and ask(evidence, _COLLECTED) is not None:
+    if top is not None and top[1] > _TIMES * needed and is_collecting(autopsy):
         return None  # results of many trainings, say: it is only the last straw
     kind = type(optimizer).__name__
     draft = RULE.draft(

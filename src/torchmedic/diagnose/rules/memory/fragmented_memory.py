@@ -18,7 +18,6 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import shown
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.memory.autopsy import autopsy_of
 from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM407", "fragmented-memory"
@@ -27,7 +26,7 @@ _SHARE = 0.2  # of what the allocator has reserved
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+    autopsy = evidence.autopsy
     if autopsy is None or not autopsy.exhaustion.on_device or autopsy.asked is None:
         return None
     measured = autopsy.measured

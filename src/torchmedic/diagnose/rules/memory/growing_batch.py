@@ -17,7 +17,7 @@ from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.rules.memory.outlier_batch import called_at
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.attempts import call_under_way
-from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.evidence.memory.batch_sizes import comparable, is_growing
 from torchmedic.evidence.memory.grown_inputs import grown_input
 from torchmedic.records import Diagnosis
@@ -28,7 +28,7 @@ _SHARE = 0.25  # of all tensors: what is asked for must be for what has grown, a
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+    autopsy = evidence.autopsy
     if autopsy is None or autopsy.agent is None or autopsy.in_optimizer:
         return None
     grad = autopsy.builds_graph

@@ -12,14 +12,14 @@ instead of its number of items.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.cures.memory import cured
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.cures.memory import add_cures
+from torchmedic.diagnose.rule import Finding, Rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.words.death import size
 from torchmedic.diagnose.words.tensors import listed
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.attempts import call_under_way, callers_of
-from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.evidence.memory.batch_sizes import (
     Longest,
     comparable,
@@ -41,8 +41,8 @@ _SURE = 2.0
 _SHARE = 0.5  # of all memory that is for the batch
 
 
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+def check(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
+    autopsy = evidence.autopsy
     if autopsy is not None and (one := _of_one_sample(evidence, autopsy)) is not None:
         return one
     if autopsy is None or autopsy.agent is None or autopsy.in_optimizer:
@@ -79,8 +79,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help(f"limit the batch to {found.usual[0]} items, or split it and accumulate gradients")
     else:
         draft.help("cut or leave out what is too long, or make batches of items of about the same size")
-    cured(draft, autopsy)
-    return draft.done()
+    cures = add_cures(draft, autopsy)
+    return Finding(draft.done(), cures.plan)
 
 
 def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
@@ -101,8 +101,8 @@ def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | No
     return draft.done()
 
 
-def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
-    """Not larger than others, but as large as can be: all of the data set."""
+def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> Finding | None:
+    """A batch that is not larger than others, but as large as can be: all of the data set."""
     incident, book = evidence.incident, autopsy.book
     asked = autopsy.asked or 0
     of_batch = book.total("the batch") + book.total("saved activations") + asked
@@ -117,9 +117,10 @@ def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | No
     )
     draft.at(called_at(evidence, f"called with all {number} items"), *noticed(autopsy))
     shown(draft, autopsy)
-    if not cured(draft, autopsy):
+    cures = add_cures(draft, autopsy)
+    if not cures.is_help:
         draft.help("give the DataLoader a smaller `batch_size`")
-    return draft.done()
+    return Finding(draft.done(), cures.plan)
 
 
 def _longest(longest: Longest) -> str:
@@ -141,7 +142,7 @@ def called_at(evidence: RaisedEvidence, label: str) -> Location | None:
     trained = trained_call(frame) if frame is not None else None
     if frame is not None and trained is not None:
         return node_location("cause", frame.file, trained, label)
-    autopsy = autopsy_of(evidence)
+    autopsy = evidence.autopsy
     called = autopsy.called_at if autopsy is not None else None
     if called is not None:  # backward, or the loss: the call is over
         return place("cause", *called, label)

@@ -71,9 +71,8 @@ def _raised(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _is_refused(evidence: RaisedEvidence) -> bool:
     """Whether it is about shared memory: by the words, or by who asked for a file without a name."""
-    from torchmedic.evidence.memory.autopsy import exhaustion_in
 
-    exhaustion = exhaustion_in(evidence)
+    exhaustion = evidence.exhaustion
     if exhaustion is not None:
         return exhaustion.where == SHARED and not _is_users_own(evidence)
     if not isinstance(evidence.error, OSError) or evidence.error.errno != errno.ENOSPC:

@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from torchmedic.evidence.memory.autopsy import Autopsy
-from torchmedic.evidence.memory.cures.predicted import Prediction, real_step_of, rows_of
+from torchmedic.evidence.memory.cures.predicted import real_step_of, rows_of
 from torchmedic.evidence.memory.cures.real_step import Outcome, RealStep
 from torchmedic.evidence.memory.fake.rows import Rows
 from torchmedic.evidence.memory.fake.whole_step import Change
@@ -96,20 +96,23 @@ class ForkedTrials:
                 os.waitpid(child, 0)
 
 
-def forked_trials(autopsy: Autopsy, predicted: Prediction | str, *, evaluation: bool) -> ForkedTrials | None:
-    """What can be tried of the cures of a step that is too large; None where that is not possible."""
-    step = _step(autopsy, evaluation)
-    if step is None:
-        return None
-    unpredicted = () if isinstance(predicted, str) else predicted.unpredicted
-    changes = [*_plain(rows_of(autopsy, step), evaluation), *unpredicted]
-    return ForkedTrials(step, changes, autopsy.agent) if changes else None
+class TrialPlan(NamedTuple):
+    """Which cures of a diagnosis are to be tried: one that is known, or all that may help a step that is too large."""
 
+    known: Change | None = None
+    unpredicted: tuple[Change, ...] = ()  # what may help, and fake tensors cannot tell
+    evaluation: bool = False
 
-def trial_of(autopsy: Autopsy, change: Change) -> ForkedTrials | None:
-    """One cure that is known."""
-    step = _step(autopsy, evaluation=False) or _step(autopsy, evaluation=True)
-    return ForkedTrials(step, [change], autopsy.agent) if step is not None else None
+    def prepare(self, autopsy: Autopsy) -> ForkedTrials | None:
+        """The trials, ready to run without the frames of the failure; None where they are not possible."""
+        if self.known is not None:
+            step = _step(autopsy, evaluation=False) or _step(autopsy, evaluation=True)
+            return ForkedTrials(step, [self.known], autopsy.agent) if step is not None else None
+        step = _step(autopsy, self.evaluation)
+        if step is None:
+            return None
+        changes = [*_plain(rows_of(autopsy, step), self.evaluation), *self.unpredicted]
+        return ForkedTrials(step, changes, autopsy.agent) if changes else None
 
 
 def _step(autopsy: Autopsy, evaluation: bool) -> RealStep | None:

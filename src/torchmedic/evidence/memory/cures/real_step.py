@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.evidence.exception import is_short
+from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.evidence.memory.fake.whole_step import Change, NotRows, WholeStep
 from torchmedic.replay.isolation.limits import Bounds, ReplayTooBig, ReplayTooLong
 from torchmedic.replay.isolation.outside_world import sealed
@@ -98,7 +98,7 @@ class RealStep(WholeStep):
             return Outcome(None)
         except Exception as failure:
             words = f"{OTHER_ERROR} {type(failure).__name__}: {failure}".splitlines()[0][:80]
-            return Outcome(False, "it ran out of memory as well" if is_short(failure) else words)
+            return Outcome(False, "it ran out of memory as well" if is_out_of_memory(failure) else words)
         return outcome
 
     def _turns(self, stack: contextlib.ExitStack, change: Change) -> Iterator[int]:
