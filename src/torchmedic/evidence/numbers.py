@@ -7,15 +7,13 @@ import time
 from types import FrameType
 from typing import Any, Literal
 
-from torchmedic.detect.failures.nonfinite import TurnedBad, of_call
+from torchmedic.detect.failures.nonfinite import TurnedBad
 from torchmedic.evidence.leaf_names import leaf_name
-from torchmedic.evidence.weight_stand_ins import Rewound, StandIns
-from torchmedic.observe.numbers.kept_steps import Past
+from torchmedic.evidence.weight_stand_ins import ExchangedWeights
 from torchmedic.observe.numbers.weight_copies import Original
 from torchmedic.observe.step.batches import tensors_in
 from torchmedic.records import Safety, Treatment
 from torchmedic.replay.step.captured_values import SecondPass
-from torchmedic.replay.step.earlier_step import earlier_step
 from torchmedic.replay.step.result import Played
 from torchmedic.replay.step.step import Step, from_stack
 from torchmedic.replay.step.trial import Edit, attempt, treatment
@@ -37,6 +35,15 @@ class NumbersEvidence:
 
     The constructor only stores what is known. `replay` runs the step, and fills the fields below it. Rules ask for the
     values of an operation with `replay_with_values`.
+
+    Args:
+        incident: The number that is not finite.
+        agent: What was noted of the step.
+        frames: The stack, outermost first.
+        noticed: The user's frame in which the number was noticed.
+        step: The step to replay; None if it cannot be cut out of its frame.
+        why_not: Why there is no step.
+        deadline: When replays end at the latest; by default some time from now.
     """
 
     def __init__(
@@ -50,28 +57,16 @@ class NumbersEvidence:
         why_not: str = "",
         deadline: float | None = None,
     ) -> None:
-        """Store what is known before a replay.
-
-        Args:
-            incident: The number that is not finite.
-            agent: What was noted of the step.
-            frames: The stack, outermost first.
-            noticed: The user's frame in which the number was noticed.
-            step: The step to replay; None if it cannot be cut out of its frame.
-            why_not: Why there is no step.
-            deadline: When replays end at the latest; by default some time from now.
-        """
         self.incident = incident
         self.agent = agent
         self.frames = frames
         self.noticed = noticed
         self.step = step
         self.why_not = why_not  # why there is no origin, where none was found
-        self.stand_ins: StandIns | None = None
-        self.rewound: Rewound | None = None
+        self.weights: ExchangedWeights | None = None  # other ones than the present, between exchange and restore
         self.is_unexplained = False  # the weights were spoiled by a step before, and no replay shows how
         self.history = ""  # which step was replayed and with which weights, where those are not the present ones
-        self._deadline = time.monotonic() + _TIME_LIMIT_SECONDS if deadline is None else deadline
+        self.deadline = time.monotonic() + _TIME_LIMIT_SECONDS if deadline is None else deadline
         # Filled by `replay`:
         self.scope: Microscope | None = None
         self.played: Played | None = None
@@ -86,30 +81,13 @@ class NumbersEvidence:
         """Evidence on the step that is running in a frame, seen from inside a hook."""
         user = user_frame(frame)
         noticed = Frame(user, user.f_lasti, user.f_lineno) if user is not None else None
-        step, why_not = None, ""
-        if incident.what in _OF_UPDATE:
-            why_not = "the step itself was finite"
-        else:
+        step, why_not = None, "the step itself was finite"
+        if incident.what not in _OF_UPDATE:
             try:
-                step = from_stack(frame, agent, include_failing=incident.at == "backward")
+                step, why_not = from_stack(frame, agent, include_failing=incident.at == "backward"), ""
             except CannotCut as reason:
                 why_not = str(reason)
         return cls(incident, agent, stack_of(frame), noticed, step, why_not=why_not)
-
-    def of_earlier_call(self, call: Past, frame: FrameType | None) -> NumbersEvidence | None:
-        """Evidence on an earlier call of backward; None if its step cannot be replayed, or no time is left."""
-        if time.monotonic() > self._deadline:
-            return None
-        try:
-            step, agent = earlier_step(call, frame, self.agent)
-        except CannotCut:
-            return None
-        incident = of_call(self.incident, call)
-        return NumbersEvidence(incident, agent, self.frames, self.noticed, step, deadline=self._deadline)
-
-    def of_same_step(self) -> NumbersEvidence:
-        """Evidence on the same step before any replay, to replay the step with other weights."""
-        return NumbersEvidence(self.incident, self.agent, self.frames, self.noticed, self.step, deadline=self._deadline)
 
     @property
     def is_of_update(self) -> bool:
@@ -164,7 +142,7 @@ class NumbersEvidence:
             return False
         runner = self.step.runner
         trained = {id(tensor): tensor for tensor in [*runner.parameters, *runner.loose_leaves]}
-        scope = Microscope(deadline=self._deadline, watch=list(trained.values()))
+        scope = Microscope(deadline=self.deadline, watch=list(trained.values()))
         played = runner.play(scope)
         if played.error is not None and not self._is_expected(played.error):
             self.why_not = f"the replay stopped: {type(played.error).__name__}: {played.error}"[:300]
@@ -174,7 +152,7 @@ class NumbersEvidence:
         self.scope, self.played, self._second_pass = scope, played, None
         self.victim, self.births = self._find_births(scope, targets)
         self.faithful = self._is_faithful(played)
-        if self.stand_ins is not None or (self.rewound is not None and not self.faithful):
+        if self.weights is not None and not (self.weights.are_real and self.faithful):
             self.faithful = None  # with other weights the loss is another one
         return True
 
@@ -186,7 +164,7 @@ class NumbersEvidence:
         if op is None or self.step is None or self.scope is None:
             return None
         if self._second_pass is None:
-            self._second_pass = SecondPass(self.step, self.scope, self._deadline)
+            self._second_pass = SecondPass(self.step, self.scope, self.deadline)
         return self._second_pass.values_of(op)
 
     # Other weights
@@ -194,28 +172,23 @@ class NumbersEvidence:
     def exchange_weights(self, originals: list[Original]) -> None:
         """Put earlier weights in place of the present ones, and finite values where those are not finite."""
         assert self.step is not None
-        runner = self.step.runner
-        if originals:
-            self.rewound = Rewound(originals)
-        buffers = [buffer for module in runner.modules for buffer in module.buffers()]
-        stand_ins = StandIns([*runner.parameters, *runner.loose_leaves, *buffers])
-        self.stand_ins = stand_ins if len(stand_ins) or not originals else None
+        self.weights = ExchangedWeights(self.step.runner, originals)
 
     @property
     def has_own_weights(self) -> bool:
         """Whether the step was replayed with the very weights that it had."""
-        if self.stand_ins is not None:
-            return False
-        return self.rewound is None or self.rewound.steps == {self.incident.step}
+        return self.weights is None or (self.weights.are_real and self.weights.steps == {self.incident.step})
+
+    @property
+    def has_stand_ins(self) -> bool:
+        """Whether the step was replayed with invented weights."""
+        return self.weights is not None and not self.weights.are_real
 
     def restore_weights(self) -> None:
         """Undo `exchange_weights`."""
-        if self.stand_ins is not None:
-            self.stand_ins.put_back()
-            self.stand_ins = None
-        if self.rewound is not None:
-            self.rewound.put_back()
-            self.rewound = None
+        if self.weights is not None:
+            self.weights.put_back()
+            self.weights = None
 
     # What the replay shows
 
@@ -280,7 +253,7 @@ class NumbersEvidence:
     @property
     def loss_is_bad(self) -> bool:
         """Whether the loss itself was not finite, not only its gradients."""
-        if self.incident.loss is not None and self.stand_ins is None and self.rewound is None:
+        if self.incident.loss is not None and self.weights is None:
             return not math.isfinite(self.incident.loss)
         return self.victim == "loss" if self.births else self.incident.what == "loss"
 
@@ -306,7 +279,7 @@ class NumbersEvidence:
         """
         spot = spot or self.spot
         step = self.trial_step
-        if spot is None or step is None or time.monotonic() > self._deadline:
+        if spot is None or step is None or time.monotonic() > self.deadline:
             return None
         known = not self.loss_is_bad and not self._is_scaled and self.has_own_weights
         loss = self.incident.loss if known else None
@@ -317,8 +290,6 @@ class NumbersEvidence:
     def trial_step(self) -> Step | None:
         """The step that cures are tried on."""
         return self.step
-
-    # Names
 
     def name_of(self, leaf: Leaf) -> tuple[str, str]:
         """The kind of a leaf (`parameter`, `buffer`, `batch`, `tensor`) and its name."""

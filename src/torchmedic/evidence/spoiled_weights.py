@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from types import FrameType
 
-from torchmedic.detect.failures.nonfinite import TurnedBad
+from torchmedic.detect.failures.nonfinite import TurnedBad, of_call
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.numbers.kept_steps import Past
 from torchmedic.observe.numbers.weight_copies import Original
+from torchmedic.replay.step.earlier_step import earlier_step
+from torchmedic.source.segment.cut import CannotCut
 
 _MAX_SUSPECTS = 8  # calls of backward that are replayed
 
@@ -34,7 +37,7 @@ def trace_back(evidence: NumbersEvidence, frame: FrameType | None) -> NumbersEvi
     if bad is None or evidence.births or bad not in list(evidence.agent.pasts.calls)[:-1]:
         return evidence
     # One of several batches of an accumulation, and not the last.
-    earlier = evidence.of_earlier_call(bad, frame)
+    earlier = _of_earlier_call(evidence, bad, frame)
     if earlier is None:
         return evidence
     earlier.replay()
@@ -64,11 +67,29 @@ def _find_spoiling_step(evidence: NumbersEvidence, frame: FrameType | None) -> N
     choices: list[list[Original]] = [originals, []] if originals else [[]]
     for weights in choices:
         for call in calls:
-            candidate = evidence.of_earlier_call(call, frame) if call is not None else evidence.of_same_step()
+            candidate = _of_earlier_call(evidence, call, frame) if call is not None else _of_same_step(evidence)
             if candidate is not None and candidate.step is not None and _replays_with(candidate, weights, call):
                 candidate.history = history(candidate, evidence.incident, call)
                 return candidate
     return None
+
+
+def _of_earlier_call(evidence: NumbersEvidence, call: Past, frame: FrameType | None) -> NumbersEvidence | None:
+    """Evidence on an earlier call of backward; None if its step cannot be replayed, or no time is left."""
+    if time.monotonic() > evidence.deadline:
+        return None
+    try:
+        step, agent = earlier_step(call, frame, evidence.agent)
+    except CannotCut:
+        return None
+    incident = of_call(evidence.incident, call)
+    return NumbersEvidence(incident, agent, evidence.frames, evidence.noticed, step, deadline=evidence.deadline)
+
+
+def _of_same_step(evidence: NumbersEvidence) -> NumbersEvidence:
+    """Evidence on the same step before any replay, to replay the step with other weights."""
+    known = (evidence.incident, evidence.agent, evidence.frames, evidence.noticed, evidence.step)
+    return NumbersEvidence(*known, deadline=evidence.deadline)
 
 
 def _replays_with(candidate: NumbersEvidence, weights: list[Original], call: Past | None) -> bool:
@@ -125,9 +146,10 @@ def history(evidence: NumbersEvidence, noticed: TurnedBad, call: Past | None) ->
     batch = "with its own batch and " if call is not None else "with "
     if call is not None and call.batch is None:
         batch = "with its own data and "
-    lost = len(evidence.stand_ins) if evidence.stand_ins is not None else 0
-    if evidence.rewound is not None:
-        weights = _weights(evidence.rewound.steps, step)
+    exchanged = evidence.weights
+    lost = exchanged.invented if exchanged is not None else 0
+    if exchanged is not None and exchanged.steps:
+        weights = _weights(exchanged.steps, step)
         weights += f", stand-ins for {lost} that were not finite by then" if lost else ""
     else:
         weights = f"stand-ins for the {lost} weights that were not finite any more"

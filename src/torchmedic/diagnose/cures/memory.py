@@ -133,7 +133,7 @@ def _of(needed: int, total: int) -> str:
 
 
 def _not_enough(tried: Tried, total: int) -> str:
-    """What was tried in vain says how far away a cure is."""
+    """The evidence of a cure that does not fit: it says how far away a cure is."""
     return f"{_how(tried.change)} it may still need {_of(tried.needed, total)}"
 
 

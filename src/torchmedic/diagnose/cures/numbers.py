@@ -18,7 +18,7 @@ from torchmedic.replay.trace.microscope import Spot
 
 Syntax = TypeVar("Syntax", bound=ast.AST)
 
-_MOST_TRIALS = 6
+_MAX_TRIALS = 6
 _MODULES = frozenset("torch F nn functional special linalg math th".split())
 
 
@@ -34,7 +34,7 @@ class Cure(NamedTuple):
 
 def first_that_passes(evidence: NumbersEvidence, cures: Iterable[Cure]) -> Treatment | None:
     """Try one cure after the other on the failing step."""
-    for cure in itertools.islice(cures, _MOST_TRIALS):
+    for cure in itertools.islice(cures, _MAX_TRIALS):
         tried = evidence.trial(cure.title, cure.text, spot=cure.spot, safety=cure.safety, same_values=cure.same_values)
         if tried is not None:
             return tried
@@ -81,7 +81,7 @@ def operand_of(node: ast.expr | None, *names: str) -> ast.expr | None:
 
 
 def with_operand(node: Syntax, old: ast.expr, new: ast.expr) -> Syntax:
-    """The same expression or statement about something else."""
+    """An expression or statement with another operand."""
     position = next((number for number, part in enumerate(ast.walk(node)) if part is old), None)
     duplicate = copy.deepcopy(node)
     marked = next((part for number, part in enumerate(ast.walk(duplicate)) if number == position), None)

@@ -170,7 +170,7 @@ class Autopsy:
         return self.book.by_holder()
 
     def is_of_failing_call(self, holder: Holder) -> bool:
-        """Whether it is a variable of a function that the failing step had called: it goes when the exception goes."""
+        """Whether a holder is a variable of a function that the failing step had called: it goes with the exception."""
         return holder.in_frame and holder.scope is not self._step_code and not is_lent(holder)
 
     # How it is found

@@ -191,7 +191,7 @@ def _merged(parts: list[Retained]) -> list[Retained]:
 
 
 def _rank(group: list[Found], carried: frozenset[str]) -> tuple[int, int]:
-    """Who holds many comes before who holds one, and what is handed on before what is merely not yet overwritten."""
+    """Sort key: containers first, then names that are handed on, then names that are merely not yet overwritten."""
     holder = group[0].holder
     container = not isinstance(holder.owner, torch.Tensor)
     return (0 if container else 1 if holder.path in carried or not holder.in_frame else 2, -len(group))

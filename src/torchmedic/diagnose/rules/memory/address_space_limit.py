@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CODE, NAME = "TM414", "address-space-limit"
 
-_LITTLE = 0.5  # of what is mapped: where less is in memory, the limit counts mostly what is not used
+_MIN_RESIDENT_SHARE = 0.5  # of what is mapped: where less is in memory, the limit counts mostly what is not used
 
 
 def check(evidence: RaisedEvidence | NoRoom) -> Diagnosis | Finding | None:
@@ -76,7 +76,7 @@ def _inside(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
 
 
 def _less(autopsy: Autopsy | None) -> str:
-    """What else may help; to keep less does not, where what is asked for is larger than all that is kept."""
+    """Further advice. To keep less does not help if more is asked for than all that is kept."""
     if autopsy is not None and (autopsy.asked or 0) > autopsy.book.everything:
         return "work in smaller parts: what is asked for is larger than all tensors together"
     return "work in smaller parts, or keep less from earlier steps"
@@ -121,7 +121,7 @@ def _resident(bound: Bound, resident: int | None) -> str:
     if resident is None or bound.name != "RLIMIT_AS":
         return ""
     share = 100 * resident / max(1, bound.taken)
-    note = ": the limit counts mostly what is mapped and not used" if share < 100 * _LITTLE else ""
+    note = ": the limit counts mostly what is mapped and not used" if share < 100 * _MIN_RESIDENT_SHARE else ""
     return f"{size(resident)} of what counts are in memory at all ({share:.0f} %){note}"
 
 

@@ -37,7 +37,7 @@ CODE, NAME = "TM412", "collected-tensors"
 
 _MIN_SHARE = 0.25  # of all tensors
 _MIN_ITEMS = 4
-_NEARLY_ALL = 0.7
+_MAX_SHARE_OF_ONE = 0.7
 _MAX_COPIES = 4  # of the tensor that grows, in what is asked for
 
 
@@ -146,13 +146,13 @@ def _biggest_holders(autopsy: Autopsy) -> list[tuple[Holder, int, int]]:
     found = []
     for (_, _, base), family in families.items():
         nbytes, number = sum(each[1] for each in family), sum(each[2] for each in family)
-        whole = len(family) > 1 and family[0][1] <= _NEARLY_ALL * nbytes
+        whole = len(family) > 1 and family[0][1] <= _MAX_SHARE_OF_ONE * nbytes
         found += [(family[0][0]._replace(path=base), nbytes, number)] if whole else family
     return sorted(found, key=lambda each: -each[1])[:3]
 
 
 def _is_of_loop(holder: Holder, filler: Filler, evidence: RaisedEvidence) -> bool:
-    """Whether it is a variable of a function outside of the model, whose own loop fills it and is running now."""
+    """Whether the holder is a variable of a function outside of the model, whose own loop fills it and runs now."""
     return any(
         frame.live.f_code is holder.scope and is_run_again(filler, [frame])
         for frame in callers_of(evidence)

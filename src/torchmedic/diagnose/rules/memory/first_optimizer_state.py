@@ -32,7 +32,7 @@ from torchmedic.source.live_frames import Frame
 
 CODE, NAME = "TM408", "first-optimizer-state"
 
-_TIMES = 4
+_MIN_TIMES_STATE = 4
 # Copies of each parameter that an optimizer keeps, by its class.
 _COPIES = {
     "Adam": 2,
@@ -60,7 +60,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if optimizer is None or not needed or (there >= needed and not first) or (_is_own(optimizer) and not first):
         return None  # it has stepped before: what is missing is memory for the step itself
     top = next(iter(autopsy.holders()), None)
-    if top is not None and top[1] > _TIMES * needed and is_collecting(autopsy):
+    if top is not None and top[1] > _MIN_TIMES_STATE * needed and is_collecting(autopsy):
         return None  # results of many trainings, say: it is only the last straw
     kind = type(optimizer).__name__
     draft = RULE.draft(
@@ -132,7 +132,7 @@ def _needed(optimizer: Any) -> int:
 
 
 def _is_own(optimizer: Any) -> bool:
-    """Whether it is a class of the user's or of a library, with a step of its own."""
+    """Whether the optimizer is a class of the user's or of a library, with a step of its own."""
     step = inspect.unwrap(type(optimizer).step)
     return not str(getattr(step, "__module__", "")).startswith("torch.")
 
@@ -142,7 +142,7 @@ def _no_update(autopsy: Autopsy) -> bool:
 
 
 def _projected(optimizer: Any) -> int:
-    """What its state will take, by the parameters that have one by now."""
+    """Bytes that the state will take, by the parameters that have a state by now."""
     states = [
         (each.nbytes, total(tensors_in(list(optimizer.state.get(each, {}).values())))) for each in _trained(optimizer)
     ]

@@ -102,7 +102,7 @@ def _facts(alarm: HostAlarm, rise: _Rise, limit: int) -> Iterator[str]:
 
 
 def _top(alarm: HostAlarm, *, blamed: bool, in_shm: bool) -> HeldMemory | None:
-    """What holds a good part of the process that has grown."""
+    """The holder of a good part of the process that has grown."""
     found = next(iter(alarm.holders), None)
     if found is None or alarm.growing is None or not (blamed or in_shm):
         return None

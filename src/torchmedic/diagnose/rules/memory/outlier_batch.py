@@ -36,9 +36,9 @@ from torchmedic.source.live_frames import node_location, place
 
 CODE, NAME = "TM406", "outlier-batch"
 
-_FACTOR = 1.5
-_SURE = 2.0
-_SHARE = 0.5  # of all memory that is for the batch
+_MIN_FACTOR = 1.5
+_MIN_FACTOR_PROVEN = 2.0
+_MIN_SHARE_OF_BATCH = 0.5  # of all memory that is for the batch
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
@@ -52,7 +52,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
     found = unusual(calls)
     if is_growing(calls):
         return None
-    if found is None or found.factor < _FACTOR:
+    if found is None or found.factor < _MIN_FACTOR:
         return _of_everything(evidence, autopsy)
     incident = evidence.incident
     length = found.shape[1] if len(found.shape) > 1 else 0
@@ -61,7 +61,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
     has, had = ("has a tensor of", "had") if calls[-1].nested else ("is", "was")
     draft = RULE.draft(
         evidence,
-        "proven" if found.factor >= _SURE else "likely",
+        "proven" if found.factor >= _MIN_FACTOR_PROVEN else "likely",
         f"this batch {has} {list(found.shape)}, {found.factor:.1f} times as large as any before it",
         f"the largest of the {found.before} batches before it {had} {list(found.usual)}, and it fitted",
     )
@@ -106,7 +106,7 @@ def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> Finding | None
     incident, book = evidence.incident, autopsy.book
     asked = autopsy.asked or 0
     of_batch = book.total("the batch") + book.total("saved activations") + asked
-    if of_batch < _SHARE * (book.everything + asked) or not is_whole_data_set(incident.batch_indices):
+    if of_batch < _MIN_SHARE_OF_BATCH * (book.everything + asked) or not is_whole_data_set(incident.batch_indices):
         return None
     number = len(incident.batch_indices)
     draft = RULE.draft(

@@ -18,7 +18,7 @@ from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM410", "shared-device"
 
-_SHARE = 0.1  # of the device
+_MIN_SHARE_OF_DEVICE = 0.1  # of the device
 _CONTEXT = 2 << 30  # bytes
 
 
@@ -33,7 +33,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None  # the process has come to a limit of its own
     # No context comes near this: what is beyond it, others hold.
     others = measured.others if measured.others is not None else max(0, measured.outside - _CONTEXT)
-    if others < _SHARE * measured.capacity or others + measured.free < autopsy.asked:
+    if others < _MIN_SHARE_OF_DEVICE * measured.capacity or others + measured.free < autopsy.asked:
         return None
     draft = RULE.draft(
         evidence,

@@ -46,7 +46,7 @@ def begin(
         spot: The line to blame where that is not the one of the origin.
         grade: Lowered where the replay was not bit for bit the same.
     """
-    if grade == "proven" and (evidence.faithful is False or evidence.stand_ins is not None):
+    if grade == "proven" and (evidence.faithful is False or evidence.has_stand_ins):
         grade = "likely"
     draft = rule.draft(evidence, grade, f"{event} made {victim(evidence)}", why)
     where = rows(bad, evidence) if bad is not None else ""
@@ -69,7 +69,7 @@ def cause_location(evidence: NumbersEvidence, label: str) -> Location | None:
 
 
 def victim(evidence: NumbersEvidence) -> str:
-    """What became of it: `the loss NaN`, `the gradients infinite`."""
+    """The victim and its state: `the loss NaN`, `the gradients infinite`."""
     birth = evidence.birth
     if evidence.victim_name:
         is_nan = birth is None or birth.kind == "nan" or birth.spoiled is not None

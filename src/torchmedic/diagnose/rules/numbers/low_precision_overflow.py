@@ -84,7 +84,7 @@ def _autocast(evidence: NumbersEvidence, op: Op) -> bool:
 
 
 def _islands(evidence: NumbersEvidence, captured: Captured, casting: bool) -> Iterator[Cure]:
-    """The same line in float32."""
+    """The line in float32."""
     found = expression(evidence)
     if found is None:
         return

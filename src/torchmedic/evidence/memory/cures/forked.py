@@ -28,9 +28,9 @@ from torchmedic.observe.memory import headroom
 
 SECONDS = 12.0  # for all trials of one failure
 LONGEST = 3.0  # a step that takes longer is not run again: a copy has but one thread
-_GRACE = 2.0
-_CUTS = 6  # halvings of the batch
-_SPARE = 2.0  # times what the process may have that the host must have free
+_GRACE_SECONDS = 2.0
+_MAX_HALVINGS = 6  # of the batch
+_MIN_FREE_TIMES_LIMIT = 2.0  # times what the process may have that the host must have free
 
 
 class Proof(NamedTuple):
@@ -41,7 +41,7 @@ class Proof(NamedTuple):
 
 
 class ForkedTrials:
-    """Made while the frames of the failure are alive, and holding none of them."""
+    """Trials of one failure: made while its frames are alive, and holding none of them."""
 
     def __init__(self, step: RealStep, changes: Sequence[Change], agent: Any) -> None:
         self._changes = changes
@@ -85,7 +85,7 @@ class ForkedTrials:
                 os._exit(0)  # nothing of the user's may run twice: no buffers, no handlers
         os.close(writer)
         try:
-            told = select.select([reader], [], [], seconds + _GRACE)[0]
+            told = select.select([reader], [], [], seconds + _GRACE_SECONDS)[0]
             return msgspec.json.decode(os.read(reader, 1 << 16), type=Outcome) if told else Outcome(None)
         except msgspec.DecodeError:
             return Outcome(None)  # it died
@@ -119,7 +119,7 @@ def _step(autopsy: Autopsy, evaluation: bool) -> RealStep | None:
     if autopsy.exhaustion.on_device or torch.cuda.is_initialized() or autopsy.agent.clock.usual_step > LONGEST:
         return None
     limit = headroom.address_limit()
-    if limit is None or psutil.virtual_memory().available < _SPARE * limit:
+    if limit is None or psutil.virtual_memory().available < _MIN_FREE_TIMES_LIMIT * limit:
         return None  # the host itself has no more, and a copy would take it from others
     try:
         return real_step_of(autopsy, evaluation=evaluation)
@@ -128,9 +128,9 @@ def _step(autopsy: Autopsy, evaluation: bool) -> RealStep | None:
 
 
 def _plain(rows: int | None, evaluation: bool) -> Iterator[Change]:
-    """What can be tried without knowing what the step is made of."""
+    """Changes that can be tried without knowing what the step is made of."""
     if evaluation:
         yield Change(grad=False)
-    for cut in range(1, _CUTS + 1):
+    for cut in range(1, _MAX_HALVINGS + 1):
         if rows is not None and rows >> cut:
             yield Change(rows=Rows(rows >> cut, rows), grad=False if evaluation else None)

@@ -102,7 +102,7 @@ class RealStep(WholeStep):
         return outcome
 
     def _turns(self, stack: contextlib.ExitStack, change: Change) -> Iterator[int]:
-        """Of a smaller batch it takes several for one update: the second finds the gradients of the first."""
+        """Turns of the step: a smaller batch takes several for one update, and the second has gradients to add to."""
         yield 1
         if change.rows is not None and not self.evaluation:
             stack.enter_context(_gradients_stay())
