@@ -17,7 +17,8 @@ import torch
 from overhead import MODELS
 from torch import nn
 
-from torchmedic.observe import agent as agents
+from torchmedic.examine import conductor
+from torchmedic.observe import lifecycle
 from torchmedic.observe.agent import Agent
 from torchmedic.observe.checkup.watch import Checkup
 
@@ -66,8 +67,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     device = parser.parse_args().device
     torch.manual_seed(0)
-    agents.install(tempfile.mkdtemp())
-    agent = agents.current()
+    conductor.install(tempfile.mkdtemp())
+    agent = lifecycle.current()
     assert agent is not None
     print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads; bar: {BAR:.0f} plain steps")
     for build in MODELS[device]:

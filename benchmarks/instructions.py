@@ -187,8 +187,10 @@ def settle(agent: Any, *, short: bool) -> None:
     """The state after many steps, with no scheduled work left."""
     from torchmedic.observe.hooks import short_steps
 
-    short_steps._SHORT = short_steps._STILL_SHORT = agent.step.economy._most = math.inf if short else 0.0
-    agent.step.thin = agent.step.quick = False
+    short_steps._MAX_SHORT_SECONDS = short_steps._MAX_STILL_SHORT_SECONDS = agent.step.short_steps._most = (
+        math.inf if short else 0.0
+    )
+    agent.step.is_sampled_out = agent.step.fast_path = False
     agent.clock.step = 10_000 * ROUND + 1
     agent.clock.gauge.due = math.inf
     agent.finite._time._spent = math.inf
@@ -234,7 +236,8 @@ class Late:
 def measure(count: Counter, device: str) -> list[dict[str, Any]]:
     import torch
 
-    from torchmedic.observe import agent as agents
+    from torchmedic.examine import conductor
+    from torchmedic.observe import lifecycle
     from torchmedic.observe.device import async_devices
 
     torch.set_num_threads(1)
@@ -247,8 +250,8 @@ def measure(count: Counter, device: str) -> list[dict[str, Any]]:
         plain[name] = per_step(count, loop)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        agents.install(folder)
-        agent = agents.current()
+        conductor.install(folder)
+        agent = lifecycle.current()
         assert agent is not None
         agent.leaks.stop()
         while agent.habits.awake:  # the check-up of the first steps

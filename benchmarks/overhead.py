@@ -30,7 +30,9 @@ from gpt import VOCABULARY, GPTLoss
 from measured_run import environment, save
 from torch import nn
 
-from torchmedic.observe import agent as agents
+from torchmedic.examine import conductor
+from torchmedic.observe import lifecycle
+from torchmedic.observe.agent import Agent
 from torchmedic.observe.step.blackbox import BlackBox
 
 TARGETS = {
@@ -107,7 +109,7 @@ class Loop:
 
 
 @contextlib.contextmanager
-def watching(agent: agents.Agent) -> Iterator[None]:
+def watching(agent: Agent) -> Iterator[None]:
     """Run under torchmedic, without effects of its absence in between."""
     agent.hooks.install()
     # The budget for checks of numbers is a share of the watched time.
@@ -149,7 +151,7 @@ def underflow_overflow(loop: Loop) -> Iterator[None]:
 Modes = dict[str, Callable[[], AbstractContextManager[Any]]]
 
 
-def tools(loop: Loop, agent: agents.Agent) -> Modes:
+def tools(loop: Loop, agent: Agent) -> Modes:
     """The modes that are installed."""
     modes: Modes = {
         "plain": contextlib.nullcontext,
@@ -196,7 +198,7 @@ def ratios(loop: Loop, modes: Modes, fast: Sequence[str], seconds: float) -> tup
     return statistics.median(plain), {mode: statistics.median(values) for mode, values in found.items()}, len(plain)
 
 
-def compare(name: str, loop: Loop, agent: agents.Agent, seconds: float) -> dict[str, Any]:
+def compare(name: str, loop: Loop, agent: Agent, seconds: float) -> dict[str, Any]:
     modes = tools(loop, agent)
     failed = []
     for mode in [mode for mode in modes if mode not in ("plain", "torchmedic", "anomaly")]:
@@ -220,7 +222,7 @@ def compare(name: str, loop: Loop, agent: agents.Agent, seconds: float) -> dict[
     }
 
 
-def ablate(loop: Loop, agent: agents.Agent, seconds: float) -> str:
+def ablate(loop: Loop, agent: Agent, seconds: float) -> str:
     """The cost of each part on this model: the time with all parts minus the time without that part."""
     parts = without_parts(agent)
 
@@ -245,14 +247,14 @@ def ablate(loop: Loop, agent: agents.Agent, seconds: float) -> str:
     return "\n".join(lines)
 
 
-def without_parts(agent: agents.Agent) -> Modes:
+def without_parts(agent: Agent) -> Modes:
     """Switch off one part, and on again."""
     step, clock, finite = agent.step, agent.clock, agent.finite
-    nothing = agent.pasts.record(sys._getframe(), 0)
-    agent.pasts.calls.clear()
+    nothing = agent.kept_backwards.record(sys._getframe(), 0)
+    agent.kept_backwards.calls.clear()
     return {
         "numbers (all of it)": lambda: setting(finite, on=False),
-        "numbers: the last backward calls": lambda: setting(agent.pasts, record=lambda frame, update: nothing),
+        "numbers: the last backward calls": lambda: setting(agent.kept_backwards, record=lambda frame, update: nothing),
         "numbers: the copy of the weights": lambda: setting(agent.rewind, offer=lambda *args: None),
         "notes for a replay": lambda: setting(step, noting=False),
         "forward passes": lambda: setting(agent.hooks.forward, expect=lambda: None),
@@ -323,8 +325,8 @@ def main() -> None:
         folder = Path(temporary)
         (folder / "run").mkdir()
         start_up = start_up_seconds(folder, args.starts or (3 if on_card else 7)) if not args.ablate else {}
-        agents.install(str(folder / "run"))
-        agent = agents.current()
+        conductor.install(str(folder / "run"))
+        agent = lifecycle.current()
         assert agent is not None
         agent.hooks.remove()
         _away.append(time.monotonic())

@@ -216,9 +216,9 @@ def _become(command: list[str], env: dict[str, str]) -> NoReturn:
     main = types.ModuleType("__main__")
     main.__file__ = script
     sys.modules["__main__"] = main
-    from torchmedic.observe import agent
+    from torchmedic.examine.conductor import install
 
-    agent.install(run_dir)
+    install(run_dir)
     status = 0
     try:
         with open(script, encoding="utf-8") as file:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchmedic.contained import report_fault
 from torchmedic.diagnose.registry import UNLESS, Family, load
-from torchmedic.diagnose.rule import E, Finding
+from torchmedic.diagnose.rule import E, RuleAnswer
 from torchmedic.diagnose.rules.cause_not_known import not_explained
 from torchmedic.records import Diagnosis
 
@@ -40,13 +40,13 @@ def ask_each(evidence: E, rules: Family[E]) -> list[Diagnosis]:
     return [found.diagnosis for rule in rules if (found := _best(evidence, (rule,))) is not None]
 
 
-def find(evidence: E, rules: Family[E]) -> Finding | None:
+def find(evidence: E, rules: Family[E]) -> RuleAnswer | None:
     """Like `ask`, with the cures that are still to be tried."""
     return _best(evidence, rules)
 
 
-def _best(evidence: Any, rules: Iterable[str]) -> Finding | None:
-    found: dict[str, Finding] = {}
+def _best(evidence: Any, rules: Iterable[str]) -> RuleAnswer | None:
+    found: dict[str, RuleAnswer] = {}
     for name in rules:
         if not found.keys().isdisjoint(UNLESS.get(name, ())):
             continue
@@ -56,7 +56,7 @@ def _best(evidence: Any, rules: Iterable[str]) -> Finding | None:
             report_fault(f"diagnose.{name}", error)
             continue
         if answer is not None:
-            found[name] = answer if isinstance(answer, Finding) else Finding(answer)
+            found[name] = answer if isinstance(answer, RuleAnswer) else RuleAnswer(answer)
             if found[name].diagnosis.grade == "proven":
                 break
     return min(found.values(), key=lambda each: _GRADES.index(each.diagnosis.grade), default=None)

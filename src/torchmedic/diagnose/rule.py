@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torchmedic.evidence.memory.cures.forked import TrialPlan
 
 
-class Finding(NamedTuple):
+class RuleAnswer(NamedTuple):
     """A diagnosis, and the cures that are to be tried for real once all that it was made from has gone."""
 
     diagnosis: Diagnosis
@@ -47,7 +47,7 @@ class Rule(msgspec.Struct, Generic[E_contra], frozen=True):
 
     code: str
     name: str
-    check: Callable[[E_contra], Diagnosis | Finding | None]
+    check: Callable[[E_contra], Diagnosis | RuleAnswer | None]
 
     def draft(self, evidence: Evidence, grade: Grade, message: str, cause: str) -> Draft:
         """Begin the diagnosis of this rule, in the step and on the rank of the evidence."""

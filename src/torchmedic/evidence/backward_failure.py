@@ -92,7 +92,7 @@ class BackwardFailure:
     def _cut(self, outwards: int) -> Step:
         return from_traceback(
             self.evidence.error.__traceback__,
-            self.evidence.incident.agent,
+            self.evidence.incident.process,
             within=self.engine.live if self.engine is not None else None,
             outwards=outwards,
         )

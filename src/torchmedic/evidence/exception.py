@@ -59,7 +59,7 @@ class RaisedEvidence:
         Raises:
             CannotCut: With the reason.
         """
-        return from_traceback(self.error.__traceback__, self.incident.agent)
+        return from_traceback(self.error.__traceback__, self.incident.process)
 
     def step_through_backward(self) -> Step:
         """The step as far as it would have gone backward.
@@ -67,7 +67,7 @@ class RaisedEvidence:
         Raises:
             CannotCut: With the reason.
         """
-        return through_backward(self.error.__traceback__, self.incident.agent)
+        return through_backward(self.error.__traceback__, self.incident.process)
 
     @functools.cached_property
     def exhaustion(self) -> Exhaustion | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, place, syntax_tree
@@ -18,7 +19,7 @@ from torchmedic.source.user_code import is_user_file
 class LoopEvidence:
     """What a rule about the loop looks at."""
 
-    def __init__(self, incident: LoopIncident, agent: Any) -> None:
+    def __init__(self, incident: LoopIncident, agent: ProcessContext) -> None:
         self.incident = incident
         self.habits: Habits = agent.habits
         self.rank: int = agent.rank

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from torchmedic.detect.failures.nonfinite import TurnedBad, as_tuple
+from torchmedic.detect.failures.nonfinite import NonFinite, as_tuple
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.numbers import NumbersEvidence, Victim
+from torchmedic.observe.context import StepContext
 from torchmedic.observe.step.batches import tensors_in
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step, from_stack, on_to_backward
 from torchmedic.replay.trace.bad_value_origins import Birth, is_deliberate
 from torchmedic.replay.trace.microscope import Microscope, Value
@@ -74,7 +75,7 @@ def _condition(frame: Frame) -> str:
 
 
 def _bad_gradient(evidence: RaisedEvidence) -> bool:
-    optimizers = evidence.incident.agent.clock.optimizers
+    optimizers = evidence.incident.process.clock.optimizers
     return any(
         is_bad(tensor.grad)
         for optimizer in optimizers
@@ -89,7 +90,7 @@ class EchoEvidence(NumbersEvidence):
 
     def __init__(
         self,
-        agent: Any,
+        agent: StepContext,
         frames: list[Frame],
         noticed: Frame | None,
         step: Step | None,
@@ -116,13 +117,13 @@ class EchoEvidence(NumbersEvidence):
 
     @classmethod
     def of_exception(cls, raised: RaisedEvidence) -> EchoEvidence:
-        agent = raised.incident.agent
+        agent = raised.incident.process
         step, why_not = _cut(raised.failing_step)
         through = _cut(raised.step_through_backward)[0] if step is not None else None
         return cls(agent, raised.frames, raised.user_frame, step, why_not, error=raised.error, through=through)
 
     @classmethod
-    def of_exit(cls, frame: FrameType, agent: Any) -> EchoEvidence:
+    def of_exit(cls, frame: FrameType, agent: StepContext) -> EchoEvidence:
         frames = stack_of(frame)
         noticed = next((part for part in reversed(frames) if part.is_user), None)
         step, why_not = _cut(lambda: from_stack(frame, agent, include_failing=False))
@@ -155,11 +156,11 @@ class EchoEvidence(NumbersEvidence):
     def _is_expected(self, error: BaseException) -> bool:
         return self._error is not None and type(error) is type(self._error)
 
-    def _is_faithful(self, played: Played) -> bool | None:
+    def _is_faithful(self, played: ReplayResult) -> bool | None:
         same = played.error is not None and str(played.error) == str(self._error)
         return True if same else None
 
-    def _find_targets(self, scope: Microscope, played: Played) -> list[tuple[Victim, list[Value]]]:
+    def _find_targets(self, scope: Microscope, played: ReplayResult) -> list[tuple[Victim, list[Value]]]:
         near = _tensors_below(played.error.__traceback__ if played.error is not None else None)
         around = {name: value for name, value in played.namespace.items() if not name.startswith("__")}
         variables = list(_tensors_named(around))
@@ -183,11 +184,11 @@ def _cut(make: Callable[[], Step]) -> tuple[Step | None, str]:
         return None, str(reason)
 
 
-def _incident(agent: Any) -> TurnedBad:
+def _incident(agent: StepContext) -> NonFinite:
     watch = agent.finite
-    return TurnedBad(
-        what="loss",
-        at="backward",
+    return NonFinite(
+        quantity="loss",
+        stage="backward",
         step=agent.clock.step,
         rank=agent.rank,
         optimizers=tuple(agent.clock.optimizers),

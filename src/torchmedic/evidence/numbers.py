@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import time
 from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
-from torchmedic.detect.failures.nonfinite import TurnedBad
+from torchmedic.detect.failures.nonfinite import NonFinite
 from torchmedic.evidence.leaf_names import leaf_name
 from torchmedic.evidence.weight_stand_ins import ExchangedWeights
+from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.weight_copies import Original
 from torchmedic.observe.step.batches import tensors_in
 from torchmedic.records import Safety, Treatment
 from torchmedic.replay.step.captured_values import SecondPass
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step, from_stack
 from torchmedic.replay.step.trial import Edit, attempt, treatment
 from torchmedic.replay.trace.bad_value_origins import Birth, births
@@ -48,8 +49,8 @@ class NumbersEvidence:
 
     def __init__(
         self,
-        incident: TurnedBad,
-        agent: Any,
+        incident: NonFinite,
+        agent: StepContext,
         frames: list[Frame],
         noticed: Frame | None,
         step: Step | None = None,
@@ -69,7 +70,7 @@ class NumbersEvidence:
         self.deadline = time.monotonic() + _TIME_LIMIT_SECONDS if deadline is None else deadline
         # Filled by `replay`:
         self.scope: Microscope | None = None
-        self.played: Played | None = None
+        self.played: ReplayResult | None = None
         self.faithful: bool | None = None  # None: cannot be told
         self.victim: Victim = "loss"
         self.births: list[Birth] = []  # where the bad values of the victim come from, earliest first
@@ -77,14 +78,14 @@ class NumbersEvidence:
         self._second_pass: SecondPass | None = None
 
     @classmethod
-    def at_frame(cls, incident: TurnedBad, frame: FrameType | None, agent: Any) -> NumbersEvidence:
+    def at_frame(cls, incident: NonFinite, frame: FrameType | None, agent: StepContext) -> NumbersEvidence:
         """Evidence on the step that is running in a frame, seen from inside a hook."""
         user = user_frame(frame)
         noticed = Frame(user, user.f_lasti, user.f_lineno) if user is not None else None
         step, why_not = None, "the step itself was finite"
-        if incident.what not in _OF_UPDATE:
+        if incident.quantity not in _OF_UPDATE:
             try:
-                step, why_not = from_stack(frame, agent, include_failing=incident.at == "backward"), ""
+                step, why_not = from_stack(frame, agent, include_failing=incident.stage == "backward"), ""
             except CannotCut as reason:
                 why_not = str(reason)
         return cls(incident, agent, stack_of(frame), noticed, step, why_not=why_not)
@@ -92,7 +93,7 @@ class NumbersEvidence:
     @property
     def is_of_update(self) -> bool:
         """Whether the optimizer made the number, so that no replay of the step shows it."""
-        return self.incident.what in _OF_UPDATE
+        return self.incident.quantity in _OF_UPDATE
 
     @property
     def step_number(self) -> int:
@@ -203,7 +204,7 @@ class NumbersEvidence:
     def _is_expected(self, error: BaseException) -> bool:
         return False
 
-    def _is_faithful(self, played: Played) -> bool | None:
+    def _is_faithful(self, played: ReplayResult) -> bool | None:
         loss = self.incident.loss
         roots = [root for root in played.roots if root.numel() == 1]
         if loss is None or not roots or self._is_scaled:
@@ -215,7 +216,7 @@ class NumbersEvidence:
     def _is_scaled(self) -> bool:
         return bool(self.agent.finite.is_scaled)
 
-    def _find_targets(self, scope: Microscope, played: Played) -> list[tuple[Victim, list[Value]]]:
+    def _find_targets(self, scope: Microscope, played: ReplayResult) -> list[tuple[Victim, list[Value]]]:
         """Where bad values are looked for: in the loss, else in the gradients."""
         roots = [scope.value_of(root) for root in played.roots]
         gradients = [value for _, value in scope.gradients]
@@ -255,7 +256,7 @@ class NumbersEvidence:
         """Whether the loss itself was not finite, not only its gradients."""
         if self.incident.loss is not None and self.weights is None:
             return not math.isfinite(self.incident.loss)
-        return self.victim == "loss" if self.births else self.incident.what == "loss"
+        return self.victim == "loss" if self.births else self.incident.quantity == "loss"
 
     # Cures
 

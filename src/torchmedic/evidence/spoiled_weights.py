@@ -6,9 +6,9 @@ import math
 import time
 from types import FrameType
 
-from torchmedic.detect.failures.nonfinite import TurnedBad, of_call
+from torchmedic.detect.failures.nonfinite import NonFinite, of_call
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.observe.numbers.kept_steps import Past
+from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.numbers.weight_copies import Original
 from torchmedic.replay.step.earlier_step import earlier_step
 from torchmedic.source.segment.cut import CannotCut
@@ -34,7 +34,7 @@ def trace_back(evidence: NumbersEvidence, frame: FrameType | None) -> NumbersEvi
         evidence.is_unexplained = found is None
         return found or evidence
     bad = evidence.agent.finite.bad_call
-    if bad is None or evidence.births or bad not in list(evidence.agent.pasts.calls)[:-1]:
+    if bad is None or evidence.births or bad not in list(evidence.agent.kept_backwards.calls)[:-1]:
         return evidence
     # One of several batches of an accumulation, and not the last.
     earlier = _of_earlier_call(evidence, bad, frame)
@@ -62,7 +62,10 @@ def _find_spoiling_step(evidence: NumbersEvidence, frame: FrameType | None) -> N
 
     Rewound weights are tried before stand-ins, and earlier steps before the one under way.
     """
-    calls: list[Past | None] = [*suspects(list(evidence.agent.pasts.calls), evidence.agent.finite.bad_call), None]
+    calls: list[KeptBackward | None] = [
+        *suspects(list(evidence.agent.kept_backwards.calls), evidence.agent.finite.bad_call),
+        None,
+    ]
     originals = evidence.agent.rewind.originals()
     choices: list[list[Original]] = [originals, []] if originals else [[]]
     for weights in choices:
@@ -74,7 +77,7 @@ def _find_spoiling_step(evidence: NumbersEvidence, frame: FrameType | None) -> N
     return None
 
 
-def _of_earlier_call(evidence: NumbersEvidence, call: Past, frame: FrameType | None) -> NumbersEvidence | None:
+def _of_earlier_call(evidence: NumbersEvidence, call: KeptBackward, frame: FrameType | None) -> NumbersEvidence | None:
     """Evidence on an earlier call of backward; None if its step cannot be replayed, or no time is left."""
     if time.monotonic() > evidence.deadline:
         return None
@@ -92,7 +95,7 @@ def _of_same_step(evidence: NumbersEvidence) -> NumbersEvidence:
     return NumbersEvidence(*known, deadline=evidence.deadline)
 
 
-def _replays_with(candidate: NumbersEvidence, weights: list[Original], call: Past | None) -> bool:
+def _replays_with(candidate: NumbersEvidence, weights: list[Original], call: KeptBackward | None) -> bool:
     """Replay a step with other weights. They are put back unless the step makes a bad value of its own with them."""
     reproduced = False
     try:
@@ -108,7 +111,7 @@ def _replays_with(candidate: NumbersEvidence, weights: list[Original], call: Pas
     return reproduced
 
 
-def _is_reproduced(evidence: NumbersEvidence, call: Past | None) -> bool:
+def _is_reproduced(evidence: NumbersEvidence, call: KeptBackward | None) -> bool:
     """Whether the step, with other weights, makes a bad value of its own."""
     first = evidence.births[0] if evidence.births else None
     if first is None or (first.leaf is not None and evidence.name_of(first.leaf)[0] in ("parameter", "buffer")):
@@ -118,7 +121,7 @@ def _is_reproduced(evidence: NumbersEvidence, call: Past | None) -> bool:
     return evidence.victim == "gradient"
 
 
-def suspects(calls: list[Past], bad: Past | None) -> list[Past]:
+def suspects(calls: list[KeptBackward], bad: KeptBackward | None) -> list[KeptBackward]:
     """The calls that may have made the bad gradient, the likeliest first; the one with the bad loss comes last.
 
     Args:
@@ -130,7 +133,7 @@ def suspects(calls: list[Past], bad: Past | None) -> list[Past]:
     at = calls.index(bad)
     before = calls[:at]
     updates = sorted({call.update for call in before}, reverse=True)
-    found: list[Past] = []
+    found: list[KeptBackward] = []
     for update in updates:
         together = [call for call in before if call.update == update]
         # Calls of one closure follow each other. Calls of an accumulation count as one, and its first is the cause.
@@ -139,7 +142,7 @@ def suspects(calls: list[Past], bad: Past | None) -> list[Past]:
     return found[:_MAX_SUSPECTS] if under_way else [*found[:_MAX_SUSPECTS], bad]
 
 
-def history(evidence: NumbersEvidence, noticed: TurnedBad, call: Past | None) -> str:
+def history(evidence: NumbersEvidence, noticed: NonFinite, call: KeptBackward | None) -> str:
     """Which step was replayed, with which batch and weights, as a sentence."""
     step = evidence.incident.step
     spoiled = f"the weights were spoiled when this was noticed, in step {noticed.step}"

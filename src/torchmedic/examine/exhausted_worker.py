@@ -1,7 +1,8 @@
-"""Memory that ran out in a DataLoader worker: explained in the worker, where its frames and objects are, and told here.
+"""Memory that ran out in a DataLoader worker: explained in the worker, reported by the main process.
 
-The exception travels to the main process as text; the diagnosis travels with it. Where the worker had no room to look
-at itself, the main process explains what it has been told, as of any other exception of a worker.
+Only the worker has the frames and objects. The exception travels to the main process as text, and the diagnosis
+travels with it. Where the worker had no memory to examine itself, the main process explains the exception like any
+other of a worker.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from torchmedic.evidence.memory.autopsy import examine_memory
 from torchmedic.observe.memory.host import HostMemory, host_memory
 from torchmedic.records import Diagnosis, WorkerFailure
 
-_ROOM = 256 << 20  # bytes for the look itself
+_EXAMINATION_BYTES = 256 << 20  # what the examination itself may take
 _COLLECTED = "TM412"
 
 
-def explain(error: BaseException, failure: WorkerFailure) -> Diagnosis | None:
-    """Called in the worker, while the frames of its exception are alive; None where nothing is certain."""
+def explain_in_worker(error: BaseException, failure: WorkerFailure) -> Diagnosis | None:
+    """Explain it in the worker, while the frames of the exception are alive; None where nothing is certain."""
     if not _has_room(host_memory()):
         return None
     incident = Raised(
@@ -47,16 +48,16 @@ def explain(error: BaseException, failure: WorkerFailure) -> Diagnosis | None:
 
 
 def _has_room(memory: HostMemory) -> bool:
-    """Whether the look cannot be what the kernel kills for: a forked process copies every page that it looks at."""
+    """Whether there is memory for an examination: a forked process copies every page that it looks at."""
     resident = memory.resident or 0
     rooms = [memory.available]
     if memory.cgroup_limit is not None:
         rooms.append(memory.cgroup_limit - resident)
-    return all(room is None or room > resident + _ROOM for room in rooms)
+    return all(room is None or room > resident + _EXAMINATION_BYTES for room in rooms)
 
 
-def told(evidence: RaisedEvidence) -> Diagnosis | None:
-    """Called in the main process: what the worker has found, with where and when it was missed here."""
+def diagnosis_of_worker(evidence: RaisedEvidence) -> Diagnosis | None:
+    """What the worker has found, with the line and step at which the main process missed its batch."""
     worker = evidence.incident.worker
     if worker is None or worker.diagnosis is None or (loading := loading_of(evidence)) is None:
         return None

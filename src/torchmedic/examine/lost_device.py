@@ -1,9 +1,13 @@
-"""Explain a device that died under a step: what its shadow ran into, what the kernel said, how far the device was."""
+"""A device that died under a step: explained by a shadow of the step on the CPU, the kernel's words and the marks."""
 
 from __future__ import annotations
 
+from types import FrameType
+
 import msgspec
 
+from torchmedic.detect.failures.device_errors import DeviceFault, device_fault_of
+from torchmedic.detect.failures.exceptions import raised
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask, diagnose
 from torchmedic.evidence.exception import RaisedEvidence
@@ -12,11 +16,49 @@ from torchmedic.evidence.lost_device.kernel_match import Confirmation, confirm
 from torchmedic.evidence.lost_device.shadow_evidence import ShadowEvidence
 from torchmedic.evidence.memory.autopsy import examine_memory
 from torchmedic.evidence.number_exception import EchoEvidence, complains_of_number
+from torchmedic.observe.context import ProcessContext
 from torchmedic.records import Diagnosis, Grade, Treatment
+from torchmedic.repro import recorder
+from torchmedic.runfolder.files import release, write_diagnosis
 
 
-def explain(lost: LostDevice) -> tuple[Diagnosis, ShadowEvidence | None]:
-    """The diagnosis, and the exception of the shadow that it rests on, if it does."""
+def explain_noticed_loss(error: BaseException, frame: FrameType, agent: ProcessContext) -> None:
+    """A device was found dead before the user's own code came to notice it."""
+    fault = device_fault_of(error)
+    if fault is not None and fault.sticky:
+        release(agent.open().path)
+        explain_loss(error, fault, agent, frame)
+
+
+def explain_loss(
+    error: BaseException, fault: DeviceFault, agent: ProcessContext, frame: FrameType | None = None
+) -> None:
+    """Explain a dead device once; what comes later is its echo.
+
+    Args:
+        error: What the host was told.
+        fault: What kind of failure that is.
+        agent: The watched process.
+        frame: Where the loss was noticed, if no exception has come out of the user's code yet.
+    """
+    batches = agent.batches.recent()
+    incident = raised(error, agent)
+    folder = agent.open()
+    folder.events.write("exception", symptom=incident.symptom, step=incident.step, phase=incident.phase)
+    if agent.device_lost:
+        return
+    agent.device_lost = True
+    with LostDevice(incident, fault, batches, frame) as lost:
+        lost.replay()
+        diagnosis, evidence = _diagnosed(lost)
+        number = write_diagnosis(folder.path, diagnosis)
+        recording = recorder.of_exception(evidence, diagnosis, agent) if evidence is not None else None
+        if recording is not None:
+            recording.write(folder.path, number)
+
+
+def _diagnosed(lost: LostDevice) -> tuple[Diagnosis, ShadowEvidence | None]:
+    """The diagnosis, and the exception of the shadow that it rests on, if there is one."""
     shown = lost.raised
     if shown is not None:
         found = _shown(shown)
@@ -44,7 +86,7 @@ def _shown(evidence: ShadowEvidence) -> Diagnosis | None:
 
 
 def _amended(found: Diagnosis, evidence: ShadowEvidence, confirmed: Confirmation) -> Diagnosis:
-    """The same finding, told as what it is: seen in a shadow, of a device that reported it elsewhere."""
+    """A finding of the shadow, with the line at which the device reported it and a grade no better than that."""
     lost = evidence.lost
     surfaced = lost.surfaced
     known = {(place.file, place.line) for place in found.locations}
@@ -68,7 +110,7 @@ def _caveat(lost: LostDevice) -> tuple[str, ...]:
 
 
 def _on_stand_ins(treatment: Treatment, lost: LostDevice) -> Treatment:
-    """A loss that was computed with invented weights is no figure to show."""
+    """A treatment without the loss that was computed with stand-in weights: that is no figure to show."""
     if not treatment.proven or not lost.shadow.parameters:
         return treatment
     return msgspec.structs.replace(treatment, result="on the CPU with stand-in weights: runs through, all finite")

@@ -13,7 +13,7 @@ import torch
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask_each
 from torchmedic.evidence.check_up import CheckUp
-from torchmedic.observe import agent
+from torchmedic.observe import lifecycle
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.node_births import NodeBirths
 from torchmedic.observe.checkup.unreached_parameters import Missing, Unreached
@@ -107,14 +107,11 @@ def _missing(parameters: list[torch.nn.Parameter]) -> Unreached:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Where the tests themselves run under torchmedic, this is no step of theirs."""
-    watching = agent.current()
+    """Hide the check-up from the agent, where the tests themselves run under torchmedic."""
+    watching = lifecycle.current()
     if watching is None:
         yield
         return
     watching.checkup.births.disarm()
-    before, watching.step.paused = watching.step.paused, True
-    try:
+    with watching.paused():
         yield
-    finally:
-        watching.step.paused = before

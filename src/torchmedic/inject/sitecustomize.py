@@ -69,9 +69,9 @@ def _start_agent():
     if appended:
         sys.path.append(home)
     try:
-        from torchmedic.observe import agent
+        from torchmedic.examine.conductor import install
 
-        agent.install(_RUN_DIR)
+        install(_RUN_DIR)
     except Exception as error:
         sys.stderr.write(f"torchmedic: not watching this process ({type(error).__name__}: {error})\n")
     finally:

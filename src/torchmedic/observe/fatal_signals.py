@@ -1,4 +1,4 @@
-"""The last words of a process that a signal ends: the stacks of its threads, in a file that the parent reads."""
+"""The stacks of all threads of a process that a signal ends, in a file that the parent reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchmedic.contained import contained
-from torchmedic.observe import next_stages
 from torchmedic.observe.failures import worker_failures
 from torchmedic.observe.heap import worker_growth_watch
 from torchmedic.observe.memory import headroom
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FatalSignals:
-    """Ours beside whatever handlers the user and torch have for the same signals."""
+    """Keeps torchmedic's faulthandler beside the handlers of the user and of torch for the same signals."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -41,7 +40,7 @@ class FatalSignals:
             self._catches = True
 
     def share_with_workers(self) -> None:
-        """A DataLoader worker sets handlers of torch's own for the same signals: have both, ours first."""
+        """Have both handlers in a DataLoader worker, where torch sets its own for the same signals."""
         from torch.utils.data._utils import signal_handling
 
         name = "_set_worker_signal_handlers"
@@ -55,12 +54,10 @@ class FatalSignals:
             result = original(*args, **kwargs)
             if ours:
                 faulthandler.enable(self._stacks, all_threads=True)
-            if self._agent.ear.forked:
+            if self._agent.listener.forked:
                 contained("observe.worker")(worker_failures.end_with_parent)()
             contained("observe.worker")(headroom.reserve)(for_thread=True)
-            worker_growth_watch.start(
-                sys._getframe(1), self._run, self._agent.rank, next_stages.judge_of_growth, next_stages.in_process
-            )
+            worker_growth_watch.start(sys._getframe(1), self._run, self._agent.rank, self._agent.stages.in_worker)
             return result
 
         setattr(signal_handling, name, both)
@@ -81,7 +78,7 @@ class FatalSignals:
         return _error_if_any_worker_fails
 
     def forked(self) -> None:
-        """In a forked child: the file is the parent's."""
+        """Open a file of its own in a forked child: the old one is the parent's."""
         self.let_go()
         self.catch()
 
@@ -92,6 +89,6 @@ class FatalSignals:
             self._catches = False
 
     def child_ended_well(self) -> None:
-        """The file, still empty, has served its purpose."""
+        """Remove the file, which is still empty."""
         if self._stacks is not None and os.fstat(self._stacks.fileno()).st_size == 0:
             os.unlink(self._stacks.name)

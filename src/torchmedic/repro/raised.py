@@ -81,7 +81,7 @@ def _verified(evidence: RaisedEvidence, header: Recipe, lines: Callable[[Inputs]
     made_lines = lines(inputs)
     wanted = outcome_of(evidence.error)
     states: list[dict[str, Any]] = [{}]
-    for dtype in evidence.incident.agent.notes.autocast.values():
+    for dtype in evidence.incident.process.notes.autocast.values():
         states.append({"autocast": str(dtype).removeprefix("torch.")})
     for state in states:
         found = made(msgspec.structs.replace(header, **state), inputs, made_lines, wanted)

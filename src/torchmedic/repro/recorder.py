@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -18,6 +17,7 @@ from torchmedic.contained import report_fault
 from torchmedic.detect.failures.device_errors import is_sticky
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.observe.context import StepContext
 from torchmedic.records import Diagnosis
 from torchmedic.repro import nonfinite, raised, recipe, subgraphs
 from torchmedic.repro.arguments import NotRecordable
@@ -28,7 +28,7 @@ from torchmedic.repro.shrink import shrunk
 from torchmedic.repro.store import encoded
 from torchmedic.runfolder.layout import is_confidential
 
-_LIMIT = 32 << 20
+_MAX_BYTES = 32 << 20  # of the inputs of a recorded operation
 _SHRINK = Budget(queries=60, seconds=5.0)
 
 
@@ -49,19 +49,19 @@ class Recording:
             report_fault("repro.recorder", error)
 
 
-def of_numbers(evidence: NumbersEvidence, diagnosis: Diagnosis, agent: Any) -> Recording | None:
+def of_numbers(evidence: NumbersEvidence, diagnosis: Diagnosis, agent: StepContext) -> Recording | None:
     """The operation that made a number NaN or infinite."""
     return _recorded(diagnosis, agent, lambda header: nonfinite.program(evidence, header))
 
 
-def of_exception(evidence: RaisedEvidence, diagnosis: Diagnosis, agent: Any) -> Recording | None:
+def of_exception(evidence: RaisedEvidence, diagnosis: Diagnosis, agent: StepContext) -> Recording | None:
     """The operation that raised."""
     return _recorded(
         diagnosis, agent, lambda header: subgraphs.program(evidence, header) or raised.program(evidence, header)
     )
 
 
-def _recorded(diagnosis: Diagnosis, agent: Any, make: Callable[[Recipe], Program]) -> Recording | None:
+def _recorded(diagnosis: Diagnosis, agent: StepContext, make: Callable[[Recipe], Program]) -> Recording | None:
     """None where nothing may be kept, or where a bug of ours came in between."""
     try:
         if is_confidential(agent.run):
@@ -81,9 +81,9 @@ def _recorded(diagnosis: Diagnosis, agent: Any, make: Callable[[Recipe], Program
 
 
 def _small(program: Program) -> Program:
-    if program.bytes > _LIMIT:
-        program = shrunk(program, _SHRINK, enough=_LIMIT)
-    if program.bytes > _LIMIT:
+    if program.bytes > _MAX_BYTES:
+        program = shrunk(program, _SHRINK, enough=_MAX_BYTES)
+    if program.bytes > _MAX_BYTES:
         raise NotRecordable(f"its inputs take {program.bytes >> 20} MiB")
     return program
 

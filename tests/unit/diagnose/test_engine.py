@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torchmedic.diagnose import engine, registry
-from torchmedic.diagnose.rule import Finding, Rule
+from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.records import Diagnosis, Grade
 
 FIRST, SECOND = registry.EXHAUSTED[0], registry.OUT_OF_MEMORY[0]
@@ -55,4 +55,4 @@ def test_the_second_tier_is_not_asked_once_the_first_has_answered(asked: Callabl
 
 def test_other_rules_do_not_silence_the_second_tier(asked: Callable[[Answers], list[str]]) -> None:
     asked({"memory.pinned_memory_refused": "likely", SECOND: "proven"})
-    assert engine.find(object(), registry.RAISED) == Finding(told(SECOND, "proven"))
+    assert engine.find(object(), registry.RAISED) == RuleAnswer(told(SECOND, "proven"))

@@ -24,7 +24,7 @@ def filler(tmp_path: Path) -> Filler:
 
 def autopsy(folder: Path, *sizes: int, on_device: bool = False) -> Any:
     looks = [SimpleNamespace(rss=size, device=2 * size) for size in sizes]
-    agent = SimpleNamespace(folder=folder, leaks=SimpleNamespace(looks=looks))
+    agent = SimpleNamespace(open=lambda: SimpleNamespace(path=folder), leaks=SimpleNamespace(looks=looks))
     return SimpleNamespace(agent=agent, exhaustion=SimpleNamespace(on_device=on_device))
 
 

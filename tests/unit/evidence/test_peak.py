@@ -250,7 +250,7 @@ def failed_step(folder: Path, **variables: Any) -> tuple[WholeStep, dict[str, An
     path.write_text(STEP)
     linecache.checkcache()
     frame_kinds._known.clear()
-    clock = SimpleNamespace(optimizers=[variables["optimizer"]])
+    clock = SimpleNamespace(optimizers=[variables["optimizer"]], usual_step=0.0)
     agent = SimpleNamespace(notes=StepNotes(), clock=clock, batches=SimpleNamespace(whole=None))
     namespace = {"__name__": "train", "goes_on": False, **variables}
     with pytest.raises(RuntimeError) as caught:

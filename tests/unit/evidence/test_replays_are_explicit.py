@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchmedic.detect.failures.nonfinite import TurnedBad
+from torchmedic.detect.failures.nonfinite import NonFinite
 from torchmedic.evidence import spoiled_weights
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.spoiled_weights import trace_back
@@ -33,9 +33,9 @@ class Runner:
 
 def evidence_of(runner: Runner, **agent: Any) -> NumbersEvidence:
     weight = runner.parameters[0]
-    incident = TurnedBad(
-        what="loss",
-        at="backward",
+    incident = NonFinite(
+        quantity="loss",
+        stage="backward",
         step=3,
         rank=0,
         optimizers=(),
@@ -64,7 +64,7 @@ def test_weights_are_put_back_if_a_replay_raises(monkeypatch: pytest.MonkeyPatch
     runner = Runner(weight, KeyboardInterrupt())
     watch = SimpleNamespace(is_scaled=False, bad_call=object(), born_bad=set())
     rewind = SimpleNamespace(originals=lambda: [Original(weight, before, 2)])
-    evidence = evidence_of(runner, finite=watch, rewind=rewind, pasts=SimpleNamespace(calls=[]))
+    evidence = evidence_of(runner, finite=watch, rewind=rewind, kept_backwards=SimpleNamespace(calls=[]))
     held, agent = weight.data_ptr(), evidence.agent
     monkeypatch.setattr(spoiled_weights, "suspects", lambda calls, bad: [])
     with pytest.raises(KeyboardInterrupt):
@@ -80,7 +80,7 @@ def test_a_search_that_finds_nothing_gives_back_the_evidence_itself() -> None:
     weight = torch.full((2,), math.nan)
     watch = SimpleNamespace(is_scaled=False, bad_call=object(), born_bad=set())
     rewind = SimpleNamespace(originals=list)
-    evidence = evidence_of(Runner(weight), finite=watch, rewind=rewind, pasts=SimpleNamespace(calls=[]))
+    evidence = evidence_of(Runner(weight), finite=watch, rewind=rewind, kept_backwards=SimpleNamespace(calls=[]))
     assert trace_back(evidence, None) is evidence
     assert evidence.is_unexplained
     assert evidence.played is None, "the replays with other weights are not those of this evidence"

@@ -14,7 +14,7 @@ def test_what_it_has_seen() -> None:
 
 
 def test_one_that_waits_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forked_look, "_IDLE", 0.3)
+    monkeypatch.setattr(forked_look, "_MAX_IDLE_SECONDS", 0.3)
 
     def look() -> bytes:
         time.sleep(1000)
@@ -24,7 +24,7 @@ def test_one_that_waits_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_one_that_never_ends_its_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forked_look, "_WORK", 0.1)
+    monkeypatch.setattr(forked_look, "_MAX_CPU_SECONDS", 0.1)
 
     def look() -> bytes:
         while True:

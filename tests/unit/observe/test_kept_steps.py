@@ -13,7 +13,7 @@ import torch
 from torchmedic.evidence.spoiled_weights import suspects
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
-from torchmedic.observe.numbers.kept_steps import GONE, Past, Pasts, given_back, kept
+from torchmedic.observe.numbers.kept_steps import GONE, KeptBackward, KeptBackwards, given_back, kept
 from torchmedic.observe.numbers.weight_copies import Rewind
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
@@ -46,22 +46,22 @@ def test_no_graph_is_kept() -> None:
 
 def test_big_batches_are_let_go_of_from_the_oldest() -> None:
     batches = Batches()
-    pasts = Pasts(StepNotes(), batches, Clock())
+    kept_backwards = KeptBackwards(StepNotes(), batches, Clock())
     calls = []
     for number in range(4):
         batches.arrived([torch.zeros(7 << 20)])  # 28 MiB
-        calls.append(pasts.record(sys._getframe(), number))
+        calls.append(kept_backwards.record(sys._getframe(), number))
     assert [call.batch is not None for call in calls] == [False, False, True, True]
 
 
 def test_a_batch_on_the_device_is_not_kept() -> None:
     batches = Batches()
     batches.arrived([torch.zeros(4, device="meta")])
-    assert Pasts(StepNotes(), batches, Clock()).record(sys._getframe(), 0).batch is None
+    assert KeptBackwards(StepNotes(), batches, Clock()).record(sys._getframe(), 0).batch is None
 
 
-def call(update: int) -> Past:
-    return Past(StepNotes(), Batches(), 0, update)
+def call(update: int) -> KeptBackward:
+    return KeptBackward(StepNotes(), Batches(), 0, update)
 
 
 def test_the_calls_of_the_update_before_are_suspected_first_and_in_order() -> None:
@@ -115,7 +115,7 @@ def test_a_device_that_dies_is_told_of_once_and_left_alone(monkeypatch: pytest.M
     monkeypatch.setattr(async_devices, "_never_free", lambda value: None)
     notes, batches, clock = StepNotes(), Batches(), Clock()
     examiner = Examiner()
-    watch = FiniteWatch(examiner, Pasts(notes, batches, clock), Rewind())  # type: ignore[arg-type]
+    watch = FiniteWatch(examiner, KeptBackwards(notes, batches, clock), Rewind())  # type: ignore[arg-type]
     weight = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     watch.backward_begins([weight.sum()], ("train.py", 1), sys._getframe())
@@ -123,7 +123,7 @@ def test_a_device_that_dies_is_told_of_once_and_left_alone(monkeypatch: pytest.M
 
     assert [str(error) for error in examiner.deaths] == ["CUDA error: device-side assert triggered"]
     assert not watch.on
-    assert async_devices.is_dead()
+    assert async_devices.device_is_lost()
     assert "cuda" not in async_devices.devices
     watch.device_failed(RuntimeError("CUDA error: again"), sys._getframe())
     assert len(examiner.deaths) == 1

@@ -78,5 +78,5 @@ def test_a_copy_looks_and_leaves_the_process_as_it_was(monkeypatch: pytest.Monke
     assert not os.path.exists(f"/proc/{int(told)}")
 
     assert seen_by_copy(lambda: bytes(1 // 0)) == b""
-    monkeypatch.setattr(forked_look, "_IDLE", 0.1)
+    monkeypatch.setattr(forked_look, "_MAX_IDLE_SECONDS", 0.1)
     assert seen_by_copy(lambda: str(signal.pause()).encode()) == b""  # as one that waits for a lock

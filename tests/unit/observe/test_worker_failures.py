@@ -133,7 +133,7 @@ def wrapper_of(error: Exception) -> ExceptionWrapper:
         raise error
     except Exception:
         wrapper = ExceptionWrapper(where="in DataLoader worker process 0")
-        worker_failures._note(wrapper)
+        worker_failures._note(wrapper, lambda *_: None, lambda: None)
         return wrapper
 
 

@@ -18,7 +18,7 @@ import torch
 from torchmedic.replay.isolation.deferred_signals import signals_deferred
 from torchmedic.replay.isolation.outside_world import Refused, refusals, sealed
 from torchmedic.replay.isolation.python_state import python_left_alone
-from torchmedic.replay.step.tensor_writes import KeptTensors
+from torchmedic.replay.step.tensor_writes import RestoreWrites
 
 
 def test_the_thread_of_a_replay_writes_nothing_and_others_lose_nothing(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_older_tensors_are_what_they_were_and_their_graphs_stay_valid() -> None:
     average, weight = torch.ones(4, 4), torch.ones(3, requires_grad=True)
     data = torch.arange(3.0)
     loss = (weight * data).sum()
-    with KeptTensors([weight]):
+    with RestoreWrites([weight]):
         average[1].mul_(3)
         average.add_(1)
         data.add_(1)

@@ -31,7 +31,7 @@ class Case:
         self.namespace: dict[str, Any] = {"__name__": "train", "__file__": str(self.path)}
         self.notes = StepNotes()
         self.agent = SimpleNamespace(
-            notes=self.notes, clock=SimpleNamespace(optimizers=[]), batches=SimpleNamespace(whole=None)
+            notes=self.notes, clock=SimpleNamespace(optimizers=[], usual_step=0.0), batches=SimpleNamespace(whole=None)
         )
         self.namespace["notes"] = self.notes
         self.error: BaseException | None = None

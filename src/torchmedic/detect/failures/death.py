@@ -81,7 +81,7 @@ class NamedDeath(msgspec.Struct, frozen=True, kw_only=True):
 _WORKER = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([^.\n]+)")
 _RECEIVING = frozenset({"rebuild_storage_fd", "rebuild_storage_filename"})
 _PINNING, _PINNING_ENDED = "_pin_memory_loop", "Pin memory thread exited unexpectedly"
-_PATIENCE = 10.0  # seconds: on a machine that is taken, a process takes long to end
+_MAX_WAIT_SECONDS = 10.0  # on a busy machine a process takes long to end
 _WORKERS = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
 
 
@@ -110,7 +110,7 @@ def lost_senders(error: BaseException) -> list[Any]:
         return [worker for worker in _workers_in(error) if worker.exitcode]
     workers = _workers_in(error) if _receives(error) else []
     # The end of a process is seen in its connections before it can be waited for.
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _MAX_WAIT_SECONDS
     gone: list[Any] = []
     while workers and not gone and time.monotonic() < deadline:
         time.sleep(0.02)

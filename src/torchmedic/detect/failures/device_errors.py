@@ -48,7 +48,7 @@ _STICKY: frozenset[Kind] = frozenset(
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """One error of the CUDA runtime: its number, its name, its words."""
+    """An error of the CUDA runtime: its number, its name, its words."""
 
     code: int
     name: str

@@ -1,4 +1,4 @@
-"""Exceptions that are only the news of what happened in another process, which is where the cause is looked for."""
+"""Exceptions that only report the failure of another process: the cause is looked for there."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ import re
 import sys
 import time
 from types import TracebackType
-from typing import Any
 
 from torchmedic.detect.failures import survivors
 from torchmedic.detect.failures.death import REQUESTED, is_told_by_loader, lost_senders, named_death, raised_elsewhere
+from torchmedic.observe.context import ProcessContext
 from torchmedic.records import StackFrame
 from torchmedic.runfolder import files
 from torchmedic.source.user_code import is_user_file
 
 _LOST = re.compile(r"Connection (closed|reset) by peer|Broken pipe|remote process exited", re.IGNORECASE)
 _ENDED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) exited unexpectedly")
-_PATIENCE = 2.0  # seconds
+_MAX_WAIT_SECONDS = 2.0  # for the diagnosis of another rank
 
 
-def is_echo(error: BaseException, agent: Any) -> bool:
+def is_echo(error: BaseException, agent: ProcessContext) -> bool:
     """Whether this exception needs no explanation of its own; what it tells is passed on to the parent."""
+    events = agent.open().events
     for pid in [raised_elsewhere(error), *_ended_workers(error)]:
         folder = files.folder_of(agent.run, pid) if pid is not None else None
         if folder is not None and files.read_diagnoses(folder):
-            agent.events.write("echo", pid=pid)
+            events.write("echo", pid=pid)
             return True
     if is_told_by_loader(error):
-        agent.events.write("echo", pid=os.getpid())
+        events.write("echo", pid=os.getpid())
         return True
     if _lost_another_rank(error):
         if _is_explained_soon(agent):
-            agent.events.write("echo", rank=agent.rank)
+            events.write("echo", rank=agent.rank)
             return True
-        agent.events.write("lost-rank", rank=agent.rank)  # who watches that one may be late
+        events.write("lost-rank", rank=agent.rank)  # the supervisor of the other rank may be late
     death = named_death(error)
     if death is None or death.signal in REQUESTED:
         return False
     at = _user_line(error.__traceback__)
-    agent.events.write("death", pid=death.pid, signal=death.signal, part=death.part, at=at)
+    events.write("death", pid=death.pid, signal=death.signal, part=death.part, at=at)
     if death.part == "worker" and death.signal == "SIGKILL":
         survivors.ask(death.pid, agent)
     # A killed worker has left no word of its own: here it is at least known what it was reading.
@@ -61,9 +62,9 @@ def _lost_another_rank(error: BaseException) -> bool:
     return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
 
 
-def _is_explained_soon(agent: Any) -> bool:
-    """Whoever watches the other rank may be at it just now."""
-    end = time.monotonic() + _PATIENCE
+def _is_explained_soon(agent: ProcessContext) -> bool:
+    """Whether the other rank is diagnosed by now, or within a short wait."""
+    end = time.monotonic() + _MAX_WAIT_SECONDS
     while not (explained := files.errors_of_others(agent.run, agent.rank)) and time.monotonic() < end:
         time.sleep(0.05)
     return bool(explained)

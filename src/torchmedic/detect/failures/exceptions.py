@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from torchmedic.detect.failures.exhaustion import Exhaustion, exhaustion_of_error
+from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.failures.worker_failures import failure_of
 from torchmedic.observe.step.batches import tensors_in_frames
 from torchmedic.records import Phase, WorkerFailure
+from torchmedic.source.segment.cut import CannotCut
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +27,18 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
     batch: tuple[Any, ...] = ()
     worker: WorkerFailure | None = None
     exhaustion: Exhaustion | None = None  # what the exception says about memory
-    agent: Any = None  # for a replay: notes, optimizers, the batch
+    agent: ProcessContext | None = None  # the training process; None in a DataLoader worker
+
+    @property
+    def process(self) -> ProcessContext:
+        """The training process.
+
+        Raises:
+            CannotCut: There is none, so that nothing can be replayed.
+        """
+        if self.agent is None:
+            raise CannotCut("a DataLoader worker runs no training step")
+        return self.agent
 
     def with_error(self, error: BaseException) -> Raised:
         """The incident with the exception that a replay of its step raised."""
@@ -53,7 +66,7 @@ def _tensors_at(error: BaseException) -> list[Any]:
     return tensors_in_frames(tb.tb_frame) if tb is not None else []
 
 
-def raised(error: BaseException, agent: Any) -> Raised:
+def raised(error: BaseException, agent: ProcessContext) -> Raised:
     """Take the incident from the agent of this process."""
     agent.batches.settle(_tensors_at(error))
     indices = agent.batches.indices

@@ -101,7 +101,7 @@ def hidden_exhaustion(kinds: frozenset[str], text: str) -> Exhaustion | None:
 
 
 def _beside(fault: DeviceFault, text: str) -> str:
-    """Who had no memory, if that is what a fault says: the driver does so in general, libraries of their own."""
+    """The part that had no memory, if a device fault is about that: the driver, or a library with memory of its own."""
     if fault.kind == "out_of_memory":
         return "NCCL" if "NCCL" in text else "Triton" if "Triton" in text else "the driver"
     return _LIBRARIES[fault.kind] if fault.kind in _LIBRARIES and re.search("ALLOC_?FAILED", fault.name) else ""

@@ -19,12 +19,12 @@ import msgspec
 from torchmedic.detect.failures.kernel_families import Family, family_of, operations_of
 from torchmedic.runfolder import gpu
 
-_DISTINCT = 64
-_LINES_EACH = 4
-_TEXT = 48 * 1024
-_PLACES = 8
-_TAIL = 4096  # how far back the beginning of a line may be
-_HEAD = 2048
+_MAX_ASSERTIONS = 64
+_MAX_LINES_EACH = 4
+_MAX_TEXT_BYTES = 48 * 1024
+_MAX_PLACES = 8
+_TAIL_BYTES = 4096  # how far back the beginning of a line may be
+_HEAD_BYTES = 2048
 
 # CUDA and Triton say which thread; SYCL has other words for it; HIP says neither.
 _THREAD = rb"(?:block: \[([\d, ]+)\], thread|global id: \[([\d, ]+)\], local id): \[([\d, ]+)\]:?\s+Assertion"
@@ -36,7 +36,7 @@ _MORE = re.compile(rb"^ {4}and (\d+) more like it\n", re.MULTILINE)
 
 
 class KernelAssertion(msgspec.Struct, frozen=True, kw_only=True):
-    """One failed check of a kernel.
+    """A failed check of a kernel.
 
     `count` is how many threads said so, and `places` where the first of them were, as (block, thread). `file`, `line`
     and `kernel` are empty where they were not said, or were torn apart by other output.
@@ -60,7 +60,7 @@ class KernelAssertion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Said(msgspec.Struct):
-    """The same while it is still being said."""
+    """A failed check whose lines are still being collected."""
 
     file: str
     line: int
@@ -94,24 +94,24 @@ class Listener:
         self._size = 0
 
     def feed(self, data: bytes) -> bool:
-        """Listen to some more; whether there was something in it."""
+        """Read some more of the stream; True if it had a failed check in it."""
         data = self._tail + data if self._tail else data
         if not _has_hint(data):
-            self._tail = data[data.rfind(b"\n") + 1 :][-_TAIL:]
+            self._tail = data[data.rfind(b"\n") + 1 :][-_TAIL_BYTES:]
             return False
         done = 0
         for match in _FAILED.finditer(data):
             start = max(done, data.rfind(b"\n", done, match.start()) + 1)
-            self._failed(data[start : match.start()][-_HEAD:], match)
+            self._failed(data[start : match.start()][-_HEAD_BYTES:], match)
             done = match.end()
         for match in _ABORTED.finditer(data, done):
             self._add(_Said(_text(match[1]), int(match[2]), "", _text(match[3])), match[0].strip(), None)
             done = match.end()
-        self._tail = data[done:][-_TAIL:]
+        self._tail = data[done:][-_TAIL_BYTES:]
         return done > 0
 
     def again(self, count: int) -> None:
-        """As often again was the last one said."""
+        """Count repetitions of the last failed check."""
         if self._last is not None:
             self._last.count += count
 
@@ -124,7 +124,7 @@ class Listener:
         return [said.so_far() for said in self._heard]
 
     def text(self) -> str:
-        """The same as `assertions` reads it: the first lines of each, and how many more there were."""
+        """A text that `assertions` can read: the first lines of each failed check, and how many more there were."""
         parts = []
         for said in self._heard:
             parts += [line + "\n" for line in said.lines]
@@ -145,15 +145,15 @@ class Listener:
     def _add(self, new: _Said, whole: bytes, place: tuple[str, str] | None) -> None:
         self._last = said = self._same(new)
         if said is None:
-            if len(self._heard) == _DISTINCT or self._size > _TEXT:
+            if len(self._heard) == _MAX_ASSERTIONS or self._size > _MAX_TEXT_BYTES:
                 return
             self._last = said = new
             self._heard.append(said)
             self._known[new.file, new.line, new.condition] = said
         said.count += 1
-        if place is not None and len(said.places) < _PLACES:
+        if place is not None and len(said.places) < _MAX_PLACES:
             said.places.append(place)
-        if len(said.lines) < _LINES_EACH and self._size <= _TEXT:
+        if len(said.lines) < _MAX_LINES_EACH and self._size <= _MAX_TEXT_BYTES:
             said.lines.append(_text(whole))
             self._size += len(whole)
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
 
-from torchmedic.observe.numbers.kept_steps import Past
+from torchmedic.observe.context import ProcessContext
+from torchmedic.observe.numbers.kept_steps import KeptBackward
+from torchmedic.observe.stages import Quantity, UpdateStage
 from torchmedic.observe.step.batches import items_of
 
-What = Literal["loss", "gradient", "rate", "update", "scale"]
-At = Literal["backward", "step", "update"]
 
-
-class TurnedBad(msgspec.Struct, frozen=True, kw_only=True):
+class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
     """The first step whose update would write NaN or infinity into the weights, or has done so."""
 
-    what: What  # what was seen to be bad
-    at: At  # when: backward is over, the weights are about to be touched, they have been touched
+    quantity: Quantity  # what was seen to be bad
+    stage: UpdateStage  # when it was seen
     step: int
     rank: int
     optimizers: tuple[Any, ...]
@@ -31,15 +30,15 @@ class TurnedBad(msgspec.Struct, frozen=True, kw_only=True):
     losses: tuple[float, ...] = ()  # of the last steps, that one included
 
 
-def turned_bad(optimizer: Any, what: What, at: At, agent: Any) -> TurnedBad:
+def nonfinite_incident(optimizer: Any, quantity: Quantity, stage: UpdateStage, agent: ProcessContext) -> NonFinite:
     optimizers = tuple(agent.clock.optimizers)
     looked_at = [optimizer] if optimizer is not None else optimizers
     parameters = [tensor for each in looked_at for group in each.param_groups for tensor in group["params"]]
     indices = agent.batches.indices
     watch = agent.finite
-    return TurnedBad(
-        what=what,
-        at=at,
+    return NonFinite(
+        quantity=quantity,
+        stage=stage,
         step=agent.clock.step,
         rank=agent.rank,
         optimizers=optimizers,
@@ -52,13 +51,13 @@ def turned_bad(optimizer: Any, what: What, at: At, agent: Any) -> TurnedBad:
     )
 
 
-def of_call(incident: TurnedBad, call: Past) -> TurnedBad:
-    """The same incident, dated back to the call of backward that is taken for its cause."""
+def of_call(incident: NonFinite, call: KeptBackward) -> NonFinite:
+    """An incident dated back to the backward call that is taken for its cause."""
     items = items_of(call.origin)
     is_known = call.loss is not None and math.isfinite(call.loss)
     return msgspec.structs.replace(
         incident,
-        what="gradient" if is_known else incident.what,
+        quantity="gradient" if is_known else incident.quantity,
         step=call.step,
         loss=call.loss,
         batch_indices=as_tuple(items),

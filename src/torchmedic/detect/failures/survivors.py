@@ -10,12 +10,13 @@ import contextlib
 import time
 from typing import Any
 
+from torchmedic.observe.context import ProcessContext
 from torchmedic.runfolder import layout, questions
 
-_PATIENCE = 5.0  # seconds that an answer may take
+_MAX_WAIT_SECONDS = 5.0  # for an answer
 
 
-def ask(killed: int, agent: Any) -> None:
+def ask(killed: int, agent: ProcessContext) -> None:
     """Have a worker of the same loader write down what it holds, for the parent to read."""
     if layout.is_confidential(agent.run):
         return
@@ -25,14 +26,14 @@ def ask(killed: int, agent: Any) -> None:
     asked = [
         worker for worker in others if worker.pid != killed and questions.ask(agent.run, worker.pid, questions.HOLD)
     ]
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _MAX_WAIT_SECONDS
     while asked and time.monotonic() < end:
         time.sleep(0.02)
         asked = [each for each in asked if each.exitcode is None and _answered(each, agent) == before[each.pid]]
 
 
-def _answered(worker: Any, agent: Any) -> int:
-    """When it last said what it holds; 0 for never."""
+def _answered(worker: Any, agent: ProcessContext) -> int:
+    """When a worker last wrote down what it holds, in nanoseconds; 0 for never."""
     with contextlib.suppress(OSError):
         return questions.held(agent.run, worker.pid).stat().st_mtime_ns
     return 0

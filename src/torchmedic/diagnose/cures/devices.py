@@ -17,7 +17,7 @@ from torchmedic.evidence.devices.stray_reasons import FACTORIES, reasons_of
 from torchmedic.evidence.devices.strays import Reason, Stray, items_of
 from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Treatment
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.step.trial import Edit, attempt, describe, edited, passes
 from torchmedic.replay.trace.microscope import Spot
@@ -52,7 +52,7 @@ def _by_reason(step: Step, split: Split, stray: Stray, reason: Reason) -> Treatm
     if moving is None:
         return None
     with moving:
-        played: Played = step.again()
+        played: ReplayResult = step.again()
     return _treated(reason.advice, describe(played), _patch(reason)) if passes(played) else None
 
 

@@ -14,7 +14,7 @@ from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Safety, Treatment
 from torchmedic.replay.isolation.torch_state import set_version
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.trial import Edit, Verdict, attempt, describe, passes, treatment
 from torchmedic.replay.trace.microscope import storage_of
 
@@ -86,7 +86,7 @@ class GraphTrials:
         if step is None:
             return None
         with self._from_same_values(), change():
-            played: Played = step.again()
+            played: ReplayResult = step.again()
         if not passes(played) or played.loss != self.wanted_loss():
             return None
         return Treatment(title=title, proven=True, result=describe(played))

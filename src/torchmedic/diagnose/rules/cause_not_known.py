@@ -31,7 +31,7 @@ def not_explained(evidence: RaisedEvidence | NumbersEvidence | Death) -> Diagnos
 def _numbers(evidence: NumbersEvidence) -> Diagnosis:
     """NaN was seen, and no rule on numbers spoke; they end in one that always does, so this is for their faults."""
     incident = evidence.incident
-    message = f"the {incident.what} is not finite in step {incident.step}"
+    message = f"the {incident.quantity} is not finite in step {incident.step}"
     draft = RULE.draft(evidence, "possible", message, "where it was born is not known")
     draft.because(f"the step could not be replayed: {evidence.why_not}" if evidence.why_not else "")
     return draft.done()

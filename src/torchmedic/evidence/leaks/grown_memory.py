@@ -7,12 +7,12 @@ import itertools
 import os
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 
 from torchmedic.detect.trends.heap_growth import Growth
 from torchmedic.evidence.leaks.graph_bytes import own_bytes
+from torchmedic.observe.context import ReportingProcess
 from torchmedic.observe.heap.containers import CONTAINERS
 from torchmedic.observe.heap.growth_watch import Look
 from torchmedic.observe.heap.walk import Walk
@@ -37,11 +37,11 @@ _AHEAD = 1000  # times as many periods as were seen: an end that is farther away
 class GrownMemory:
     """Bytes of one growth."""
 
-    def __init__(self, growth: Growth, looks: list[Look], frame: FrameType, agent: Any) -> None:
+    def __init__(self, growth: Growth, looks: list[Look], frame: FrameType, agent: ReportingProcess) -> None:
         self.growth = growth
         self.rank: int = agent.rank
         # In which DataLoader worker it grows, and of how many that do the same.
-        self.worker: tuple[int, int] | None = (agent.worker, agent.workers) if hasattr(agent, "workers") else None
+        self.worker = agent.loader_worker
         self._looks = looks
         self._frames = list(_user_frames(frame))
 

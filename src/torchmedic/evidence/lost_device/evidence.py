@@ -20,12 +20,13 @@ from torchmedic.detect.failures.kernel_asserts import words_of
 from torchmedic.detect.trends.gpu_health import health_facts
 from torchmedic.evidence.lost_device.device_progress import Trail, foreign_call, trail_of
 from torchmedic.evidence.lost_device.shadow_evidence import ShadowEvidence
-from torchmedic.observe.step.batches import HostBatch, items_of, tensors_in
+from torchmedic.observe.context import StepView
+from torchmedic.observe.step.batches import HostBatch, tensors_in
 from torchmedic.records import Location
 from torchmedic.replay.shadow.cpu_shadow import Seen, Shadow
 from torchmedic.replay.shadow.fake_cuda import standing_in
 from torchmedic.replay.step.earlier_step import earlier_step
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step, whole_step
 from torchmedic.runfolder.gpu import read_gpu_health
 from torchmedic.source.live_frames import Frame
@@ -49,7 +50,7 @@ class LostDevice:
         """`frame` is where the loss was noticed, if no exception has come out of the user's code yet."""
         self.incident = incident
         self.fault = fault
-        self.agent = incident.agent
+        self.agent = incident.process
         self.words = words_of(self.agent.run) if fault.kind == "device_assert" else []
         self._is_ours = frame is not None
         self._batches = batches
@@ -58,7 +59,7 @@ class LostDevice:
         self.step: Step | None = None
         self.shadow = Shadow()
         self.batch: HostBatch | None = None
-        self.played: Played | None = None
+        self.played: ReplayResult | None = None
         self.why_not = ""
         self._open = contextlib.ExitStack()
 
@@ -80,7 +81,7 @@ class LostDevice:
 
     def replay(self) -> None:
         """Run the step on the CPU with one batch after the other until one fails; fills `step`, `batch`, `played`."""
-        tried: list[tuple[Step, HostBatch | None, Played]] = []
+        tried: list[tuple[Step, HostBatch | None, ReplayResult]] = []
         for step, batch in self._steps():
             self.shadow.begin(host_originals(batch, self.stack))
             step.runner.shadow = self.shadow
@@ -107,17 +108,17 @@ class LostDevice:
     def _steps(self) -> Iterator[tuple[Step, HostBatch | None]]:
         for batch in self._batches or (None,):
             try:
-                yield whole_step(self.stack, _view(self.agent, batch)), batch
+                yield whole_step(self.stack, StepView(self.agent, batches=batch)), batch
             except CannotCut as reason:
                 self.why_not = str(reason)
                 break
         frame = self.stack[0][0] if self.stack else None
-        for past in list(reversed(self.agent.pasts.calls))[:_PAST_CALLS]:
+        for past in list(reversed(self.agent.kept_backwards.calls))[:_PAST_CALLS]:
             known = any(past.batch is batch.whole for batch in self._batches)
             if past.batch is None or known:
                 continue
             with contextlib.suppress(CannotCut):
-                yield earlier_step(past, frame, self.agent)[0], HostBatch(past.batch, items_of(past.origin))
+                yield earlier_step(past, frame, self.agent)[0], past.host_batch
 
     @property
     def raised(self) -> ShadowEvidence | None:
@@ -163,21 +164,6 @@ class LostDevice:
     def failed(self) -> Seen | None:
         """The operation that raised in the shadow."""
         return self.shadow.failed(self.played.error) if self.played is not None else None
-
-
-class _View:
-    """The agent, but for the batch."""
-
-    def __init__(self, agent: Any, batch: HostBatch) -> None:
-        self._agent = agent
-        self.batches = batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._agent, name)
-
-
-def _view(agent: Any, batch: HostBatch | None) -> Any:
-    return agent if batch is None else _View(agent, batch)
 
 
 def _user_frame(stack: Stack) -> Frame | None:

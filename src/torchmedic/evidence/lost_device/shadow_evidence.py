@@ -40,7 +40,7 @@ class ShadowEvidence(RaisedEvidence):
             msgspec.structs.replace(
                 lost.incident.with_error(lost.played.error),
                 batch=() if batch is None else tuple(tensors_in(batch.whole)),
-                batch_indices=() if batch is None or batch.items is None else tuple(batch.items),
+                batch_indices=() if batch is None or batch.indices is None else tuple(batch.indices),
             )
         )
         self.frames = _as_in_the_run(self.frames, lost)

@@ -30,6 +30,7 @@ from torchmedic.evidence.memory.fake.ledger import ByteLedger, Made, Place, Save
 from torchmedic.evidence.memory.replays import NotPlayed, made_again, play
 from torchmedic.evidence.memory.retained_graphs import Retained, retained_graphs
 from torchmedic.evidence.memory.source.differentiated import Backward, backward_around, is_differentiated
+from torchmedic.observe.context import ProcessContext
 from torchmedic.replay.step.step import Step
 from torchmedic.source.segment.cut import CannotCut, carried_names
 
@@ -108,6 +109,10 @@ class Autopsy:
     # What the rules ask
 
     @property
+    def process(self) -> ProcessContext:
+        return self.evidence.incident.process
+
+    @property
     def in_backward(self) -> bool:
         if self.refusal is not None:
             return bool(self.refusal.node)
@@ -161,7 +166,7 @@ class Autopsy:
     @property
     def called_at(self) -> tuple[str, int] | None:
         """File and line at which the step has called its model."""
-        noted = self.agent.notes.forward.get(id(self.step.frame)) if self.step is not None else None
+        noted = self.process.notes.forward.get(id(self.step.frame)) if self.step is not None else None
         if noted is None or self.step is None or noted[0] is not self.step.frame.f_code:
             return None
         return noted[0].co_filename, noted[1]
@@ -210,7 +215,7 @@ class Autopsy:
 
     def _ours(self) -> list[torch.Tensor]:
         """Copies of weights that torchmedic holds."""
-        return self.agent.rewind.copied if self.agent is not None else []
+        return self.agent.rewind.copied_values() if self.agent is not None else []
 
     def _cut(self) -> Step | None:
         try:
@@ -230,7 +235,7 @@ class Autopsy:
         step = self.step
         if step is None:
             return frozenset()
-        return carried_names(step.frame, step.segment.lines[1]) | frozenset(self.agent.notes.carried)
+        return carried_names(step.frame, step.segment.lines[1]) | frozenset(self.process.notes.carried)
 
     @property
     def _backward(self) -> Backward:

@@ -21,8 +21,8 @@ from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.node_births import NodeBirths
 from torchmedic.observe.checkup.unreached_parameters import Unreached
 from torchmedic.observe.device.device_waits import DeviceWaits
-from torchmedic.observe.device.plain_values import are_plain
 from torchmedic.observe.loop.evaluation import Evaluation
+from torchmedic.observe.numbers.finite_checks import are_plain
 
 _ARMED = 24  # times that births are noted, at most
 _LOOKS = 3  # at a line that shows something suspicious

@@ -17,7 +17,7 @@ from torchmedic.observe.device.driver_calls import DriverCalls, driver_calls
 
 
 class LateDevice(Protocol):
-    """What must be known of a kind of device to look at its values without waiting for it."""
+    """What torchmedic needs of a kind of device to read its values without waiting for it."""
 
     def place(self, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
         """Memory of the host for one number, and an event that tells when it has arrived."""
@@ -26,7 +26,7 @@ class LateDevice(Protocol):
         """Have a value copied to its place when it is computed."""
 
     def places(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
-        """The same for several numbers."""
+        """Memory of the host for several numbers, and an event that tells when they have arrived."""
 
     def arrange_many(self, host: torch.Tensor, event: Any, values: torch.Tensor) -> None:
         """Have some values copied to the first of several places."""
@@ -35,13 +35,13 @@ class LateDevice(Protocol):
         """Whether copies and events may be issued now."""
 
     def free_bytes(self, device: torch.device) -> int:
-        """Memory that nobody uses; asked rarely."""
+        """Free memory in bytes; asked rarely."""
 
     def timer(self) -> tuple[Any, Any] | None:
         """Two events with the time between them, to measure a copy by; None where there are none."""
 
     def when_out_of_memory(self, react: Any) -> None:
-        """Have something called when an allocation fails."""
+        """Register a callback for failed allocations."""
 
 
 class Cuda:
@@ -117,22 +117,22 @@ class Arrival:
         return bool(self._word.value != self._absent)
 
     def synchronize(self) -> None:
-        """Wait for it, without having the device wait; raises what CUDA does if the device has died."""
-        end = time.monotonic() + _PATIENCE
+        """Wait for the number without blocking the device; raises what CUDA raises if the device has died."""
+        end = time.monotonic() + _MAX_WAIT_SECONDS
         looks = 0
         while not self.query():
             looks += 1
-            if looks % _OFTEN == 0:
+            if looks % _LOOKS_PER_DEVICE_CHECK == 0:
                 torch.cuda.current_stream().query()  # raises if there is nobody left to bring it
             if time.monotonic() > end:
                 torch.cuda.synchronize()
                 return
-            time.sleep(_NAP)
+            time.sleep(_NAP_SECONDS)
 
 
-_NAP = 2e-5
-_OFTEN = 32
-_PATIENCE = 30.0
+_NAP_SECONDS = 2e-5  # between two looks at an event
+_LOOKS_PER_DEVICE_CHECK = 32
+_MAX_WAIT_SECONDS = 30.0
 
 devices: dict[str, LateDevice] = {"cuda": Cuda()}
 _dead: list[Any] = []
@@ -159,7 +159,7 @@ def died(*held: Any) -> None:
     _never_free(_dead)
 
 
-def is_dead() -> bool:
+def device_is_lost() -> bool:
     return bool(_dead)
 
 

@@ -32,5 +32,5 @@ def _note() -> None:
 
 
 def started() -> StackFrame | None:
-    """The line, where there was one."""
+    """The user's line that started CUDA, or None."""
     return _started[0] if _started else None

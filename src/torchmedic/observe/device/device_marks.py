@@ -13,8 +13,8 @@ import torch
 
 from torchmedic.observe.device.driver_calls import DriverCalls, driver_calls
 
-_KEPT = 512  # marks whose meaning is remembered: more than the host can be ahead of the device
-_NUMBERS = 1 << 30
+_MAX_MARKS = 512  # that are remembered: more than the host can be ahead of the device
+_MAX_NUMBER = 1 << 30
 
 
 class Mark(NamedTuple):
@@ -33,7 +33,7 @@ class DeviceMarks:
     def __init__(self) -> None:
         self.on = True
         self._number = 0
-        self._log: list[Mark | None] = [None] * _KEPT
+        self._log: list[Mark | None] = [None] * _MAX_MARKS
         self._words: Any = None  # pinned; the first holds the last number
         self._address = 0
         self._driver: DriverCalls | None = None
@@ -42,8 +42,8 @@ class DeviceMarks:
         """Everything that was launched so far comes before this."""
         if not self.on or (self._driver is None and not self._begin()):
             return
-        number = self._number = (self._number + 1) % _NUMBERS
-        self._log[number % _KEPT] = Mark(number, what, step, file, line)
+        number = self._number = (self._number + 1) % _MAX_NUMBER
+        self._log[number % _MAX_MARKS] = Mark(number, what, step, file, line)
         assert self._driver is not None
         # Where the driver does not take it (a capture, a card that cannot), no marks are better than wrong ones.
         self.on = self._driver.mark(self._address, number)
@@ -56,7 +56,7 @@ class DeviceMarks:
         return self._at(made), self._at(made + 1)
 
     def _at(self, number: int) -> Mark | None:
-        found = self._log[number % _KEPT]
+        found = self._log[number % _MAX_MARKS]
         return found if found is not None and found.number == number else None
 
     def _begin(self) -> bool:

@@ -6,29 +6,29 @@ from typing import Any, Protocol
 
 import torch
 
-_CLOCK = 2e9  # cycles of a device in a second, about: a delay may be longer or shorter than was asked for
+_CYCLES_PER_SECOND = 2e9  # about: a delay may be longer or shorter than was asked for
 
 
 class Queue(Protocol):
     """What the watch over waits needs of a device; tests stand in for it."""
 
     def is_usable(self) -> bool:
-        """Whether there is one, and nobody would be disturbed."""
+        """Whether there is a device, and measuring on it disturbs nothing."""
 
     def is_busy(self) -> bool:
-        """Whether it has not come to the end of what it was given."""
+        """Whether the device still has work in its queue."""
 
     def mark(self) -> Any:
-        """Have it note the time when it comes to here."""
+        """Have the device note the time when it reaches this point."""
 
     def is_reached(self, mark: Any) -> bool:
-        """Whether it has."""
+        """Whether the device has reached a mark."""
 
     def between(self, first: Any, second: Any) -> float:
         """Seconds from one mark to another; both must have been reached."""
 
     def delay(self, seconds: float) -> None:
-        """Have it do nothing for about this long, before it goes on."""
+        """Have the device do nothing for about this long, before it goes on."""
 
 
 class CudaQueue:
@@ -56,4 +56,4 @@ class CudaQueue:
         return float(first.elapsed_time(second)) / 1e3
 
     def delay(self, seconds: float) -> None:
-        torch.cuda._sleep(int(seconds * _CLOCK))
+        torch.cuda._sleep(int(seconds * _CYCLES_PER_SECOND))

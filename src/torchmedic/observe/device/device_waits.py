@@ -21,20 +21,20 @@ from torchmedic.observe.device.device_queue import Queue
 from torchmedic.observe.device.wait_calls import WaitCalls, place_of
 from torchmedic.source.spots import Place
 
-_FIRST = 68  # steps before: the ledger of the loop has gone to sleep by then
-_CENSUS = 2  # steps that show whether there is anything to measure
-_PLAIN = 8  # steps as they are
-_DELAYED = 5  # steps with delays
-_SAMPLES = 4  # delays per line
-_LONGEST = 0.05  # seconds of a delay
-_MARKS = 64  # calls that are told apart between two waits
-_OWN = 60e-6  # seconds of a step that are ours, and no fault of the line
-_EACH = 2e-5  # and of every call that is watched
-_TRIES = 3
+_FIRST_STEP = 68  # the ledger of the loop has gone to sleep by then
+_CENSUS_STEPS = 2  # show whether there is anything to measure
+_PLAIN_STEPS = 8  # without delays
+_DELAYED_STEPS = 5
+_DELAYS_PER_LINE = 4
+_MAX_DELAY_SECONDS = 0.05
+_MAX_MARKS = 64  # calls that are told apart between two waits
+_OWN_SECONDS = 60e-6  # of a step that torchmedic itself takes
+_OWN_SECONDS_PER_CALL = 2e-5  # of every call that is watched
+_MAX_TRIES = 3
 
 
 class Waited(NamedTuple):
-    """One line that waits in every step: what of a step it costs, and what was measured."""
+    """A line that waits in every step: which share of a step it costs, and what was measured."""
 
     place: Place
     name: str  # of the function that waited
@@ -46,7 +46,7 @@ class Waited(NamedTuple):
 
 
 class _Segment:
-    """From the end of one wait to the next call that waits, or would if it had to."""
+    """The time from the end of one wait to the next call that waits or may wait."""
 
     def __init__(self, site: int, delayed: bool, began: Any, now: float) -> None:
         self.site = site
@@ -102,7 +102,7 @@ class DeviceWaits:
         return self.calls.armed
 
     def stop(self) -> None:
-        """For good."""
+        """Stop measuring for good."""
         self.over = True
         self._disarm()
 
@@ -118,7 +118,7 @@ class DeviceWaits:
         # Of many short steps only some are watched in full, and these are no place to measure.
         quiet = self._is_quiet() and steps == self._seen + 1
         self._seen = steps
-        if self._stage == "before" and (steps < _FIRST or not quiet):
+        if self._stage == "before" and (steps < _FIRST_STEP or not quiet):
             return
         if self._stage == "reading":
             if self.queue.is_reached(self._last):
@@ -132,7 +132,7 @@ class DeviceWaits:
             self._lines.clear()
             self._steps.clear()
             self.calls.arm()
-            self._stage, self._left = "census", _CENSUS
+            self._stage, self._left = "census", _CENSUS_STEPS
             return
         if self._stage == "plain":
             self._steps.append(self._clock())
@@ -145,20 +145,20 @@ class DeviceWaits:
         self._tries += 1
         self._stage = "before"
         self._disarm()
-        if self._tries >= _TRIES:
+        if self._tries >= _MAX_TRIES:
             self.over = True
 
     def _next_stage(self) -> None:
         if self._stage == "census":
-            if not any(len(line.waits) >= _CENSUS - 1 and line.place.line for line in self._lines.values()):
+            if not any(len(line.waits) >= _CENSUS_STEPS - 1 and line.place.line for line in self._lines.values()):
                 self.stop()
                 return
             self._lines.clear()
             self._open = None
-            self._stage, self._left = "plain", _PLAIN
+            self._stage, self._left = "plain", _PLAIN_STEPS
             self._steps.append(self._clock())
         elif self._stage == "plain":
-            self._stage, self._left = "delayed", _DELAYED
+            self._stage, self._left = "delayed", _DELAYED_STEPS
         else:
             self._disarm()
             self._last = self.queue.mark()
@@ -171,7 +171,7 @@ class DeviceWaits:
         if self._entered is not None or threading.get_ident() != self._thread or not self.queue.is_usable():
             return False
         segment, busy = self._open, self.queue.is_busy()
-        if segment is not None and site not in segment.marks and len(segment.marks) < _MARKS:
+        if segment is not None and site not in segment.marks and len(segment.marks) < _MAX_MARKS:
             segment.marks[site] = self.queue.mark()
         if not busy:
             return False
@@ -198,10 +198,10 @@ class DeviceWaits:
         delayed = self._stage == "delayed"
         if not delayed:
             line.waits.append(now - began)
-        elif len(line.delayed) >= _SAMPLES or not line.lengths:
+        elif len(line.delayed) >= _DELAYS_PER_LINE or not line.lengths:
             return
         else:
-            self.queue.delay(min(_LONGEST, 1.3 * statistics.median(line.lengths) + 2e-4))
+            self.queue.delay(min(_MAX_DELAY_SECONDS, 1.3 * statistics.median(line.lengths) + 2e-4))
         self._open = _Segment(site, delayed, self.queue.mark(), self._clock())
 
     # Results
@@ -209,7 +209,7 @@ class DeviceWaits:
     def _read(self) -> None:
         self.over = True
         lengths = [later - earlier for earlier, later in zip(self._steps, self._steps[1:], strict=False)]
-        if len(lengths) < _PLAIN - 1:
+        if len(lengths) < _PLAIN_STEPS - 1:
             return
         step = statistics.median(lengths)
         found: list[Waited] = []
@@ -218,7 +218,7 @@ class DeviceWaits:
             if idle is None or len(line.waits) < len(lengths) - 1 or step <= 0 or not line.place.line:
                 continue
             waits, times = statistics.median(line.waits), len(line.waits) / len(lengths)
-            share = (min(waits, idle) * times - _OWN) / step
+            share = (min(waits, idle) * times - _OWN_SECONDS) / step
             found.append(Waited(line.place, line.name, line.uploads, share, waits * times, idle * times, step))
         self._lines.clear()
         if found:
@@ -230,14 +230,14 @@ class DeviceWaits:
         if not closers:
             return None
         closer, count = closers.most_common(1)[0]
-        if closer is None or count < _SAMPLES - 1:
+        if closer is None or count < _DELAYS_PER_LINE - 1:
             return None
         ahead = sorted(self._length(segment, closer) for segment in line.delayed if segment.closer == closer)
         as_it_is = sorted(self._length(segment, closer) for segment in line.plain if closer in segment.marks)
-        if len(as_it_is) < _PLAIN - 3:
+        if len(as_it_is) < _PLAIN_STEPS - 3:
             return None
         # The longest with the host ahead against a short one without: what is left is no chance.
-        return max(0.0, as_it_is[len(as_it_is) // 4] - ahead[-1] - _EACH)
+        return max(0.0, as_it_is[len(as_it_is) // 4] - ahead[-1] - _OWN_SECONDS_PER_CALL)
 
     def _length(self, segment: _Segment, closer: int) -> float:
         return self.queue.between(segment.began, segment.marks[closer])

@@ -27,7 +27,7 @@ _THIN = ("_tensor.py", "_tensor_str.py", "functional.py", "streams.py", f"cuda{o
 
 
 class Listener(Protocol):
-    """Whoever is told of the calls."""
+    """Receives the calls."""
 
     def begins(self, site: int, frame: FrameType, name: str, *, uploads: bool) -> bool: ...
 
@@ -35,7 +35,7 @@ class Listener(Protocol):
 
 
 class WaitCalls:
-    """In place while it is armed; torch is as it was afterwards."""
+    """Patches the waiting calls of torch while it is armed."""
 
     def __init__(self, listener: Listener) -> None:
         self._begins = contained("observe.checkup")(listener.begins)

@@ -6,6 +6,7 @@ handler of their own. The hook that was there before is always called first, so 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import gc
@@ -13,16 +14,16 @@ import importlib
 import multiprocessing.process
 import multiprocessing.queues
 import os
+import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from torchmedic.contained import is_short
 from torchmedic.observe.failures import torn_tracebacks
-from torchmedic.observe.failures.quiet_worker_deaths import undisturbed
 from torchmedic.observe.memory import headroom
 from torchmedic.source.user_code import PACKAGE
 
@@ -44,6 +45,22 @@ def install(handler: Handler, child_ends: Callable[[], None], gives_up: Callable
     _watch_sys_exit(gives_up)
 
 
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """A context in which torch's SIGCHLD handler does not report dead workers: it raises in the middle of any code."""
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.getsignal(signal.SIGCHLD)
+    if not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def look_back(handler: Handler) -> None:
     """At exit: an exception whose hook we never saw.
 
@@ -56,7 +73,7 @@ def look_back(handler: Handler) -> None:
 
 
 def training_goes_on() -> None:
-    """Somebody has caught the `SystemExit`: what it was about is over."""
+    """The script has caught the `SystemExit` and trains on: forget the exception behind it."""
     global _leaving
     _leaving = None
 

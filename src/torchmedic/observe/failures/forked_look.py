@@ -16,16 +16,16 @@ from collections.abc import Callable
 
 from torchmedic.observe.memory import headroom
 
-_WORK = 10.0  # seconds of CPU that a copy may take,
-_IDLE = 3.0  # seconds that it may do nothing: it may wait for a lock whose owner it has lost,
-_LONGEST = 40.0  # and seconds of the clock, on a machine on which it seldom gets a turn
-_GLANCE = 0.2  # seconds between two looks at it
-_TICKS = os.sysconf("SC_CLK_TCK")
-_MOST = 1 << 20  # bytes of an answer
+_MAX_CPU_SECONDS = 10.0  # of a copy
+_MAX_IDLE_SECONDS = 3.0  # of a copy: it may wait for a lock whose owner was not copied
+_MAX_SECONDS = 40.0  # of the clock, on a machine on which the copy seldom gets a turn
+_POLL_SECONDS = 0.2
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_MAX_ANSWER_BYTES = 1 << 20
 
 
 def seen_by_copy(
-    look: Callable[[], bytes], at_end: Callable[[], None] = lambda: None, longest: float = _LONGEST
+    look: Callable[[], bytes], at_end: Callable[[], None] = lambda: None, longest: float = _MAX_SECONDS
 ) -> bytes:
     """What a function gives in a forked copy of this process; nothing where that cannot be had.
 
@@ -48,7 +48,7 @@ def seen_by_copy(
         _be_copy(look, at_end, writing, sizes)
     os.close(writing)
     try:
-        return _answer(reading, child, min(longest, _LONGEST))
+        return _answer(reading, child, min(longest, _MAX_SECONDS))
     finally:
         os.close(reading)
         _end(child)
@@ -70,8 +70,8 @@ def _be_copy(look: Callable[[], bytes], at_end: Callable[[], None], writing: int
 def _answer(reading: int, child: int, longest: float) -> bytes:
     found, began, worked = b"", time.monotonic(), 0.0
     stirred = began  # when it was last seen at work
-    while len(found) < _MOST:
-        if select.select([reading], [], [], _GLANCE)[0]:
+    while len(found) < _MAX_ANSWER_BYTES:
+        if select.select([reading], [], [], _POLL_SECONDS)[0]:
             part = os.read(reading, 1 << 16)
             if not part:
                 return found
@@ -80,21 +80,21 @@ def _answer(reading: int, child: int, longest: float) -> bytes:
         now, (runs, work) = time.monotonic(), _at_work(child)
         if runs or work > worked:
             stirred, worked = now, work
-        if work > _WORK or now - stirred > _IDLE or now - began > longest:
+        if work > _MAX_CPU_SECONDS or now - stirred > _MAX_IDLE_SECONDS or now - began > longest:
             break
     return b""
 
 
 def _at_work(child: int) -> tuple[bool, float]:
-    """Whether a process runs or would if it could, and the seconds of CPU that it has had."""
+    """Whether a process is running or runnable, and the seconds of CPU that it has had."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{child}/stat", "rb", buffering=0) as file:
         words = file.read(1024).rpartition(b")")[2].split()
-        return words[0] == b"R", (int(words[11]) + int(words[12])) / _TICKS
+        return words[0] == b"R", (int(words[11]) + int(words[12])) / _TICKS_PER_SECOND
     return False, 0.0
 
 
 def _end(child: int) -> None:
-    """It has said all, or takes too long."""
+    """End the copy: it has answered, or takes too long."""
     try:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

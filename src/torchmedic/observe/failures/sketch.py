@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-_TEXT = 2000
-_ITEMS = 8
-_VARIABLES = 6
-_BIG = 1 << 63
+_MAX_TEXT = 2000  # characters
+_MAX_ITEMS = 8
+_MAX_VARIABLES = 6
+_MAX_INTEGER = 1 << 63
 
 
 def text_of(error: BaseException) -> str:
@@ -21,7 +21,7 @@ def text_of(error: BaseException) -> str:
         text = str(error)
     except Exception as inner:
         return f"<its text cannot be had: {type(inner).__name__}>"
-    return _clean(text)[:_TEXT]
+    return _clean(text)[:_MAX_TEXT]
 
 
 def plain(value: Any) -> Any:
@@ -32,10 +32,10 @@ def plain(value: Any) -> Any:
         if value is None or isinstance(value, bool | float):
             return value
         if isinstance(value, int):
-            return value if -_BIG <= value < _BIG else str(value)
+            return value if -_MAX_INTEGER <= value < _MAX_INTEGER else str(value)
         if isinstance(value, str):
             return _clean(value)[:200]
-        if isinstance(value, list | tuple) and len(value) <= _ITEMS:
+        if isinstance(value, list | tuple) and len(value) <= _MAX_ITEMS:
             return [plain(item) for item in value]
         return _clean(repr(value))[:200]
     except Exception:
@@ -48,13 +48,13 @@ def shape_of(sample: Any, depth: int = 3) -> str:
         if isinstance(sample, torch.Tensor) or (hasattr(sample, "shape") and hasattr(sample, "dtype")):
             return str(list(sample.shape))
         if depth and isinstance(sample, dict):
-            items = [f"{key}: {shape_of(item, depth - 1)}" for key, item in list(sample.items())[:_ITEMS]]
+            items = [f"{key}: {shape_of(item, depth - 1)}" for key, item in list(sample.items())[:_MAX_ITEMS]]
             return "{" + _clean(", ".join(items)) + "}"
         if depth and isinstance(sample, list | tuple):
             if isinstance(sample, list) and sample and isinstance(sample[0], int | float | str):
                 return f"list of {len(sample)}"
-            items = [shape_of(item, depth - 1) for item in sample[:_ITEMS]]
-            return "(" + ", ".join(items) + (", ..." if len(sample) > _ITEMS else "") + ")"
+            items = [shape_of(item, depth - 1) for item in sample[:_MAX_ITEMS]]
+            return "(" + ", ".join(items) + (", ..." if len(sample) > _MAX_ITEMS else "") + ")"
     except Exception:
         return type(sample).__name__
     return type(sample).__name__
@@ -69,7 +69,7 @@ def variables_of(frame: FrameType) -> str:
         if name in ("self", "cls") or name.startswith(("__", ".")) or callable(value) or inspect.ismodule(value):
             continue
         shown.append(f"{name} = {_short(value)}")
-        if len(shown) == _VARIABLES:
+        if len(shown) == _MAX_VARIABLES:
             break
     return ", ".join(shown)
 

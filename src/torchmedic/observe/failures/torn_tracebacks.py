@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 
 
 def mend(error: BaseException) -> None:
-    """Put the pieces behind each other. What Python says of them is not changed by that once it has been said."""
+    """Join the pieces of a traceback. What Python has printed already does not change."""
     pieces, inner = [error], error.__context__
     while _is_bare(pieces[-1]) and inner is not None and inner not in pieces:
         pieces.append(inner)
@@ -36,7 +36,7 @@ def frames(error: BaseException) -> set[FrameType]:
 
 
 def _is_bare(error: BaseException) -> bool:
-    """Whether the interpreter itself has raised it: with no word, and for no other exception."""
+    """Whether the interpreter itself has raised a MemoryError: without a message, and for no other exception."""
     return type(error) is MemoryError and not error.args and error.__cause__ is None
 
 

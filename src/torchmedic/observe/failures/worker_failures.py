@@ -25,14 +25,12 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from torchmedic.contained import contained, is_short
-from torchmedic.observe import next_stages
 from torchmedic.observe.failures import forked_look, worker_reserve
-from torchmedic.observe.failures.exceptions import without_our_frames
-from torchmedic.observe.failures.quiet_worker_deaths import undisturbed
+from torchmedic.observe.failures.exceptions import undisturbed, without_our_frames
 from torchmedic.observe.failures.sketch import plain, shape_of, text_of, variables_of
 from torchmedic.observe.memory import headroom
 from torchmedic.observe.step.batches import through_subsets
-from torchmedic.records import StackFrame, WorkerFailure
+from torchmedic.records import Diagnosis, StackFrame, WorkerFailure
 from torchmedic.source.user_code import is_user_file
 
 ATTRIBUTE = "_torchmedic_worker_failure"
@@ -40,16 +38,23 @@ ATTRIBUTE = "_torchmedic_worker_failure"
 _FETCH = os.path.join("torch", "utils", "data", "_utils", "fetch.py")
 _LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 _STORAGE = os.path.join("torch", "storage.py")
-_SAMPLES = 1024
-_TO_SEND = 32 << 20  # bytes that it may take to send a batch or an exception
+_MAX_SAMPLES = 1024
+_SENDING_BYTES = 32 << 20  # that it may take to send a batch or an exception
 # A runaway recursion has a thousand frames; those at its ends tell it all.
-_INNER, _OUTER = 100, 20
+_MAX_INNER_FRAMES, _MAX_OUTER_FRAMES = 100, 20
 
 Entry = tuple[FrameType, TracebackType]
+Explain = Callable[[BaseException, WorkerFailure], Diagnosis | None]
 
 
-def install() -> None:
-    _wrap_init()
+def install(explain: Explain, end_copy: Callable[[], None]) -> None:
+    """Have torch's wrapper of a worker's exception carry what the worker saw.
+
+    Args:
+        explain: Explains a worker that has run out of memory, in a copy of it.
+        end_copy: Called in the copy before it goes.
+    """
+    _wrap_init(explain, end_copy)
     _wrap_reraise()
     worker_reserve.install()
 
@@ -58,21 +63,21 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """In a forked worker: do not outlive a main process that is killed.
+    """Have the kernel end this forked worker when its main process is killed.
 
     A worker looks for its parent only between two batches, so one that is stuck in a dataset would stay for ever. The
     kernel does it at once, but it goes by the thread that forked: only the main thread lives as long as its process.
     """
     parent = multiprocessing.parent_process()
     if sys.platform != "linux" or parent is None or os.getppid() != parent.pid or not _forked_by_main_thread():
-        return  # of a fork server, say
+        return  # the child of a fork server, for example
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent.pid:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _forked_by_main_thread() -> bool:
-    """After a fork the thread that called it is the main one; Python keeps its name."""
+    """Whether the main thread called fork: after a fork the calling thread is the main one, under its old name."""
     return threading.main_thread().name == "MainThread"
 
 
@@ -82,14 +87,14 @@ def failure_of(error: BaseException) -> WorkerFailure | None:
     return found if isinstance(found, WorkerFailure) else None
 
 
-def _wrap_init() -> None:
+def _wrap_init(explain: Explain, end_copy: Callable[[], None]) -> None:
     original: Callable[..., None] = ExceptionWrapper.__init__
 
     @functools.wraps(original)
     def __init__(wrapper: Any, *args: Any, **kwargs: Any) -> None:
         _prepare()
         original(wrapper, *args, **kwargs)
-        _note(wrapper)
+        _note(wrapper, explain, end_copy)
 
     ExceptionWrapper.__init__ = __init__  # type: ignore[method-assign, assignment]
 
@@ -110,7 +115,7 @@ def _wrap_reraise() -> None:
 
 @contained("observe.worker")
 def _prepare() -> None:
-    """Before torch writes the traceback down as text."""
+    """Make room, and clean the traceback, before torch writes it down as text."""
     error = sys.exception()
     if isinstance(error, MemoryError | RuntimeError | OSError):
         headroom.release()  # there may be no room for a single word
@@ -119,7 +124,7 @@ def _prepare() -> None:
 
 
 @contained("observe.worker")
-def _note(wrapper: Any) -> None:
+def _note(wrapper: Any, explain: Explain, end_copy: Callable[[], None]) -> None:
     error = sys.exception()
     if error is None:
         return
@@ -128,27 +133,27 @@ def _note(wrapper: Any) -> None:
     worker = None if info is None else info.id
     is_exhausted = worker is not None and is_short(error)
     if is_exhausted:
-        headroom.widen(_TO_SEND)
-    told = _explained(error, worker) if worker is not None and is_exhausted else b""
+        headroom.widen(_SENDING_BYTES)
+    told = _explained(error, worker, explain, end_copy) if worker is not None and is_exhausted else b""
     # As bytes, so that the wrapper can be unpickled where torchmedic cannot be imported.
     setattr(wrapper, ATTRIBUTE, told or msgspec.json.encode(describe(error, worker)))
 
 
 @contained("observe.worker")
-def _explained(error: BaseException, worker: int) -> bytes:
-    """Who holds the memory of this worker is known nowhere else; but it has none to find that out, and a copy has."""
+def _explained(error: BaseException, worker: int, explain: Explain, end_copy: Callable[[], None]) -> bytes:
+    """The failure with its diagnosis, found by a copy of this worker: the worker itself has no memory left for it."""
 
     def look() -> bytes:
         failure = describe(error, worker)
-        found = next_stages.exhausted_worker().explain(error, failure)
+        found = explain(error, failure)
         return msgspec.json.encode(msgspec.structs.replace(failure, diagnosis=found))
 
     with undisturbed():
-        return forked_look.seen_by_copy(look, next_stages.ends_well, *_time_left())
+        return forked_look.seen_by_copy(look, end_copy, *_time_left())
 
 
 def _time_left() -> list[float]:
-    """Half of the time that the user lets a loader wait, if there is such: it would end before the exception came."""
+    """Half of the loader's `timeout`, if it has one: after all of it the exception would come too late."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:  # a forked process has the frames of its parent below its own
         loader = frame.f_locals.get("loader") if frame.f_code.co_filename.endswith(_LOADER) else None
@@ -189,12 +194,14 @@ def describe(error: BaseException, worker: int | None) -> WorkerFailure:
         frames=tuple(
             StackFrame(file=frame.f_code.co_filename, line=tb.tb_lineno or 0, function=frame.f_code.co_name)
             for frame, tb in reversed(
-                entries if len(entries) <= _INNER + _OUTER else entries[:_OUTER] + entries[-_INNER:]
+                entries
+                if len(entries) <= _MAX_INNER_FRAMES + _MAX_OUTER_FRAMES
+                else entries[:_MAX_OUTER_FRAMES] + entries[-_MAX_INNER_FRAMES:]
             )
         ),
         columns=_columns(last_user[1]) if last_user else (1, 1),
         sample=variables_of(last_user[0]) if last_user else "",
-        sample_shapes=tuple(shape_of(sample) for sample in samples[:_SAMPLES])
+        sample_shapes=tuple(shape_of(sample) for sample in samples[:_MAX_SAMPLES])
         if isinstance(samples, list | tuple)
         else (),
         shared=shared_bytes([frame for frame, _ in entries]),
@@ -252,7 +259,7 @@ def _indices(batch: Any) -> tuple[Any, ...]:
     """The indices of a batch; none of an IterableDataset, whose sampler yields only None."""
     if not isinstance(batch, list | tuple) or all(item is None for item in batch):
         return ()
-    return tuple(plain(item) for item in batch[:_SAMPLES])
+    return tuple(plain(item) for item in batch[:_MAX_SAMPLES])
 
 
 def index_under_way(frames: list[FrameType]) -> Any:

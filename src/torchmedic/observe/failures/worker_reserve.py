@@ -91,7 +91,7 @@ class _Stream:
 
 @contained("observe.worker")
 def complete_traceback(error: BaseException) -> None:
-    """With the line of a generator that has failed for want of memory, where there was none to note it."""
+    """Add the line of a generator to the traceback, where Python had no memory to note it."""
     if not isinstance(error, MemoryError):
         return
     torn_tracebacks.mend(error)
@@ -105,5 +105,5 @@ def complete_traceback(error: BaseException) -> None:
 
 
 def _is_around(frame: FrameType) -> bool:
-    """Whether it is of what reads from the generator."""
+    """Whether a frame belongs to the code that reads from the generator."""
     return frame.f_code.co_filename.startswith((_LOADING, PACKAGE))

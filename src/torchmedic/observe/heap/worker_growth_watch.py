@@ -17,10 +17,12 @@ from types import FrameType
 from typing import Any
 
 from torchmedic.contained import contained
+from torchmedic.observe.context import ProcessFolder, ReportingProcess
 from torchmedic.observe.heap.growth_watch import LeakWatch
 from torchmedic.observe.heap.walk import Held
 from torchmedic.observe.memory.memory_series import most_memory
 from torchmedic.observe.memory.usage import resident_bytes
+from torchmedic.observe.stages import GrowthStages
 from torchmedic.observe.step.events import Events
 from torchmedic.runfolder import layout
 from torchmedic.source.user_variables import locals_of
@@ -38,10 +40,9 @@ class WorkerAgent:
     def __init__(self, run: Path, rank: int, worker: int, workers: int) -> None:
         self.run = run
         self.rank = rank
-        self.worker = worker
         self.workers = workers
-        self.folder: Path | None = None
-        self.events: Events | None = None
+        self.loader_worker = (worker, workers)
+        self._folder: ProcessFolder | None = None
         self.batches = 0
 
     @property
@@ -53,20 +54,20 @@ class WorkerAgent:
     def step(self) -> int:
         return self.batches
 
-    def open(self) -> None:
-        if self.folder is None:
-            self.folder = layout.claim_worker_folder(self.run, self.rank)
-            self.events = Events(self.folder)
-            self.events.write("start", pid=os.getpid(), worker=self.worker)
+    def open(self) -> ProcessFolder:
+        if self._folder is None:
+            path = layout.claim_worker_folder(self.run, self.rank)
+            self._folder = ProcessFolder(path, Events(path))
+            self._folder.events.write("start", pid=os.getpid(), worker=self.loader_worker[0])
+        return self._folder
 
 
 class WorkerLeaks:
-    """Counts the batches of one worker and looks now and then. `later` are the stages that judge and explain."""
+    """Counts the batches of one worker and looks now and then."""
 
-    def __init__(self, agent: WorkerAgent, judge: Callable[[], Any], later: Callable[[], Any], *, ends: bool) -> None:
+    def __init__(self, agent: WorkerAgent, stages: GrowthStages, *, ends: bool) -> None:
         self._agent = agent
-        self._judge = judge
-        self._later = later
+        self._stages = stages
         self._ends = ends  # whether a pass over the data has an end, at which a cache would have all of it
         self._most = most_memory()
         self._due = 0.0
@@ -102,24 +103,21 @@ class WorkerLeaks:
             watch.stepped(agent.batches, frame)
 
     def _ask(self, watch: LeakWatch, frame: FrameType) -> None:
-        grown = (each for each in self._judge().growths(watch) if each.what != "data" or each.bytes_held >= _WORTH)
-        found = [growth for growth in grown if watch.wants_to_know(growth)]
-        if found:  # to explain it takes a moment and some memory
-            self._later().growing(found, watch.looks, frame, self._agent)
+        self._stages.examine_growth(watch, frame, min_data_bytes=_WORTH)
 
     def _tell(self, holders: list[tuple[Held, int]]) -> None:
-        self._later().holding(holders, self._agent)
+        self._stages.report_holders(holders)
 
 
 @contained("observe.worker")
-def start(frame: FrameType, run: Path, rank: int, judge: Callable[[], Any], later: Callable[[], Any]) -> None:
+def start(frame: FrameType, run: Path, rank: int, stages: Callable[[ReportingProcess], GrowthStages]) -> None:
     """Called as a worker begins, with the frame of its loop."""
     known = dict(locals_of(frame))
     if known.get("worker_id") != 0 or not layout.wants_checkup(run):
         return
     data, queue = known["dataset"], known["data_queue"]
     agent = WorkerAgent(run, rank, known["worker_id"], int(known["num_workers"]))
-    leaks = WorkerLeaks(agent, judge, later, ends=hasattr(data, "__len__"))
+    leaks = WorkerLeaks(agent, stages(agent), ends=hasattr(data, "__len__"))
     leaks.begin(data, known.get("collate_fn"), frame)
     original = queue.put
 

@@ -15,7 +15,7 @@ __all__ = ["Hooks", "Step"]
 
 
 class Hooks:
-    """All of them, in place or taken back together."""
+    """All hooks, put in place or removed together."""
 
     def __init__(self, step: Step) -> None:
         self.step = step

@@ -12,18 +12,18 @@ import torch.autograd
 import torch.compiler
 
 from torchmedic.contained import contained
-from torchmedic.observe.device.plain_values import are_plain
 from torchmedic.observe.failures import exceptions
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
 from torchmedic.observe.hooks.patches import wrap
+from torchmedic.observe.numbers.finite_checks import are_plain
 from torchmedic.observe.step.clock import BACKWARD
 
 _is_compiling = torch.compiler.is_compiling
 
 
 class BackwardHooks:
-    """Around the name that `Tensor.backward`, `autograd.backward`, `autograd.grad` and `func.grad` all call through."""
+    """Wraps the function that `Tensor.backward`, `autograd.backward`, `autograd.grad` and `func.grad` all call."""
 
     def __init__(self, step: Step, forward: ForwardHooks) -> None:
         self._step = step
@@ -44,7 +44,7 @@ class BackwardHooks:
             if step.leaks is not None and len(args) > 3 and args[3] and kwargs.get("accumulate_grad"):
                 step.leaks.cycles.made(sys._getframe(1))
             roots = args[0] if args else kwargs.get("t_outputs", ())
-            if step.quick and glance(roots):
+            if step.fast_path and glance(roots):
                 step.backward_depth = 1
                 result = original(*args, **kwargs)
                 step.backward_depth = 0
@@ -66,12 +66,12 @@ class BackwardHooks:
         if step.backward_depth != 1:
             return
         frame = sys._getframe(1)
-        if step.thin:
+        if step.is_sampled_out:
             if step.habits.awake:
                 step.habits.backward_begins(roots, frame)
             if are_plain():
                 try:
-                    step.economy.backward_begins(roots)
+                    step.short_steps.backward_begins(roots)
                 except Exception as error:
                     step.numbers_failed(error, frame)
             return
@@ -79,7 +79,7 @@ class BackwardHooks:
         clock = step.clock
         clock.enter(BACKWARD, frame)
         if step.checkup is not None and step.checkup.on:
-            step.check_up("backward_begins", roots, (clock.file, clock.line), frame)
+            step.check_up(step.checkup.backward_begins, roots, (clock.file, clock.line), frame)
         if step.habits.awake:
             step.habits.backward_begins(roots, frame)
         if step.finite.on and are_plain():
@@ -101,7 +101,7 @@ class BackwardHooks:
                     return True
             except Exception as error:
                 step.numbers_failed(error, sys._getframe(1))
-        step.quick = False
+        step.fast_path = False
         return False
 
     @contained("observe.backward")
@@ -114,7 +114,7 @@ class BackwardHooks:
         if step.backward_depth:
             return
         step.clock.backward_done()
-        if step.thin and step.stepping is None and not step.finite.is_alarmed and not step.habits.awake:
+        if step.is_sampled_out and step.stepping is None and not step.finite.is_alarmed and not step.habits.awake:
             return
         step.clock.leave()
         if step.habits.awake:
@@ -123,7 +123,7 @@ class BackwardHooks:
         self._look(sys._getframe(1))
 
     def _look(self, frame: FrameType) -> None:
-        """At what the backward has left."""
+        """Look at the gradients that the backward has left."""
         step = self._step
         if step.finite.on:
             try:
@@ -131,4 +131,4 @@ class BackwardHooks:
             except Exception as error:
                 step.numbers_failed(error, frame)
         if step.checkup is not None and step.checkup.on and not step.checkup.rests:
-            step.check_up("backward_ended", frame, step.clock.optimizer_count > 0)
+            step.check_up(step.checkup.backward_ended, frame, step.clock.optimizer_count > 0)

@@ -1,16 +1,17 @@
-"""The step that is under way, as the hooks know it, and all who are told of it."""
+"""The step that is under way, as the hooks know it, and the watches that they feed."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec
 
 from torchmedic.contained import contained, report_fault
 from torchmedic.observe.checkup.watch import Checkup
 from torchmedic.observe.device.async_devices import is_device_error
 from torchmedic.observe.heap.growth_watch import LeakWatch
-from torchmedic.observe.hooks.short_steps import Economy
+from torchmedic.observe.hooks.short_steps import ShortSteps
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.numbers.weight_copies import Rewind
@@ -19,11 +20,13 @@ from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.step_notes import StepNotes
 from torchmedic.source.user_code import user_frame
 
-_SURE = 8  # steps in a row that tell how a loop is built
+P = ParamSpec("P")
+
+_MIN_ALIKE_STEPS = 8  # in a row, to know how a loop is built
 
 
 class Step:
-    """Shared by the hooks of data, forward, backward, optimizer and scaler."""
+    """The state that the hooks of data, forward, backward, optimizer and scaler share."""
 
     def __init__(
         self,
@@ -40,13 +43,13 @@ class Step:
         self.finite = finite
         self.rewind = rewind
         self.habits = habits
-        self.economy = Economy(clock, batches, notes, finite)
+        self.short_steps = ShortSteps(clock, batches, notes, finite)
         self.checkup: Checkup | None = None
         self.leaks: LeakWatch | None = None
         self.paused = False  # while a replay runs, which is not training
         self.noting = False
-        self.thin = False  # this step is not noted in full
-        self.quick = False  # nor was the one before, all was well in it, and nobody waits for anything
+        self.is_sampled_out = False  # this step is not noted in full
+        self.fast_path = False  # nor was the one before, all was well in it, and nobody waits for anything
         self.backward_depth = 0
         self.stepping: Any = None  # the optimizer whose step is under way
         self._is_opened = False  # since the last update something was seen to begin the step
@@ -69,9 +72,10 @@ class Step:
         else:
             report_fault("observe.finite", error)
 
-    def check_up(self, event: str, *facts: Any) -> None:
+    def check_up(self, react: Callable[P, None], *facts: P.args, **more: P.kwargs) -> None:
+        """Tell the check-up of an event by one of its methods; a fault stops the check-up, and nothing else."""
         try:
-            getattr(self.checkup, event)(*facts)
+            react(*facts, **more)
         except Exception as error:
             if self.checkup is not None:
                 self.checkup.stop()
@@ -98,13 +102,13 @@ class Step:
     def goes_forward(self, user: FrameType | None) -> None:
         """A root module is called; where nothing has opened the step, it begins here at the latest."""
         if not self._is_opened:
-            if self._opened_by_others >= _SURE:
+            if self._opened_by_others >= _MIN_ALIKE_STEPS:
                 self.begins(user)  # after all, nobody has opened this step
             self._opened_by_others = 0
 
     def is_over(self, frame: FrameType) -> None:
-        """The weights are updated. Where others are seen to open every step, what would be noted now is never used."""
-        if self._opened_by_others < _SURE:
+        """The weights are updated. Where a hook sees every step begin, notes taken now would never be used."""
+        if self._opened_by_others < _MIN_ALIKE_STEPS:
             self.begins(user_frame(frame))
         else:
             self.notes.step_is_over()

@@ -22,7 +22,7 @@ _LOADING = os.path.dirname(os.path.abspath(dataloader.__file__)) + os.sep
 
 
 class DataHooks:
-    """Around the iterators of `DataLoader`."""
+    """Wraps the iterators of `DataLoader`."""
 
     def __init__(self, step: Step, forward: ForwardHooks) -> None:
         self._step = step
@@ -65,8 +65,8 @@ class DataHooks:
             return
         if step.leaks is not None and iterator._num_yielded == 0:
             step.leaks.loading(iterator, sys._getframe(1))
-        if step.thin:
-            step.economy.data_requested(iterator)
+        if step.is_sampled_out:
+            step.short_steps.data_requested(iterator)
             return
         step.clock.data_requested()
         step.clock.enter(DATA, sys._getframe(1))
@@ -82,8 +82,8 @@ class DataHooks:
         step = self._step
         if step.paused:
             return
-        if step.thin:
-            step.economy.data_arrived(iterator, batch)
+        if step.is_sampled_out:
+            step.short_steps.data_arrived(iterator, batch)
             return
         batches = step.batches
         batches.taken(iterator)

@@ -70,7 +70,7 @@ class ForwardHooks:
             if callable(callback):
                 step = self._step
                 if step.checkup is not None and step.checkup.is_armed:
-                    step.check_up("compiled")
+                    step.check_up(step.checkup.compiled)
                 if self._is_expected:
                     self._note()
             return original(callback)
@@ -114,6 +114,6 @@ class ForwardHooks:
 
 
 def _keywords(caller: FrameType) -> tuple[Any, ...]:
-    """What a module is called with by keyword, as by `model(**batch)`: torch tells its global hooks nothing of that."""
+    """The keyword arguments of a module call such as `model(**batch)`: torch does not give them to global hooks."""
     given = caller.f_locals.get("kwargs")
     return tuple(given.values()) if isinstance(given, dict) else ()

@@ -115,7 +115,7 @@ class HabitHooks:
         return step
 
     def _around_empty_cache(self, original: Wrapped) -> Wrapped:
-        """Time the user's call, for a few steps. It waits for the device by itself, which is no cost of its own."""
+        """Time the user's call, for a few steps. The call waits for the device anyway."""
 
         @functools.wraps(original)
         def empty_cache() -> Any:

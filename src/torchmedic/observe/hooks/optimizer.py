@@ -21,7 +21,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class OptimizerHooks:
-    """Around `torch.optim.Optimizer`, of which all others are made."""
+    """Wraps `torch.optim.Optimizer`, the base of all optimizers."""
 
     def __init__(self, step: Step, forward: ForwardHooks) -> None:
         self._step = step
@@ -64,7 +64,7 @@ class OptimizerHooks:
 
         @functools.wraps(original)
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or (step.quick and not step.habits.awake):
+            if _is_compiling() or (step.fast_path and not step.habits.awake):
                 return original(optimizer, *args, **kwargs)
             listening = step.habits.awake and not step.paused
             if listening:
@@ -83,7 +83,7 @@ class OptimizerHooks:
         if step.paused:
             return
         step.finite.cleared()
-        if step.thin:
+        if step.is_sampled_out:
             return
         if step.clock.micro_step == 0 and step.notes.is_fresh():
             step.opens(user_frame(sys._getframe(1)))  # many loops open with it, and some have no loader
@@ -108,19 +108,23 @@ class OptimizerHooks:
         self.has_begun = True
         step.stepping = optimizer
         frame = sys._getframe(1)
-        if not step.thin:
+        if not step.is_sampled_out:
             step.clock.enter(OPTIMIZER, frame)
             if step.checkup is not None and step.checkup.on:
-                step.check_up("step_begins", optimizer)
+                step.check_up(step.checkup.step_begins, optimizer)
         if step.habits.awake:
             step.habits.step_begins(optimizer, frame)
-            step.quick = False
+            step.fast_path = False
         finite = step.finite
         if finite.on:
             try:
-                if step.thin and (step.quick or finite.is_calm) and finite.glance_at_gradients(optimizer, frame):
+                if (
+                    step.is_sampled_out
+                    and (step.fast_path or finite.is_calm)
+                    and finite.glance_at_gradients(optimizer, frame)
+                ):
                     return
-                step.quick = False
+                step.fast_path = False
                 finite.step_begins(optimizer, frame)
             except Exception as error:
                 step.numbers_failed(error, frame)
@@ -143,18 +147,18 @@ class OptimizerHooks:
             step.leaks.stepped(clock.step, sys._getframe(1))
         if step.habits.awake:
             step.habits.step_ended(optimizer, stepped=stepped)
-        was_thin, step.thin = step.thin, not step.habits.awake and step.economy.applies()
-        if step.thin:
-            if not step.quick:
-                step.economy.begin()
+        was_thin, step.is_sampled_out = step.is_sampled_out, not step.habits.awake and step.short_steps.applies()
+        if step.is_sampled_out:
+            if not step.fast_path:
+                step.short_steps.begin()
                 self._forward.forget()
-                step.quick = was_thin and step.finite.is_calm
+                step.fast_path = was_thin and step.finite.is_calm
             else:
                 step.notes.step_is_over()
             return
-        step.quick = False
+        step.fast_path = False
         clock.leave()
         if step.checkup is not None and step.checkup.on:
-            step.check_up("step_ended", sys._getframe(1))
+            step.check_up(step.checkup.step_ended, sys._getframe(1))
         step.is_over(sys._getframe(1))
         self._forward.expect()

@@ -14,7 +14,7 @@ from torchmedic.observe.hooks.patches import wrap
 
 
 class ScalerHooks:
-    """Around `scale` and `step`."""
+    """Wraps `GradScaler.scale` and `GradScaler.step`."""
 
     def __init__(self, step: Step, optimizers: OptimizerHooks) -> None:
         self._step = step

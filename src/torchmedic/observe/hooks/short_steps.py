@@ -17,29 +17,29 @@ from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.step_notes import StepNotes
 
-_SHORT = 0.005  # seconds
-_STILL_SHORT = 0.01  # for a run that is known to be of this kind: a busy machine makes no other one of it
-_KNOWN = 300  # steps after which a run is known to be of this kind
-_FULL = 64  # one in so many
+_MAX_SHORT_SECONDS = 0.005  # of a step that counts as short
+_MAX_STILL_SHORT_SECONDS = 0.01  # in a run that is known to have short steps: a busy machine changes nothing about it
+_MIN_STEPS = 300  # before a run is known to have short steps
+_FULL_EVERY = 64  # steps, of which one is noted in full
 
 
-class Economy:
-    """What is done in a step that is not noted in full."""
+class ShortSteps:
+    """Decides which steps are sampled out, and does what is left to do in them."""
 
     def __init__(self, clock: Clock, batches: Batches, notes: StepNotes, finite: FiniteWatch) -> None:
         self._clock = clock
         self._batches = batches
         self._notes = notes
         self._finite = finite
-        self._most = _SHORT
+        self._most = _MAX_SHORT_SECONDS
 
     def applies(self) -> bool:
-        """Whether the coming step is one of those."""
+        """Whether the coming step is sampled out."""
         clock = self._clock
-        if clock.step <= _KNOWN:
+        if clock.step <= _MIN_STEPS:
             return False
-        if clock.step % _FULL == 0:
-            self._most = _STILL_SHORT if clock.usual_step < self._most else _SHORT
+        if clock.step % _FULL_EVERY == 0:
+            self._most = _MAX_STILL_SHORT_SECONDS if clock.usual_step < self._most else _MAX_SHORT_SECONDS
             return False
         return clock.usual_step < self._most
 
@@ -57,4 +57,4 @@ class Economy:
     def backward_begins(self, roots: Any) -> None:
         exceptions.training_goes_on()
         if self._finite.on:
-            self._finite.thin_backward_begins(roots, self._clock.step)
+            self._finite.sampled_out_backward_begins(roots, self._clock.step)

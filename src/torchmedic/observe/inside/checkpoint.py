@@ -12,17 +12,17 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.inside import device
 from torchmedic.observe.step.clock import OPTIMIZER
 from torchmedic.records.stall import Saved
 from torchmedic.runfolder.files import write_atomically
 
 
-def saved(agent: Any) -> Saved:
+def saved(agent: ProcessContext) -> Saved:
     pid = os.getpid()
     refusal = _refusal(agent)
     if refusal:
@@ -36,7 +36,7 @@ def saved(agent: Any) -> Saved:
     return Saved(pid=pid, path=str(path))
 
 
-def _refusal(agent: Any) -> str:
+def _refusal(agent: ProcessContext) -> str:
     """Why it cannot be known that the weights are whole; empty if they are."""
     if agent.clock.phase == OPTIMIZER:
         return "an update of the weights is under way"
@@ -52,7 +52,7 @@ def _refusal(agent: Any) -> str:
     return ""
 
 
-def _write(path: Path, models: list[torch.nn.Module], agent: Any) -> None:
+def _write(path: Path, models: list[torch.nn.Module], agent: ProcessContext) -> None:
     buffer = io.BytesIO()
     state = {
         "step": agent.clock.step,
@@ -63,7 +63,7 @@ def _write(path: Path, models: list[torch.nn.Module], agent: Any) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def _models(agent: Any) -> list[torch.nn.Module]:
+def _models(agent: ProcessContext) -> list[torch.nn.Module]:
     """The outermost modules that hold what the optimizers train."""
     trained = {
         id(parameter)

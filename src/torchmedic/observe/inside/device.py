@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from torchmedic.observe.context import ProcessContext
 from torchmedic.records.inside import MarkView
 
-_BETWEEN = 0.3
+_INTERVAL_SECONDS = 0.3  # between the two looks
 
 
 def in_use() -> bool:
@@ -17,7 +18,7 @@ def in_use() -> bool:
     return bool(torch.cuda.is_initialized())
 
 
-def state(agent: Any = None) -> dict[str, Any]:
+def state(agent: ProcessContext | None = None) -> dict[str, Any]:
     """`device_busy`: whether work was outstanding at both looks; `allocator_retries`: of the run so far.
 
     Their rate is that between the looks, per second.
@@ -29,14 +30,14 @@ def state(agent: Any = None) -> dict[str, Any]:
     began, first = time.monotonic(), sum(_retries(device) for device in devices)
     before = any(_is_busy(device) for device in devices)
     if before or first:
-        time.sleep(_BETWEEN)
+        time.sleep(_INTERVAL_SECONDS)
     busy = before and any(_is_busy(device) for device in devices)
     mark_made, mark_due = _marks(agent)
     retries = sum(_retries(device) for device in devices)
     return {
         "device_busy": busy,
         "allocator_retries": retries,
-        "allocator_retry_rate": (retries - first) / max(time.monotonic() - began, _BETWEEN),
+        "allocator_retry_rate": (retries - first) / max(time.monotonic() - began, _INTERVAL_SECONDS),
         "architectures": tuple(torch.cuda.get_arch_list()),
         "gpus": tuple((torch.cuda.get_device_name(each), torch.cuda.get_device_capability(each)) for each in devices),
         "mark_made": mark_made,
@@ -46,7 +47,7 @@ def state(agent: Any = None) -> dict[str, Any]:
 
 
 def _devices() -> list[int]:
-    """Those that this process uses: to ask another one would start it."""
+    """The devices that this process uses: asking another one would start it."""
     started = getattr(torch._C, "_cuda_hasPrimaryContext", None)
     if started is None:
         return [torch.cuda.current_device()]
@@ -61,7 +62,7 @@ def _retries(device: int) -> int:
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
 
 
-def _marks(agent: Any) -> tuple[MarkView | None, MarkView | None]:
+def _marks(agent: ProcessContext | None) -> tuple[MarkView | None, MarkView | None]:
     if agent is None:
         return None, None
     made, due = agent.marks.last()

@@ -13,6 +13,7 @@ import ctypes
 import faulthandler
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from posix import read as wait_for_byte  # some libraries replace `os.read`
 from typing import Any
@@ -20,20 +21,25 @@ from typing import Any
 import msgspec
 
 from torchmedic.contained import report_fault
+from torchmedic.observe.context import ProcessContext
+from torchmedic.observe.heap.walk import Held
+from torchmedic.records.memory import HeldMemory
 from torchmedic.records.process import LISTENER
 from torchmedic.runfolder import questions
 
 _QUIT = b"q"
-_PATIENCE = 1.0
-_SET_NAME = 15  # prctl's number for it
-_AT_ONCE = 64  # questions that one answer is enough for
+_MAX_WAIT_SECONDS = 1.0  # for the listening thread to end
+_PR_SET_NAME = 15
+_MAX_QUESTIONS = 64  # that one answer is enough for
 
 
-class Ear:
-    """One per process."""
+class Listener:
+    """Answers the questions of the parent; one per process."""
 
-    def __init__(self, agent: Any) -> None:
+    def __init__(self, agent: ProcessContext, locate: Callable[[list[tuple[Held, int]]], list[HeldMemory]]) -> None:
+        """`locate` finds the lines that fill the holders of memory."""
         self._agent = agent
+        self._locate = locate
         self._born: int | None = None  # how many threads the parent had when this process was forked
         self._pipe = -1
         self._file: Any = None
@@ -72,7 +78,7 @@ class Ear:
         _thread.start_new_thread(self._listen, (self._pipe, self._ended))
 
     def close(self) -> None:
-        """This process ends well and will not be asked any more: a run may have thousands of workers, one by one."""
+        """Remove the files of a process that ends well: a run may have thousands of workers, one after the other."""
         for path in (questions.question, questions.dump, questions.heard):
             with contextlib.suppress(OSError):
                 path(self._agent.run, os.getpid()).unlink()
@@ -81,7 +87,7 @@ class Ear:
         if self._listens:
             self._listens = False
             os.write(self._pipe, _QUIT)
-            self._ended.acquire(timeout=_PATIENCE)
+            self._ended.acquire(timeout=_MAX_WAIT_SECONDS)
         with contextlib.suppress(OSError):
             self._threads_at_fork = len(os.listdir("/proc/self/task"))
 
@@ -103,7 +109,7 @@ class Ear:
         _name_thread()
         try:
             while True:
-                words = wait_for_byte(pipe, _AT_ONCE)
+                words = wait_for_byte(pipe, _MAX_QUESTIONS)
                 if _QUIT in words or not words:
                     os.write(pipe, words.replace(_QUIT, b""))  # whoever listens next answers the others
                     return
@@ -121,7 +127,7 @@ class Ear:
         from torchmedic.observe.inside import checkpoint, device, holders, view
 
         if questions.HOLD in words:
-            holders.tell(self._agent)
+            holders.tell(self._agent, self._locate)
         if questions.SAVE in words:
             questions.write(run, checkpoint.saved(self._agent))
         if questions.LOOK not in words and questions.GLANCE not in words:
@@ -138,4 +144,4 @@ class Ear:
 def _name_thread() -> None:
     """Let the kernel call this thread ours, so that it can be told from the user's."""
     with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_SET_NAME, LISTENER.encode(), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, LISTENER.encode(), 0, 0, 0)

@@ -22,13 +22,13 @@ from torchmedic.source.user_code import is_user_file
 _TESTS = frozenset("exists lexists isfile is_file isdir is_dir access".split())
 _MAKES = frozenset("mkdir makedirs symlink link touch symlink_to hardlink_to".split())
 _PAUSES = frozenset("sleep wait".split())
-_OUTWARDS = 8  # frames, counted from the innermost
-_LONGEST = 64  # characters of a file that holds a process number
+_MAX_FRAMES = 8  # counted from the innermost
+_MAX_CHARACTERS = 64  # of a file that holds a process number
 
 
 def awaited_file(frames: list[FrameType]) -> LockFile | None:
     """The file that keeps the thread of these frames, innermost first, in a loop."""
-    for frame in frames[:_OUTWARDS]:
+    for frame in frames[:_MAX_FRAMES]:
         file = frame.f_code.co_filename
         if _PAUSES.isdisjoint(frame.f_code.co_names):
             continue  # most of them, and to parse a file takes its time
@@ -97,7 +97,7 @@ def _named_as_lock(frame: FrameType) -> Iterator[str]:
 
 
 def _is_kernel_lock(frame: FrameType) -> bool:
-    """Whether it is not the file that is in the way, but a lock that somebody has on it."""
+    """Whether a lock on the file is awaited, not the file itself."""
     with variables(frame) as known:
         return any(kind.__name__ == "UnixFileLock" for kind in type(known.get("self")).__mro__)
 
@@ -126,5 +126,5 @@ def _number_in(path: str) -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         if os.path.isfile(path):
             with open(path, "rb") as file:
-                return int(file.read(_LONGEST).split()[0])
+                return int(file.read(_MAX_CHARACTERS).split()[0])
     return None

@@ -210,7 +210,7 @@ def _entered(tree: ast.Module, frame: FrameType) -> list[tuple[ast.expr, int]]:
 
 
 def _acquired(tree: ast.Module, frame: FrameType) -> list[tuple[ast.expr, int]]:
-    """Of `x.acquire()` in this function before the present line, those that no `x.release()` has followed."""
+    """The `x.acquire()` calls of this function before the present line that no `x.release()` has followed."""
     calls = [
         (node.func.value, node.func.attr, node.lineno)
         for node in _own_nodes(_function(tree, frame))

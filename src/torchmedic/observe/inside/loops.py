@@ -13,7 +13,7 @@ from torchmedic.source.user_code import is_user_file
 
 
 class Place(NamedTuple):
-    """Where one frame of a thread stood at one look."""
+    """The position of a frame of a thread at one look."""
 
     frame: int
     file: str
@@ -29,7 +29,7 @@ class Look(NamedTuple):
 
 
 def places_of(frames: list[FrameType]) -> tuple[Place, ...]:
-    """Of frames given innermost first."""
+    """The places of frames that are given innermost first; the result is outermost first."""
     return tuple(
         Place(id(frame), frame.f_code.co_filename, frame.f_lineno, frame.f_lasti) for frame in reversed(frames)
     )

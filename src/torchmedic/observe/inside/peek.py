@@ -152,5 +152,5 @@ def fingerprint(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """The same for people."""
+    """A short text of a value for people."""
     return fingerprint(value) if type(value) in _PLAIN + _SIZED else f"a {type(value).__name__}"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchmedic.contained import report_fault
+from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.failures import worker_failures
 from torchmedic.observe.failures.sketch import plain
 from torchmedic.observe.inside import loops, work
@@ -23,12 +24,12 @@ from torchmedic.records.inside import InsideView, LoaderView, LockView, PyFrame,
 from torchmedic.source.user_code import is_user_file
 
 LOOKS = 6
-_BETWEEN = 0.2
-_DEEPEST = 60  # frames told of a thread: the innermost, where it is
+_INTERVAL_SECONDS = 0.2  # between two looks
+_MAX_FRAMES = 60  # of a thread, the innermost ones
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def looked_at(agent: Any, born: int | None) -> InsideView:
+def looked_at(agent: ProcessContext, born: int | None) -> InsideView:
     """Look several times, a little apart, and tell what was seen.
 
     `born` is how many threads the parent had, if this process was forked.
@@ -40,7 +41,7 @@ def looked_at(agent: Any, born: int | None) -> InsideView:
     batches, requests = agent.batches.number, agent.batches.requests
     for number in range(LOOKS):
         if number:
-            time.sleep(_BETWEEN)
+            time.sleep(_INTERVAL_SECONDS)
         for ident, frames in _stacks().items():
             places = loops.places_of(frames)
             # A frame that came and went in between is as good as a movement: its identity tells. So is a jump: a loop
@@ -113,7 +114,7 @@ def _thread(
 
 def _telling(frames: list[FrameType]) -> list[FrameType]:
     """The innermost frames, and of the others the user's: a compiler stands deep below the line that called it."""
-    return frames[:_DEEPEST] + [each for each in frames[_DEEPEST:] if is_user_file(each.f_code.co_filename)]
+    return frames[:_MAX_FRAMES] + [each for each in frames[_MAX_FRAMES:] if is_user_file(each.f_code.co_filename)]
 
 
 def _frame(frame: FrameType) -> PyFrame:
@@ -132,7 +133,7 @@ def _frame(frame: FrameType) -> PyFrame:
     )
 
 
-def _loader(iterator: Any, agent: Any) -> LoaderView | None:
+def _loader(iterator: Any, agent: ProcessContext) -> LoaderView | None:
     processes = list(getattr(iterator, "_workers", ()))
     if not processes:
         return None
@@ -152,7 +153,7 @@ def _loader(iterator: Any, agent: Any) -> LoaderView | None:
     )
 
 
-def _batching(agent: Any) -> str:
+def _batching(agent: ProcessContext) -> str:
     """How the loader that was asked last makes its batches."""
     iterator = agent.batches.asked() if agent.batches.asked is not None else None
     sampler = attribute(iterator, "_index_sampler")
@@ -172,7 +173,7 @@ def _item(frames: list[FrameType]) -> str:
 
 
 def _contained(question: Any, *arguments: Any) -> Any:
-    """One question that cannot be answered is no reason not to answer the others."""
+    """Answer one question; a failure is reported and does not keep the others from being answered."""
     try:
         return question(*arguments)
     except Exception as error:

@@ -13,7 +13,7 @@ from torchmedic.observe.inside.peek import variables
 from torchmedic.records.inside import JobView
 
 _SAVING = os.path.join("torch", "serialization.py")
-_MOST = 100_000  # entries of a state that are counted
+_MAX_ENTRIES = 100_000  # of a state that are counted
 _LATEST = 16
 
 
@@ -58,7 +58,7 @@ def _size(state: Any) -> int:
     """The bytes of the tensors in nested containers, each storage once. No code of the user's is run."""
     storages: dict[int, int] = {}
     waiting, seen = [state], 0
-    while waiting and seen < _MOST:
+    while waiting and seen < _MAX_ENTRIES:
         value = waiting.pop()
         seen += 1
         if isinstance(value, torch.Tensor):
@@ -66,7 +66,7 @@ def _size(state: Any) -> int:
         elif isinstance(value, dict):
             waiting.extend(dict.values(value))
         elif isinstance(value, list | tuple):
-            waiting.extend(value[:_MOST])
+            waiting.extend(value[:_MAX_ENTRIES])
         elif isinstance(value, torch.nn.Module):
             waiting.extend(value.__dict__.get(group) for group in ("_parameters", "_buffers", "_modules"))
     return sum(storages.values())

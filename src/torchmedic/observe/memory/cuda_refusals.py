@@ -18,7 +18,7 @@ from torchmedic.contained import contained
 
 
 class Refusal(NamedTuple):
-    """One allocation that was refused. Bytes."""
+    """An allocation that was refused; sizes in bytes."""
 
     device: int
     asked: int
@@ -61,7 +61,7 @@ def _attach() -> None:
 
 
 def _refused(device: int, asked: int, total: int, free: int) -> None:
-    """Called on the failing thread. Whoever asks for memory often and is refused often must not wait for us."""
+    """Called on the failing thread. A program whose allocations fail often must not be slowed down."""
     if not sys.is_finalizing():
         _note(device, asked, total, free)
 

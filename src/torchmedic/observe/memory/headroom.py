@@ -1,4 +1,4 @@
-"""Room to look around in a process that has used up what its own limits allow."""
+"""Memory to examine a process that has used up what its own limits allow."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import resource
 from collections.abc import Iterator
 
 _LIMITS = {"RLIMIT_AS": resource.RLIMIT_AS, "RLIMIT_DATA": resource.RLIMIT_DATA}
-_TOLD = ("VmSize", "VmPeak", "VmData", "VmRSS")
-_SPARE = 2 << 20  # bytes of address space, never touched
-_STACK = 64 << 20  # of a thread, at most
-_WORDS = 8 << 20  # for a traceback as text, and for Python to put it in a queue
+_SIZES = ("VmSize", "VmPeak", "VmData", "VmRSS")
+_SPARE_BYTES = 2 << 20  # of address space, never touched
+_MAX_STACK_BYTES = 64 << 20  # of a thread
+_TRACEBACK_BYTES = 8 << 20  # for a traceback as text, and for Python to put it in a queue
 
 _lifted: dict[str, int] = {}  # the soft limits, while they are lifted
 _widened: dict[str, int] = {}  # the soft limits that the user's code had run under, where they are higher now
@@ -27,14 +27,14 @@ def reserve(*, for_thread: bool = False) -> None:
             that the process frees afterwards from going back, and a stack needs a piece of its own.
     """
     stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
-    more = _WORDS + (stack if 0 < stack <= _STACK else 0) if for_thread else 0
+    more = _TRACEBACK_BYTES + (stack if 0 < stack <= _MAX_STACK_BYTES else 0) if for_thread else 0
     with contextlib.suppress(OSError, ValueError):
         # Such as counts against the limits of all that is mapped and of all that may be written to.
-        _spare[:] = [mmap.mmap(-1, _SPARE + more, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)]
+        _spare[:] = [mmap.mmap(-1, _SPARE_BYTES + more, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)]
 
 
 def release() -> None:
-    """Give up the room that was set aside."""
+    """Release the memory that was set aside."""
     if _spare:  # and nothing here that would take memory itself, not even a loop over them
         _spare[0].close()
         _spare.clear()
@@ -104,7 +104,7 @@ def data_limit() -> int | None:
 
 
 def is_lifted(name: str) -> bool:
-    """Whether a limit is out of our way while we look."""
+    """Whether a limit is lifted at the moment."""
     return name in _lifted
 
 
@@ -120,9 +120,9 @@ def sizes() -> dict[str, int]:
 
 
 def sizes_and_limits() -> dict[str, int]:
-    """The same with the limits that there are, for another process to read."""
+    """Sizes and limits of this process, in bytes, for another process to read."""
     limits = {name: limit for name in _LIMITS if (limit := _limit(name)) is not None}
-    return {name: value for name, value in sizes().items() if name in _TOLD} | limits
+    return {name: value for name, value in sizes().items() if name in _SIZES} | limits
 
 
 def _sizes_now() -> dict[str, int]:

@@ -37,7 +37,7 @@ class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def host_memory(proc: Path = _PROC, cgroups: Path | None = None) -> HostMemory:
-    """Of this process and its host."""
+    """Read the memory of this process and of its host."""
     cgroups = cgroups or Path(os.environ.get(CGROUP_VARIABLE, "/sys/fs/cgroup"))
     status = sizes() if proc == _PROC else _table(proc / "self" / "status")
     host = _table(proc / "meminfo")

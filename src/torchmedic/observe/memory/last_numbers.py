@@ -1,16 +1,16 @@
-"""What a process leaves behind that has no memory left to look at itself: a few numbers, for the parent to explain.
+"""A few numbers that a process without memory writes down, for the parent to explain.
 
-A limit whose hard value is as low as its soft one cannot be lifted for the look. Everything here is loaded from the
-start and asks for next to nothing; a little room was set aside for it.
+A limit whose hard value is as low as its soft one cannot be lifted to examine the process. Everything here is loaded
+from the start and needs next to no memory; a little was set aside for it.
 """
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
+from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.memory import headroom
 from torchmedic.observe.memory.host import HostMemory
 from torchmedic.observe.memory.limits import Setter
@@ -19,7 +19,7 @@ from torchmedic.records.memory import HeldMemory
 from torchmedic.source.user_code import is_user_file
 
 KIND = "no-room"
-_TEXT = 500
+_MAX_TEXT = 500  # characters
 
 
 class NoRoom(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,18 +44,16 @@ class NoRoom(msgspec.Struct, frozen=True, kw_only=True):
         return self.step
 
 
-def leave_word(error: BaseException, agent: Any) -> None:
-    """Write down what the user's exception says, and how things stand."""
+def leave_word(error: BaseException, agent: ProcessContext) -> None:
+    """Write down what the user's exception says, and how much memory there is."""
     headroom.release()
-    if agent.events is None:
-        agent.folder = None  # to open it may have been what failed
-    agent.open()
+    events = agent.open().events
     sizes = headroom.sizes()
-    agent.events.write("exception", symptom="out-of-memory", step=agent.clock.step, phase=agent.clock.phase_name)
-    agent.events.write(
+    events.write("exception", symptom="out-of-memory", step=agent.clock.step, phase=agent.clock.phase_name)
+    events.write(
         KIND,
         exception=type(error).__name__,
-        text=str(error)[:_TEXT],
+        text=str(error)[:_MAX_TEXT],
         lifted=headroom.is_lifted("RLIMIT_AS") or headroom.is_lifted("RLIMIT_DATA"),
         step=agent.clock.step,
         rank=agent.rank,

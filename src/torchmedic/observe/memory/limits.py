@@ -10,9 +10,9 @@ from typing import NamedTuple
 from torchmedic.observe.memory.host import HostMemory
 
 _TITLES = {"RLIMIT_AS": "Max address space", "RLIMIT_DATA": "Max data size", "RLIMIT_MEMLOCK": "Max locked memory"}
-_NARROW = 64 << 20  # bytes: what a refused allocation of unknown size may well have been
-_AT_A_TIME = 1 << 20  # bytes that the C library asks for where the heap cannot grow
-_GENERATIONS = 30
+_MAX_UNKNOWN_BYTES = 64 << 20  # what a refused allocation of unknown size may well have been
+_ARENA_BYTES = 1 << 20  # that the C library asks for where the heap cannot grow
+_MAX_PARENTS = 30
 
 
 class Bound(NamedTuple):
@@ -27,7 +27,7 @@ class Bound(NamedTuple):
 
 
 class Setter(NamedTuple):
-    """Who has set a limit: this process itself, or one of those that started it."""
+    """The process that has set a limit: this one, or one of those that started it."""
 
     own: bool
     name: str = ""  # of the outermost process that has the same limit
@@ -55,16 +55,16 @@ def refusing(memory: HostMemory, asked: int | None) -> Bound | None:
         if asked is not None:
             # What the failing code had made by then may be gone again: the most that there ever was counts too. And of
             # small pieces the C library asks the system for many at a time.
-            taken = next((each for each in sizes if each is not None and each + max(asked, _AT_A_TIME) > limit), None)
+            taken = next((each for each in sizes if each is not None and each + max(asked, _ARENA_BYTES) > limit), None)
             if taken is not None:
                 found.append(Bound(name, option, of, limit, taken, True))
         elif memory.total is None or limit - now < memory.total:
-            found.append(Bound(name, option, of, limit, now, limit - now < _NARROW))
+            found.append(Bound(name, option, of, limit, now, limit - now < _MAX_UNKNOWN_BYTES))
     return min(found, key=lambda each: each.limit - each.taken, default=None)
 
 
 def setter_of(name: str, limit: int, first: int | None = None, proc: Path = Path("/proc")) -> Setter | None:
-    """Where a limit comes from, by the limits of the processes above; None where they cannot be read.
+    """The process that has set a limit, by the limits of the parent processes; None where they cannot be read.
 
     Args:
         name: Such as RLIMIT_AS.
@@ -74,7 +74,7 @@ def setter_of(name: str, limit: int, first: int | None = None, proc: Path = Path
     """
     above = None
     parent = first or _parent(proc, os.getpid())
-    for _ in range(_GENERATIONS):
+    for _ in range(_MAX_PARENTS):
         soft = _soft(proc, parent, name) if parent else None
         if soft is None:
             return above

@@ -15,12 +15,12 @@ from torchmedic.observe.memory.headroom import has_room
 from torchmedic.observe.memory.host import host_memory
 from torchmedic.observe.memory.usage import DeviceMemory, pinned_bytes
 
-_INTERVAL = 1.0
-_LINES = 1000  # after which the interval doubles
-_SHORT = 0.5  # of all memory that there is for this process
+_INTERVAL_SECONDS = 1.0
+_MAX_LINES = 1000  # after which the interval doubles
+_SHORT_SHARE = 0.5  # of all memory that there is for this process
 _PRESSING, _RARELY = 3.0, 60.0  # seconds between two calls for a look: while it grows, and if it does not
 _MORE = 1.02
-_LOOK = 256 << 20  # bytes of address space that a look may take, and that must not be the last
+_LOOK_BYTES = 256 << 20  # of address space that a look may take, and that must not be the last
 
 
 class MemorySeries:
@@ -40,12 +40,12 @@ class MemorySeries:
         self._due_press = 0.0
         self._pressing = _PRESSING
         self._rss_pressed = 0
-        self._interval = _INTERVAL
+        self._interval = _INTERVAL_SECONDS
         self._due = 0.0
         self._lines = 0
 
     def reading(self, now: float, rss: int, device: DeviceMemory) -> None:
-        if rss > _SHORT * self._most and now >= self._due_press and has_room(_LOOK):
+        if rss > _SHORT_SHARE * self._most and now >= self._due_press and has_room(_LOOK_BYTES):
             # A process that simply needs much is left in peace.
             grows = rss > _MORE * self._rss_pressed
             self._pressing = _PRESSING if grows else min(2 * self._pressing, _RARELY)
@@ -56,7 +56,7 @@ class MemorySeries:
             return
         self._due = now + self._interval
         self._lines += 1
-        if self._lines % _LINES == 0:
+        if self._lines % _MAX_LINES == 0:
             self._interval *= 2
         step, phase = self._where()
         fields = {"allocated": device.allocated, "reserved": device.reserved, "peak": device.peak}

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 FOLDER = Path("/dev/shm")
-_MOST_FILES = 10_000
-_MOST_PROCESSES = 4_000
+_MAX_FILES = 10_000
+_MAX_PROCESSES = 4_000
 
 
 class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shared_memory(folder: Path = FOLDER, proc: Path = Path("/proc")) -> SharedMemory | None:
-    """How things stand now; None where there is no such file system."""
+    """The state of `/dev/shm` now; None where there is no such file system."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -54,7 +54,7 @@ def _left(folder: Path, proc: Path) -> dict[str, int]:
     """Files of ours that no process has open or mapped, by name; none where that cannot be told."""
     mine: dict[tuple[int, int], tuple[str, int]] = {}
     with contextlib.suppress(OSError):
-        for entry in list(os.scandir(folder))[:_MOST_FILES]:
+        for entry in list(os.scandir(folder))[:_MAX_FILES]:
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 # What is no more than a lock may wait for the next process that wants it.
@@ -71,7 +71,7 @@ def _left(folder: Path, proc: Path) -> dict[str, int]:
 def _used(proc: Path) -> Iterator[str]:
     """Every file that a process which we may look into has mapped or open."""
     processes = [name for name in os.listdir(proc) if name.isdigit()] if proc.is_dir() else []
-    for pid in processes[:_MOST_PROCESSES]:
+    for pid in processes[:_MAX_PROCESSES]:
         with contextlib.suppress(OSError):
             for line in (proc / pid / "maps").read_text(errors="replace").splitlines():
                 at = line.find("/")

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-_INTERVAL = 0.25  # seconds between readings: some microseconds, four times a second
+_INTERVAL_SECONDS = 0.25  # between readings, each of which takes some microseconds
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class DeviceMemory(NamedTuple):
-    """Of the current CUDA device, in bytes, as torch's allocator counts them on the host."""
+    """Memory of the current CUDA device in bytes, as torch's allocator counts it on the host."""
 
     allocated: int = 0
     reserved: int = 0
@@ -29,7 +29,7 @@ class MemoryGauge:
         self.on_reading: Callable[[float, int, DeviceMemory], None] | None = None
 
     def read(self, now: float) -> None:
-        self.due = now + _INTERVAL
+        self.due = now + _INTERVAL_SECONDS
         self.rss = resident_bytes()
         memory = device_memory()
         self.device = memory.allocated

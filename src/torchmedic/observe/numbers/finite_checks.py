@@ -1,22 +1,37 @@
-"""Looks at gradients and weights: which there are, where they are, and whether they are finite."""
+"""Finite checks of gradients and weights: which there are, where they are, and how much time checks may take."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
 from math import isfinite
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
 
 from torchmedic.observe.device import async_devices
 
-_NODES = 2000  # of a graph that is walked to its leaves
-_SMALL_TENSOR = 1 << 14  # elements that cost about as much to look at as one
+_FREE_SECONDS = 0.05  # that may be spent in any case
+_SHARE_OF_TIME = 0.002  # since training began, beyond that
+REST = 16  # looks, of which one goes beyond the first tensor when the time is used up
+_MAX_NODES = 2000  # of a graph that is walked to its leaves
+_MAX_CHEAP_ELEMENTS = 1 << 14  # cost about as much to look at as one
+
+
+# To ask for the stack of `torch.func` itself would be enough to have one made for this thread, and autograd would copy
+# it for every node of every backward from then on.
+_in_functorch = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+
+
+def are_plain() -> bool:
+    """Whether tensors have values now: the code is neither inside of `torch.func` nor of a dispatch mode."""
+    return not _in_functorch() and not _modes()
 
 
 def witness_of(optimizers: Sequence[Any]) -> tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None:
-    """A gradient that a bad loss went into: while it is there, it has not been dropped by means that are not seen."""
+    """A gradient that a bad loss went into: while it exists, the gradients were not dropped unseen."""
     for optimizer in optimizers:
         for tensor in with_gradient(optimizer):
             if tensor.grad is not None:
@@ -32,7 +47,7 @@ def is_there(witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]
 
 
 def kind_of_device(optimizer: Any) -> str:
-    """Where the weights are; told by the first of them."""
+    """The device type of an optimizer's weights, taken from the first of them."""
     for group in optimizer.param_groups:
         if group["params"]:
             tensor = group["params"][0]
@@ -41,7 +56,7 @@ def kind_of_device(optimizer: Any) -> str:
 
 
 def may_be_read(optimizer: Any) -> bool:
-    """Whether its values can be looked at without waiting."""
+    """Whether the values of an optimizer's weights can be read without waiting."""
     kind = kind_of_device(optimizer)
     return kind == "cpu" and kind not in async_devices.devices
 
@@ -61,12 +76,12 @@ def all_bad(tensors: list[torch.Tensor], *, at_once: bool) -> set[int]:
 
 
 def first_is_bad(optimizer: Any) -> bool:
-    """The first tensor of a model is the last that backward reaches: what is bad anywhere tends to arrive there."""
+    """Whether the first gradient is bad: backward reaches it last, so what is bad anywhere tends to arrive there."""
     gradient = optimizer.param_groups[0]["params"][0].grad
     return (
         gradient is not None
         and gradient.layout is torch.strided
-        and 0 < gradient.numel() <= _SMALL_TENSOR
+        and 0 < gradient.numel() <= _MAX_CHEAP_ELEMENTS
         and is_bad(gradient)
     )
 
@@ -89,7 +104,7 @@ def leaf_gradients(roots: Sequence[weakref.ref[torch.Tensor]]) -> list[torch.Ten
     pending = [root.grad_fn for reference in roots if (root := reference()) is not None and root.is_cpu]
     seen: set[Any] = set()
     found: list[torch.Tensor] = []
-    while pending and len(seen) < _NODES:
+    while pending and len(seen) < _MAX_NODES:
         node = pending.pop()
         if node is None or node in seen:
             continue
@@ -117,3 +132,33 @@ def is_bad(tensor: torch.Tensor) -> bool:
     if isfinite(total if type(total) is float else abs(total)):
         return False
     return not bool(torch.isfinite(tensor).all().item())
+
+
+class CheckBudget:
+    """Checks tensors, all of them or some, as the budget allows."""
+
+    def __init__(self) -> None:
+        self._started = monotonic()
+        self._spent = 0.0
+        self._turn = 0
+        self.was_left = True  # time, when it was last asked whether a look is due
+
+    @property
+    def is_left(self) -> bool:
+        return self._spent < _FREE_SECONDS + _SHARE_OF_TIME * (monotonic() - self._started)
+
+    def is_due(self) -> bool:
+        """Whether there is time for more than a look at the first tensor."""
+        self._turn += 1
+        self.was_left = self._spent < _FREE_SECONDS + _SHARE_OF_TIME * (monotonic() - self._started)
+        return self.was_left or self._turn % REST == 0
+
+    def any_bad(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether some tensors are not finite; only two of them are checked once the budget is used up."""
+        if not tensors:
+            return False
+        started = perf_counter()
+        looked_at = tensors if self.is_left else [tensors[0], tensors[self._turn // REST % len(tensors)]]
+        bad = any(is_bad(tensor) for tensor in looked_at)
+        self._spent += perf_counter() - started
+        return bad

@@ -1,9 +1,9 @@
-"""Whether the loss, the gradients and the weights are finite, asked so that nothing waits and next to nothing is spent.
+"""Whether the loss, the gradients and the weights are finite, checked without waiting and at next to no cost.
 
 The losses are read by `losses`. Gradients are looked at when the optimizer is about to step, but only on the CPU: all
 of them as long as that stays within a small share of the run's time, else the first and now and then another; and so
 are the weights after the step. What a bad gradient does on a late device shows in the next loss; for that the last
-calls of backward and a copy of the weights are kept (`past`, `rewind`).
+calls of backward and a copy of the weights are kept (`kept_steps`, `weight_copies`).
 
 A bad loss on the CPU is examined at once, while its batch is there, but nothing is said before an update is about to
 use its gradients: a script may well drop them.
@@ -15,14 +15,14 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from torchmedic.observe.device import async_devices
-from torchmedic.observe.numbers.check_budget import REST, TimeForLooks
-from torchmedic.observe.numbers.examiner import Examiner, Optimizers
 from torchmedic.observe.numbers.finite_checks import (
+    REST,
+    CheckBudget,
     all_bad,
     finite_rates,
     first_is_bad,
@@ -35,28 +35,57 @@ from torchmedic.observe.numbers.finite_checks import (
     with_gradient,
     witness_of,
 )
-from torchmedic.observe.numbers.kept_steps import Past, Pasts
+from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.losses import Losses
 from torchmedic.observe.numbers.weight_copies import Rewind
+from torchmedic.observe.stages import Finding, Quantity, UpdateStage
 
-_EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether their gradients are used
-_SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
-_SKIPPED = 25  # steps in a row that GradScaler skips at all
+_MAX_EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether their gradients are used
+_MAX_SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
+_MAX_SKIPPED = 25  # steps in a row that GradScaler skips at all
+
+
+class Examiner(Protocol):
+    """Finds and publishes the origin of a number that is not finite."""
+
+    def examine(self, optimizer: Any, frame: FrameType, quantity: Quantity, stage: UpdateStage) -> Finding | None:
+        """Find the origin now; the finding is kept until it is known to matter."""
+
+    def publish(self, finding: Finding) -> None:
+        """The finding is confirmed: publish it."""
+
+    def device_died(self, error: BaseException, frame: FrameType) -> None:
+        """A device has failed, which was seen when a loss was to be read."""
+
+    def usual_step(self) -> tuple[int, float]:
+        """The number of the step, and how many seconds one takes."""
+
+    def mark(self, what: str) -> None:
+        """Have the device note when it has come this far."""
+
+
+class Optimizers(Protocol):
+    """The optimizers of the process, as the clock knows them."""
+
+    optimizer_count: int
+
+    @property
+    def optimizers(self) -> list[Any]: ...
 
 
 class FiniteWatch:
     """Notices the first step that is about to write NaN or infinity into the weights."""
 
-    def __init__(self, examiner: Examiner, pasts: Pasts, rewind: Rewind) -> None:
+    def __init__(self, examiner: Examiner, kept_backwards: KeptBackwards, rewind: Rewind) -> None:
         self._examiner = examiner
         self._rewind = rewind
         self.on = True
-        self._losses = Losses(pasts, examiner.mark)
+        self._losses = Losses(kept_backwards, examiner.mark)
         self.scaled = self._losses.scaled
         self.born_bad: set[int] = set()  # weights that were not finite when training began
         self.skipped = 0  # steps in a row that GradScaler skipped
         self.lowest_scale: float | None = None
-        self._finding: Any = None
+        self._finding: Finding | None = None
         self._witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None = None
         self._examined = 0
         self._steps = 0
@@ -64,18 +93,18 @@ class FiniteWatch:
         self._roots: list[weakref.ref[torch.Tensor]] = []
         self._seen: set[int] = set()  # optimizers that have stepped
         self.wants_weights = False  # to be looked at when they have been touched
-        self._time = TimeForLooks()
+        self._time = CheckBudget()
 
     # What others ask for
 
     @property
     def losses(self) -> Mapping[Any, deque[float]]:
-        """The last ones, by the line that calls backward."""
+        """The last losses, by the line that calls backward."""
         return self._losses.trends
 
     @property
     def last_losses(self) -> list[float]:
-        """Those of the last backward."""
+        """The losses of the last backward."""
         return self._losses.last
 
     @property
@@ -83,8 +112,8 @@ class FiniteWatch:
         return self._losses.key
 
     @property
-    def bad_call(self) -> Past | None:
-        """The first with a bad loss, of those that are read late."""
+    def bad_call(self) -> KeptBackward | None:
+        """The first backward call with a bad loss, of those that are read late."""
         return self._losses.bad_call
 
     @property
@@ -104,12 +133,12 @@ class FiniteWatch:
             self._roots = [weakref.ref(root) for root in roots if isinstance(root, torch.Tensor)]
         self._losses.begin(roots, key, frame, self._steps)
 
-    def thin_backward_begins(self, roots: Sequence[torch.Tensor], step: int) -> None:
-        """The same in a step of which little is noted."""
-        self._losses.begin_thin(roots, step, self._steps)
+    def sampled_out_backward_begins(self, roots: Sequence[torch.Tensor], step: int) -> None:
+        """A backward begins in a short step that is sampled out."""
+        self._losses.begin_sampled_out(roots, step, self._steps)
 
     def glance_at_loss(self, roots: Sequence[torch.Tensor], step: int) -> bool:
-        """The same in one of many such steps; False if there is anything unusual, which is then looked at properly."""
+        """Fast path of `sampled_out_backward_begins`; False: take the full path."""
         return self.on and self._losses.glance(roots, step, self._steps)
 
     def backward_ended(self, frame: FrameType, clock: Optimizers, stepping: Any) -> None:
@@ -127,7 +156,7 @@ class FiniteWatch:
             self._witness = witness_of(clock.optimizers)
         used = stepping is not None or (self._steps == 0 and (not has_optimizers or self._losses.backwards > 2))
         if self._losses.last_is_bad and not self._losses.is_scaled:
-            if self._finding is None and (used or self._examined < _EXAMINED_AHEAD):
+            if self._finding is None and (used or self._examined < _MAX_EXAMINED_AHEAD):
                 self._examined += 1
                 self._finding = self._examiner.examine(stepping, frame, "loss", "backward")
             if used and self._finding is not None:
@@ -141,7 +170,7 @@ class FiniteWatch:
             self._publish(self._examiner.examine(None, frame, "gradient", "backward"))
 
     def _look_back(self, frame: FrameType) -> None:
-        """Nobody will step, and the device is read late: look at the losses that have arrived by now."""
+        """Look at the losses that have arrived from a late device, where no optimizer will step."""
         while (read := self._losses.late.first_arrived()) is not None:
             self._losses.take(read)
             if self._losses.last_is_bad:
@@ -149,7 +178,7 @@ class FiniteWatch:
                 return
 
     def cleared(self) -> None:
-        """The gradients of what was suspected are gone."""
+        """The gradients of suspected losses are gone."""
         self._losses.cleared()
         self._finding = None
 
@@ -186,7 +215,7 @@ class FiniteWatch:
             self._look_at_gradients(optimizer, frame)
 
     def glance_at_gradients(self, optimizer: Any, frame: FrameType) -> bool:
-        """The same in one of many short steps; False if there is anything unusual: then nothing was done yet."""
+        """Fast path of `step_begins` for short steps; False: nothing was done yet, take the full path."""
         if id(optimizer) not in self._seen:
             return False
         if self._losses.late.are_held:
@@ -201,7 +230,7 @@ class FiniteWatch:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing is suspected and nothing waited for."""
+        """Whether nothing is suspected and no loss is awaited."""
         losses = self._losses
         return self.on and not losses.bad and not losses.last_is_bad and not losses.late.are_coming
 
@@ -225,14 +254,14 @@ class FiniteWatch:
         self.skipped += 1
         self._skipped_bad = self._skipped_bad + 1 if self._losses.last_is_bad else 0
         self.cleared()
-        if self._skipped_bad >= _SKIPPED_BAD:
+        if self._skipped_bad >= _MAX_SKIPPED_BAD:
             self._publish(self._examiner.examine(optimizer, frame, "loss", "step"))
-        elif self.skipped >= _SKIPPED:
+        elif self.skipped >= _MAX_SKIPPED:
             self.lowest_scale = float(scaler.get_scale())
             self._publish(self._examiner.examine(optimizer, frame, "scale", "step"))
 
     def _settle_pending(self, frame: FrameType) -> None:
-        """Read the losses that were copied."""
+        """Read the losses that were copied; a device that fails on the way is reported."""
         if not self._losses.late.are_coming:
             return
         try:
@@ -243,13 +272,13 @@ class FiniteWatch:
             self.device_failed(error, frame)
 
     def device_failed(self, error: BaseException, frame: FrameType) -> None:
-        """The device is lost: say so once, and ask it for nothing more."""
+        """The device is lost: report it once, and ask it for nothing more."""
         self.on = False
-        if not async_devices.is_dead():
+        if not async_devices.device_is_lost():
             async_devices.died(self._losses.late.belongings(), self._rewind.originals())
             self._examiner.device_died(error, frame)
 
-    def _publish(self, finding: Any) -> None:
+    def _publish(self, finding: Finding | None) -> None:
         self.on = False
         if finding is not None:
             self._examiner.publish(finding)

@@ -7,7 +7,6 @@ that, host memory up to a limit and device memory only where it is a small tenso
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import sys
@@ -19,28 +18,29 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-from torchmedic.observe.device.async_devices import devices
-from torchmedic.observe.step.batches import Batches
+from torchmedic.observe.step.batches import Batches, HostBatch, items_of
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.step_notes import StepNotes, device_states, line_of
 from torchmedic.source.own_locals import looks_at_locals
 from torchmedic.source.user_code import outside_torch, user_frame
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_CALLS = 17  # an accumulation over 16 batches, and one more
-_THIN_CALLS = 80  # of which only the batch is known, that may be held at a time
-_FRAMES = 60
-_POINTS = 5
-_WITH_VALUES = 3  # of those points, how many keep the variables of their frame
-_BATCHES = 64 << 20  # bytes of all batches that are kept
-_SCARCER = 4  # times as much counts what lies in shared memory
-_TINY = _BATCHES // (_SCARCER * (_CALLS + _THIN_CALLS))  # so many bytes may be kept of each, wherever they lie
-_SMALL = 1 << 18  # bytes of a tensor that is held whatever device it is on
+_MAX_CALLS = 17  # an accumulation over 16 batches, and one more
+_MAX_SAMPLED_OUT_CALLS = 80  # of which only the batch is known, that may be held at a time
+_MAX_FRAMES = 60
+_MAX_POINTS = 5
+_MAX_POINTS_WITH_VALUES = 3  # that keep the variables of their frame
+_MAX_BATCH_BYTES = 64 << 20  # of all batches that are kept
+_SHARED_MEMORY_FACTOR = 4  # what lies in shared memory counts so many times
+_TINY_BATCH_BYTES = _MAX_BATCH_BYTES // (
+    _SHARED_MEMORY_FACTOR * (_MAX_CALLS + _MAX_SAMPLED_OUT_CALLS)
+)  # so many bytes may be kept of each, wherever they lie
+_MAX_HELD_BYTES = 1 << 18  # of a tensor that is held whatever device it is on
 _NOT_DATA = (ModuleType, FunctionType, type, torch.nn.Module, Optimizer, torch.nn.Parameter)
 
 
 class Point(NamedTuple):
-    """Where a frame was at a backward call, and what its variables held."""
+    """The position of a frame at a backward call, and what its variables held."""
 
     code: CodeType
     lasti: int
@@ -48,11 +48,11 @@ class Point(NamedTuple):
     values: dict[str, Any]  # as `kept` gives them
 
 
-class Past:
-    """One backward call. What `StepNotes` knows of a step has the same names here."""
+class KeptBackward:
+    """A backward call that is over, with the `Notes` of its step."""
 
     __slots__ = (
-        *("step", "update", "loss", "points", "batch", "batch_bytes", "origin", "is_thin"),
+        *("step", "update", "loss", "points", "batch", "batch_bytes", "origin", "is_sampled_out"),
         *("rng", "device_marks", "grad_enabled", "autocast", "carried", "carried_frame", "sequence_number"),
     )
 
@@ -60,7 +60,7 @@ class Past:
         self.step = step
         self.update = update  # how many updates of any optimizer came before it
         self.loss: float | None = None  # once it has arrived
-        self.is_thin = False  # only the batch is known
+        self.is_sampled_out = False  # only the batch is known
         self.points: list[Point] = []  # innermost first
         self.rng = notes.rng
         self.device_marks = notes.device_marks
@@ -71,16 +71,25 @@ class Past:
         self.sequence_number = notes.sequence_number
         self.batch = batches.whole if batches.on_host else None
         self.batch_bytes = batches.nbytes if self.batch is not None else 0
-        if self.batch_bytes > _TINY and batches.is_shared:
-            self.batch_bytes *= _SCARCER
+        if self.batch_bytes > _TINY_BATCH_BYTES and batches.is_shared:
+            self.batch_bytes *= _SHARED_MEMORY_FACTOR
         self.origin = batches.origin
 
     @property
     def device_rng(self) -> list[torch.Tensor]:
         return device_states(self.device_marks)
 
+    @property
+    def forward(self) -> dict[int, tuple[CodeType, int]]:
+        """Empty: the frames of the earlier step are gone; `points` tells where they were."""
+        return {}
 
-class Pasts:
+    @property
+    def host_batch(self) -> HostBatch:
+        return HostBatch(self.batch, items_of(self.origin))
+
+
+class KeptBackwards:
     """The last backward calls, oldest first: the bad one need not be the last but one, if its damage shows later."""
 
     def __init__(self, notes: StepNotes, batches: Batches, clock: Clock) -> None:
@@ -91,40 +100,42 @@ class Pasts:
         self._place: tuple[int, int, int, int] | None = None
         self._same: list[Point] = []
         self._thin: list[Point] = []
-        self.calls: deque[Past] = deque(maxlen=_CALLS + _THIN_CALLS)
+        self.calls: deque[KeptBackward] = deque(maxlen=_MAX_CALLS + _MAX_SAMPLED_OUT_CALLS)
 
-    def record(self, frame: FrameType, update: int) -> Past:
+    def record(self, frame: FrameType, update: int) -> KeptBackward:
         calls = self.calls
-        past = Past(self._notes, self._batches, self._clock.step, update)
+        past = KeptBackward(self._notes, self._batches, self._clock.step, update)
         past.points = self._points(frame)
-        while len(calls) >= _CALLS and (not calls[0].is_thin or calls[0].update < update - _THIN_CALLS):
+        while len(calls) >= _MAX_CALLS and (
+            not calls[0].is_sampled_out or calls[0].update < update - _MAX_SAMPLED_OUT_CALLS
+        ):
             calls.popleft()
         calls.append(past)
-        if past.batch_bytes > _BATCHES // _CALLS:
+        if past.batch_bytes > _MAX_BATCH_BYTES // _MAX_CALLS:
             self._trim()
         return past
 
-    def record_thin(self, step: int, update: int) -> Past:
-        """A call of which only the batch is known, and that it comes from where the last one did."""
+    def record_sampled_out(self, step: int, update: int) -> KeptBackward:
+        """Keep a call of a sampled-out step: its batch, and the place of the last call."""
         if self._batches.whole is None and self.calls:
             return self.calls[-1]  # there is nothing that could be kept
-        past = Past(self._notes, self._batches, step, update)
+        past = KeptBackward(self._notes, self._batches, step, update)
         last = self.calls[-1].points if self.calls else []
         if last is not self._thin:  # what the variables held then is of no use
             self._thin = [point._replace(values={}) for point in last]
         past.points = self._thin
-        past.is_thin = True
-        if past.batch_bytes > _BATCHES // _THIN_CALLS:
+        past.is_sampled_out = True
+        if past.batch_bytes > _MAX_BATCH_BYTES // _MAX_SAMPLED_OUT_CALLS:
             past.batch = None
         self.calls.append(past)
         return past
 
     def _trim(self) -> None:
-        """Let go of the older batches where all together are too big."""
+        """Drop the older batches where all together are too big."""
         total = 0
         for call in reversed(self.calls):
             total += call.batch_bytes
-            if total > _BATCHES:
+            if total > _MAX_BATCH_BYTES:
                 call.batch = None
 
     def _points(self, frame: FrameType) -> list[Point]:
@@ -138,18 +149,18 @@ class Pasts:
             return self._same  # the same frames as last time, and no variable of theirs matters
         points: list[Point] = []
         at: FrameType | None = caller
-        for _ in range(_FRAMES):
-            if at is None or len(points) == _POINTS:
+        for _ in range(_MAX_FRAMES):
+            if at is None or len(points) == _MAX_POINTS:
                 break
             code = at.f_code
             noted = forward.get(id(at))
             if noted is not None and noted[0] is code and not code.co_filename.startswith(_TORCH):
-                points.append(self._point(at, noted[1], len(points) < _WITH_VALUES))
+                points.append(self._point(at, noted[1], len(points) < _MAX_POINTS_WITH_VALUES))
             at = at.f_back
         user = user_frame(caller) if not points else None
         if user is not None:
             points = [self._point(user, None, True)]
-        has_names = any(self._names_at(point) for point in points[:_WITH_VALUES])
+        has_names = any(self._names_at(point) for point in points[:_MAX_POINTS_WITH_VALUES])
         self._place, self._same = (None if has_names or sys.gettrace() is not None else place), points
         return points
 
@@ -173,10 +184,10 @@ def _names_of(frame: FrameType, forward_lasti: int | None) -> tuple[str, ...]:
     code = frame.f_code
     if sys.version_info < (3, 13) and looks_at_locals(code):
         return ()  # there is one dict of locals per frame: reading it here would change the user's
-    # Named as text because imports point one way.
-    step_names = importlib.import_module("torchmedic.source.segment.names")
+    from torchmedic.source.segment.names import data_names  # only needed where a device is read late
+
     forward_line = None if forward_lasti is None else line_of(code, forward_lasti)
-    names = step_names.data_names(frame, frame.f_lineno, forward_line)
+    names = data_names(frame, frame.f_lineno, forward_line)
     values = frame.f_locals
     found = tuple(name for name in names if name in values and _is_data(values[name]))
     _let_go(frame, values)
@@ -201,7 +212,7 @@ def _let_go(frame: FrameType, values: Any) -> None:
 
 
 class Kept(NamedTuple):
-    """A tensor as it was: a later write to it makes it another one."""
+    """A tensor and its version: a later write to it makes it another one."""
 
     tensor: Any
     is_weak: bool
@@ -218,10 +229,10 @@ def kept(value: Any, depth: int = 2) -> Any:
     if isinstance(value, torch.Tensor):
         if value.requires_grad or value.is_inference():
             return value if value.is_leaf and isinstance(value, torch.nn.Parameter) else GONE
-        big = value.nbytes > _SMALL if value.layout is torch.strided else True
+        big = value.nbytes > _MAX_HELD_BYTES if value.layout is torch.strided else True
         return Kept(weakref.ref(value) if big else value, big, value._version)
     if hasattr(type(value), "__array_interface__"):
-        return value if value.nbytes <= _SMALL else GONE
+        return value if value.nbytes <= _MAX_HELD_BYTES else GONE
     if depth:
         kind = type(value)
         if kind in (tuple, list) and len(value) <= 16:
@@ -242,7 +253,3 @@ def given_back(value: Any) -> Any:
             return GONE
         return dict(zip(value, items, strict=True)) if type(value) is dict else type(value)(items)
     return value
-
-
-def is_late(tensor: torch.Tensor) -> bool:
-    return tensor.device.type in devices

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.observe.device import async_devices
-from torchmedic.observe.numbers.kept_steps import Past, Pasts
+from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 
-_HELD = 64  # losses that are kept on a device before they are read
-_PLACES = 16  # losses that are under way at a time
+_MAX_HELD = 64  # losses that are kept on a device before they are read
+_MAX_COMING = 16  # losses that are being copied at a time
 
 
 class Coming(NamedTuple):
@@ -23,7 +23,7 @@ class Coming(NamedTuple):
     key: Any
     host: torch.Tensor
     event: Any
-    call: Past
+    call: KeptBackward
 
 
 class Read(NamedTuple):
@@ -31,21 +31,21 @@ class Read(NamedTuple):
 
     key: Any
     loss: float
-    call: Past
+    call: KeptBackward
     was_held: bool
 
 
 class LateLosses:
-    """Knows which losses are on their way."""
+    """Copies losses from a late device, and reads them when they have arrived."""
 
-    def __init__(self, pasts: Pasts) -> None:
-        self._pasts = pasts
+    def __init__(self, kept_backwards: KeptBackwards) -> None:
+        self._pasts = kept_backwards
         self._coming: list[Coming] = []
         self._places: dict[tuple[int, torch.dtype], tuple[torch.Tensor, Any]] = {}
         self._place = 0
-        self._held: list[tuple[torch.Tensor, Past]] = []  # still on the device
+        self._held: list[tuple[torch.Tensor, KeptBackward]] = []  # still on the device
         self._many: tuple[torch.Tensor, Any] | None = None  # where those are copied to
-        self._together: list[Past] = []  # the calls whose losses are being copied there
+        self._together: list[KeptBackward] = []  # the calls whose losses are being copied there
 
     @property
     def are_coming(self) -> bool:
@@ -56,29 +56,29 @@ class LateLosses:
         return bool(self._held)
 
     def copy(self, root: torch.Tensor, kind: str, key: Any, frame: FrameType, update: int) -> bool:
-        """Have a loss copied; False where the device may not be asked for anything now."""
+        """Have a loss copied; False where the device may not be used now."""
         device = async_devices.devices[kind]
         if not device.may_work():
             return False
         if self._held:
             self._copy_held()
         # Pinned memory that is handed back and forth costs a hundred microseconds a step: some places are kept.
-        self._place = (self._place + 1) % _PLACES
+        self._place = (self._place + 1) % _MAX_COMING
         where = (self._place, root.dtype)
         place = self._places.get(where)
         if place is None:
             place = self._places[where] = device.place(root.dtype)
         host, event = place
         device.arrange(host, event, root.detach())
-        if len(self._coming) >= _PLACES:
+        if len(self._coming) >= _MAX_COMING:
             del self._coming[0]  # nobody has stepped for long; its place is needed
         self._coming.append(Coming(key, host, event, self._pasts.record(frame, update)))
         return True
 
     def hold(self, root: torch.Tensor, step: int, update: int) -> None:
-        """Keep a loss where it is, for now."""
-        self._held.append((root.detach(), self._pasts.record_thin(step, update)))
-        if len(self._held) >= _HELD:
+        """Keep a loss on its device, for now."""
+        self._held.append((root.detach(), self._pasts.record_sampled_out(step, update)))
+        if len(self._held) >= _MAX_HELD:
             self._copy_held()
 
     def _copy_held(self) -> None:
@@ -89,17 +89,17 @@ class LateLosses:
         if device is None or not device.may_work():
             return
         if self._many is None or self._many[0].dtype is not first.dtype:
-            self._many = device.places(_HELD, first.dtype)
+            self._many = device.places(_MAX_HELD, first.dtype)
         losses = [loss if loss.dim() == 0 else loss.reshape(()) for loss, _ in held]
         device.arrange_many(*self._many, torch.stack(losses))
         self._together = [call for _, call in held]
 
     def forget(self) -> None:
-        """Those that are coming matter no more."""
+        """Drop the losses that are being copied."""
         self._coming.clear()
 
     def arrived(self) -> list[Read]:
-        """All that are coming, in order; what is waited for is long done, as it was asked for before backward."""
+        """All losses that are being copied, in order. The copies began before backward, so waiting is short."""
         coming, self._coming = self._coming, []
         if not coming:
             return []
@@ -108,13 +108,13 @@ class LateLosses:
         return [*self._arrived_together(coming[0].key), *map(_read, coming)]
 
     def first_arrived(self) -> Read | None:
-        """The oldest of them, if it is there by now."""
+        """The oldest loss that is being copied, if it has arrived."""
         if not self._coming or not self._coming[0].event.query():
             return None
         return _read(self._coming.pop(0))
 
     def _arrived_together(self, key: Any) -> list[Read]:
-        """Those that were copied at once: they are older than one that has arrived, and so have they."""
+        """The batched losses; a later copy has finished, so theirs has too."""
         calls, self._together = self._together, []
         if not calls or self._many is None:
             return []

@@ -7,6 +7,7 @@ at when the optimizer is about to step (`late_losses`).
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import isfinite
 from types import FrameType
@@ -16,24 +17,37 @@ import torch
 
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.finite_checks import is_bad
-from torchmedic.observe.numbers.kept_steps import Past, Pasts
+from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.late_losses import LateLosses, Read
-from torchmedic.observe.numbers.loss_trends import LossTrends
 
-_SMALL_ROOT = 4096  # elements of a loss that is looked at whole
+_MAX_ROOT_ELEMENTS = 4096  # of a loss that is looked at whole
+_TREND_STEPS = 100
+_MAX_TRENDS = 16  # lines that call backward
 _Tensor = torch.Tensor
 
 
-class Losses:
-    """Fed by the watch over finite numbers."""
+class LossTrends(dict[Any, deque[float]]):
+    """The last losses by the line that calls backward: whether training was diverging before it broke."""
 
-    def __init__(self, pasts: Pasts, mark: Callable[[str], None]) -> None:
+    def note(self, loss: float, key: Any) -> None:
+        known = self.get(key)
+        if known is None:
+            if len(self) >= _MAX_TRENDS:
+                return
+            known = self[key] = deque(maxlen=_TREND_STEPS)
+        known.append(loss)
+
+
+class Losses:
+    """Notes every loss; `FiniteWatch` calls it."""
+
+    def __init__(self, kept_backwards: KeptBackwards, mark: Callable[[str], None]) -> None:
         self._mark = mark
         self.trends = LossTrends()
         self.last: list[float] = []  # of the last backward
         self.key: Any = None  # of the call of backward that was last noted in full
-        self.late = LateLosses(pasts)
-        self.bad_call: Past | None = None  # the first with a bad loss, of those that are read late
+        self.late = LateLosses(kept_backwards)
+        self.bad_call: KeptBackward | None = None  # the first with a bad loss, of those that are read late
         self.bad = 0  # since the gradients were cleared
         self.last_is_bad = False
         self.is_good = False  # what was read last, on a late device, and no other is under way
@@ -57,7 +71,7 @@ class Losses:
         return self._unscaled is not None
 
     def begin(self, roots: Sequence[torch.Tensor], key: Any, frame: FrameType, update: int) -> None:
-        """A backward begins of which everything is noted."""
+        """A backward begins in a step that is noted in full."""
         self.last_is_bad = False
         self.backwards += 1
         self.last = []
@@ -72,11 +86,11 @@ class Losses:
                     self.is_good = False
                     if self.late.copy(root, kind, key, frame, update):
                         self._mark("backward")
-            elif kind == "cpu" and size <= _SMALL_ROOT:
+            elif kind == "cpu" and size <= _MAX_ROOT_ELEMENTS:
                 self._look(root, size)
 
-    def begin_thin(self, roots: Sequence[torch.Tensor], step: int, update: int) -> None:
-        """The same in a step of which little is noted: the loss of a late device is kept there for a while."""
+    def begin_sampled_out(self, roots: Sequence[torch.Tensor], step: int, update: int) -> None:
+        """A backward begins in a short step that is sampled out: a late device keeps its loss for a while."""
         self.last_is_bad = self.is_good = False
         self.backwards += 1
         self.last = []
@@ -90,10 +104,7 @@ class Losses:
                 self._look(root, 1)
 
     def glance(self, roots: Sequence[torch.Tensor], step: int, update: int) -> bool:
-        """The same where the step before was such a one and all was well: False if there is anything unusual.
-
-        This is all that most backward calls of a long run of short steps are looked at.
-        """
+        """Fast path of `begin_sampled_out`, taken by most backward calls of short steps; False: take the full path."""
         if len(roots) != 1 or self._unscaled is not None:
             return False
         root = roots[0]
@@ -129,14 +140,14 @@ class Losses:
         self.trends.note(loss, key)
 
     def arrived(self) -> None:
-        """Read those that were copied."""
+        """Read the losses that were copied."""
         arrived = self.late.arrived()
         self.is_good = True
         for read in arrived:
             self.take(read)
 
     def take(self, read: Read) -> None:
-        """One that has arrived."""
+        """Note a loss that has arrived from its device."""
         self._note(read.loss, read.key)
         read.call.loss = read.loss
         is_bad_loss = not isfinite(read.loss)
@@ -151,6 +162,6 @@ class Losses:
             self.bad_call = self.bad_call or read.call
 
     def cleared(self) -> None:
-        """The gradients that they gave are gone."""
+        """The gradients of the bad losses are gone."""
         self.bad = 0
         self.late.forget()

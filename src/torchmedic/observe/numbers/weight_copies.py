@@ -15,16 +15,16 @@ import torch
 
 from torchmedic.observe.device.async_devices import LateDevice, devices
 
-_SHARE = 0.002  # of a step's time
-_OF_FREE = 16  # the copy is at most one part in so many of the free memory
-_SCARCE = 4  # free memory below so many times the copy: it is given back
-_RECHECK = 2.0  # seconds between two looks at the free memory
+_SHARE_OF_STEP = 0.002  # of its time, for copies
+_MIN_FREE_TO_TAKE = 16  # free memory, in sizes of the copy
+_MIN_FREE_TO_KEEP = 4  # below that the copy is given back
+_RECHECK_SECONDS = 2.0  # between two looks at the free memory
 _BYTES_PER_SECOND = 4e11  # until it has been measured: what a slow card copies
-_LAUNCH = 3e-5  # seconds of the host, until it has been measured
-_SMALL_BUFFER = 1 << 22  # bytes
-_FIRST = 2  # updates before the first big copy: by then it is known how long a step takes and what memory it needs
-_AGAIN = 256  # updates before an optimizer that could not be copied is looked at again
-_AT_ONCE = 1 << 26  # bytes of a copy that is small
+_LAUNCH_SECONDS = 3e-5  # of the host, until it has been measured
+_MAX_BUFFER_BYTES = 1 << 22
+_FIRST_BIG_COPY = 2  # updates: by then it is known how long a step takes and how much memory it needs
+_RETRY_UPDATES = 256  # before an optimizer that could not be copied is looked at again
+_MAX_SMALL_COPY_BYTES = 1 << 26
 
 
 class Original(NamedTuple):
@@ -45,7 +45,7 @@ class _Copy:
         self.values: list[torch.Tensor] = []
         self.step = -1
         self.wait = 0  # updates until it is renewed
-        self.host_seconds = _LAUNCH
+        self.host_seconds = _LAUNCH_SECONDS
         self.device_seconds = 2 * self.nbytes / _BYTES_PER_SECOND
         self._timer: tuple[Any, Any] | None = None
         self._is_timed = False
@@ -78,7 +78,7 @@ class _Copy:
         return len(tensors) == len(self.tensors) and all(a is b for a, b in zip(tensors, self.tensors, strict=True))
 
     def interval(self, usual_step: float) -> int:
-        return max(1, round((self.host_seconds + self.device_seconds) / max(_SHARE * usual_step, 1e-7)))
+        return max(1, round((self.host_seconds + self.device_seconds) / max(_SHARE_OF_STEP * usual_step, 1e-7)))
 
 
 class Rewind:
@@ -106,7 +106,7 @@ class Rewind:
         if found is None:
             left = self._waiting[key] = self._waiting.get(key, 1) - 1
             if left <= 0 and not self.given_up:
-                self._waiting[key] = _AGAIN
+                self._waiting[key] = _RETRY_UPDATES
                 self._take(optimizer, step, usual_step)
             return
         copy = found[0]
@@ -115,7 +115,7 @@ class Rewind:
             self._renew(optimizer, copy, step, usual_step)
 
     def originals(self) -> list[Original]:
-        """What there is to go back to."""
+        """The copied tensors with their values."""
         found: dict[int, Original] = {}
         for copy, _ in self._copies.values():
             for tensor, value in zip(copy.tensors, copy.values, strict=False):
@@ -124,9 +124,8 @@ class Rewind:
                     found[id(tensor)] = Original(tensor, value, copy.step)
         return list(found.values())
 
-    @property
-    def copied(self) -> list[torch.Tensor]:
-        """The tensors that hold copies."""
+    def copied_values(self) -> list[torch.Tensor]:
+        """The tensors that the copies themselves are made of."""
         return [value for copy, _ in self._copies.values() for value in copy.values]
 
     def give_up(self) -> None:
@@ -147,10 +146,10 @@ class Rewind:
         if device is None or torch._C._len_torch_dispatch_stack():
             return
         copy = _Copy(tensors, device)
-        if copy.nbytes > _AT_ONCE and step < _FIRST:
-            self._waiting[id(optimizer)] = _FIRST - step
+        if copy.nbytes > _MAX_SMALL_COPY_BYTES and step < _FIRST_BIG_COPY:
+            self._waiting[id(optimizer)] = _FIRST_BIG_COPY - step
             return
-        if copy.nbytes * _OF_FREE > device.free_bytes(where):
+        if copy.nbytes * _MIN_FREE_TO_TAKE > device.free_bytes(where):
             return
         if not self._is_told:
             self._is_told = True
@@ -166,8 +165,8 @@ class Rewind:
             return
         now = time.monotonic()
         if now >= self._next_look:
-            self._next_look = now + _RECHECK
-            if copy.nbytes * _SCARCE > copy.device.free_bytes(copy.tensors[0].device):
+            self._next_look = now + _RECHECK_SECONDS
+            if copy.nbytes * _MIN_FREE_TO_KEEP > copy.device.free_bytes(copy.tensors[0].device):
                 self._copies.pop(id(optimizer), None)
                 return
         try:
@@ -193,13 +192,13 @@ class Rewind:
             for root in self._roots
             if any(id(tensor) in mine for tensor in root.parameters())
             for buffer in root.buffers()
-            if _is_plain(buffer) and buffer.device == weights[0].device and buffer.nbytes <= _SMALL_BUFFER
+            if _is_plain(buffer) and buffer.device == weights[0].device and buffer.nbytes <= _MAX_BUFFER_BYTES
         }
         return [*weights, *(buffer for key, buffer in buffers.items() if key not in mine)]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whole and here: not a part of a tensor that is spread over devices."""
+    """Whether a tensor is an ordinary one that lies whole on one device."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
@@ -209,7 +208,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _room_for(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """One piece of memory per dtype, cut up: many small ones would tear holes into the allocator's."""
+    """Tensors like these in one allocation per dtype: many small allocations would fragment the memory."""
     whole: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
     found = []
     for dtype in {tensor.dtype for tensor in tensors}:
@@ -230,7 +229,7 @@ def _padded(tensor: torch.Tensor) -> int:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its strides fill as much memory as it has elements, in whatever order."""
+    """Whether a tensor fills its memory without gaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:

@@ -13,11 +13,11 @@ import torch
 from torch.utils.data import Subset
 
 # Above this the batch is held weakly: looking on must not keep a big one alive.
-_STRONG_LIMIT = 64 * 1024 * 1024
+_MAX_STRONG_BYTES = 64 << 20
 
 
 class _Pass:
-    """One pass of an iterator over its sampler: what was drawn and has not come back, in order."""
+    """A pass of an iterator over its sampler: the indices that were drawn and have not come back, in order."""
 
     def __init__(self, iterator: Any, sampling: Any) -> None:
         self.iterator = weakref.ref(iterator)
@@ -28,7 +28,7 @@ class _Pass:
 
 
 class _Earlier(NamedTuple):
-    """A batch that another one has followed: who looks for it must still have it."""
+    """A batch before the last one; its tensors are only known as long as somebody else holds them."""
 
     tensors: list[weakref.ref[torch.Tensor]]
     indices: Any
@@ -37,7 +37,7 @@ class _Earlier(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The shape of what a module was called with, which one it was, and how: only calls of one kind are comparable."""
+    """The shape of a module's input, with the module and its mode: only calls of one kind are comparable."""
 
     shape: torch.Size
     training: bool
@@ -50,7 +50,10 @@ class HostBatch(NamedTuple):
     """A batch in host memory, and which items of the dataset it was made of."""
 
     whole: Any
-    items: Any
+    indices: Any
+
+    def tensors(self) -> list[torch.Tensor]:
+        return tensors_in(self.whole)
 
 
 class Batches:
@@ -142,7 +145,7 @@ class Batches:
                 self.nbytes += tensor.nbytes
             if not tensor.is_cpu:
                 self.on_host = False
-        if self.nbytes <= _STRONG_LIMIT:
+        if self.nbytes <= _MAX_STRONG_BYTES:
             self._strong = batch
         else:
             self._weak = [weakref.ref(tensor) for tensor in tensors]
@@ -201,7 +204,7 @@ class Batches:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it lies in memory that workers and this process share, of which there may be little."""
+        """Whether the last batch lies in memory shared with the workers, of which there may be little."""
         tensors = self.tensors() if self.on_host else []
         return bool(tensors) and tensors[0].is_shared()
 
@@ -271,7 +274,7 @@ def main_input(args: Collection[Any]) -> torch.Tensor | None:
 
 
 def _is_mapping(value: Any) -> bool:
-    """By its class alone: to ask the object itself may run a `__getattr__` of the user's, which may be what failed."""
+    """Whether a value is a mapping, by its class alone: asking the object may run a `__getattr__` of the user's."""
     return isinstance(value, dict) or callable(getattr(type(value), "items", None))
 
 

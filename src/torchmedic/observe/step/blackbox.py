@@ -38,7 +38,7 @@ assert _SLOT.size == 64
 
 
 class Beat(NamedTuple):
-    """What tells of progress in a moment."""
+    """The fields of a moment that show progress."""
 
     time: float
     step: int
@@ -193,7 +193,7 @@ class Follower:
         return found
 
     def _last(self) -> int:
-        """The highest number in the ring: from slot 0 on they rise as far as it, and those after it are lower."""
+        """The highest number in the ring: numbers rise from slot 0 up to it, and are lower after it."""
         start = self._number(0)
         low, high = 0, SLOTS
         while high - low > 1:

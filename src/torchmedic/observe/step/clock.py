@@ -23,12 +23,12 @@ OTHER, DATA, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
 
 
 class Clock:
-    """Fed by the hooks, one call per event; written through to the black box."""
+    """Counts steps and phases, one call of a hook per event; written through to the black box."""
 
     def __init__(self) -> None:
         self.box: BlackBox | None = None
         # A child of `multiprocessing` is given a box only once it is seen to train; most are data workers.
-        self.open_box: Callable[[], None] | None = None
+        self.open_box: Callable[[], object] | None = None
         self.step = 0
         self.micro_step = 0
         self.phase = OTHER
@@ -81,7 +81,7 @@ class Clock:
         return frame
 
     def _remember(self, key: tuple[int, int], code: CodeType, line: int) -> tuple[CodeType, int]:
-        """Lines by place, as a frame takes long to say its own. The code is kept so that its identity stays its own."""
+        """Cache the line of a place, as `f_lineno` is slow. The code is kept alive, so its identity stays unique."""
         if len(self._lines) > 4096:
             self._lines.clear()
         place = self._lines[key] = (code, line)
@@ -105,7 +105,7 @@ class Clock:
         box.write(self.phase, step, self.micro_step, updates, self.file, self.line, gauge.rss, gauge.device)
 
     def flush(self) -> None:
-        """Write the present down; not every step does."""
+        """Write the present state to the black box; not every step does."""
         self._write()
 
     def data_requested(self) -> None:

@@ -14,13 +14,13 @@ from torchmedic.runfolder.files import EVENTS
 
 
 class Events:
-    """Append-only; each line is written whole by one system call."""
+    """The log of one process, append-only; each line is written whole by one system call."""
 
     def __init__(self, folder: Path) -> None:
         self._descriptor = os.open(folder / EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, kind: str, **fields: Any) -> bool:
-        """Whether it could be written: a full disk is no reason to stop anything."""
+        """Append a line; False where that failed: a full disk is no reason to stop anything."""
         line = msgspec.json.encode({"kind": kind, "time": round(time.time(), 3), **fields})
         try:
             return os.write(self._descriptor, line + b"\n") > 0

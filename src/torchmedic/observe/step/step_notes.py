@@ -6,7 +6,6 @@ identity and its code, which is safe because only frames that are still alive ar
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import struct
 import sys
@@ -22,8 +21,8 @@ from torchmedic.observe.device import async_devices
 from torchmedic.source.own_locals import looks_at_locals
 from torchmedic.source.user_code import outside_torch
 
-_DEPTH = 80
-_TELLING = 9  # numbers that tell where a call comes from: those of its frame and of three around it
+_MAX_FRAMES = 80
+_PLACE_LENGTH = 9  # numbers that tell where a call comes from: three of its frame, two of each of three around it
 _MARK = struct.Struct("<Qq")
 _generator = torch.default_generator
 _is_initialized: Callable[[], bool] = torch.cuda.is_initialized
@@ -36,13 +35,13 @@ Mark = tuple[int, int]
 
 
 def _device_marks() -> list[Mark]:
-    if async_devices.is_dead() or torch.cuda.is_current_stream_capturing():
+    if async_devices.device_is_lost() or torch.cuda.is_current_stream_capturing():
         return []
     return [(generator.initial_seed(), generator.get_offset()) for generator in torch.cuda.default_generators]
 
 
 def device_states(marks: list[Mark]) -> list[torch.Tensor]:
-    """The states as `torch.cuda.get_rng_state_all` would have given them, at a tenth of the cost."""
+    """The states that `torch.cuda.get_rng_state_all` would have given, at a tenth of the cost."""
     return [torch.frombuffer(bytearray(_MARK.pack(*mark)), dtype=torch.uint8) for mark in marks]
 
 
@@ -64,7 +63,7 @@ class StepNotes:
         self._carried_names: dict[tuple[int, int], tuple[CodeType, frozenset[str]]] = {}
 
     def step_begins(self, frame: FrameType | None) -> None:
-        """Batch loaded or weights updated: what follows is what a replay will run again."""
+        """A batch was loaded or the weights were updated: a replay will start here."""
         self.rng = _generator.get_state()
         self.device_marks = _device_marks() if _is_initialized() else []
         self.sequence_number = _get_sequence_nr()
@@ -82,11 +81,11 @@ class StepNotes:
         return device_states(self.device_marks)
 
     def step_is_over(self) -> None:
-        """The next step will begin with something that is noticed, and everything else is noted then."""
+        """A step is over, and a hook will see the next one begin: the rest is noted then."""
         self.sequence_number = _get_sequence_nr()
 
     def forget(self) -> None:
-        """A step begins of which no more than this is noted; what was noted of an earlier one would be wrong."""
+        """A step begins that is sampled out: drop the notes of earlier steps, which would be wrong for it."""
         self.sequence_number = _get_sequence_nr()
         self.rng = None
         self.device_marks = []
@@ -98,7 +97,7 @@ class StepNotes:
         return self.rng is None or _get_sequence_nr() == self.sequence_number
 
     def forward_begins(self, frame: FrameType | None) -> None:
-        """A root module is called: remember everybody on the stack."""
+        """A root module is called: remember every frame on the stack."""
         frame = outside_torch(frame)
         if frame is None:
             self.forward_points = {}
@@ -106,14 +105,14 @@ class StepNotes:
         # Frames that call from the same place as last time have the same frames around them.
         place = [id(frame), id(frame.f_code), frame.f_lasti]
         outer = frame.f_back
-        while outer is not None and len(place) < _TELLING:
+        while outer is not None and len(place) < _PLACE_LENGTH:
             place += (id(outer), outer.f_lasti)
             outer = outer.f_back
         if place == self._forward_place:
             return
         self._forward_place = place
         noted: dict[int, tuple[CodeType, int]] = {}
-        for _ in range(_DEPTH):
+        for _ in range(_MAX_FRAMES):
             if frame is None:
                 break
             noted[id(frame)] = (frame.f_code, frame.f_lasti)
@@ -122,11 +121,11 @@ class StepNotes:
 
     @property
     def forward(self) -> dict[int, tuple[CodeType, int]]:
-        """By the identity of a frame: its code, and its line at the forward pass."""
+        """The code and the line at the forward pass of every frame, by the identity of the frame."""
         return {key: (code, line_of(code, lasti)) for key, (code, lasti) in self.forward_points.items()}
 
     def _note_carried(self, frame: FrameType | None) -> None:
-        """Keep the values that the step may overwrite and that the next one starts from (a hidden state, say)."""
+        """Keep the values that a step overwrites and the next one starts from, a hidden state for example."""
         self.carried = {}
         if frame is None or sys.gettrace() is not None:
             return
@@ -136,9 +135,10 @@ class StepNotes:
         if found is not None:
             names = found[1]
         else:
-            # Named as text because imports point one way; asked once per place in the code.
-            segment = importlib.import_module("torchmedic.source.segment.cut")
-            names = segment.carried_names(frame, frame.f_lineno)
+            # Asked once per place in the code; most processes that import torch never get here.
+            from torchmedic.source.segment.cut import carried_names
+
+            names = carried_names(frame, frame.f_lineno)
             if sys.version_info < (3, 13) and looks_at_locals(frame.f_code):
                 names = frozenset()  # there is one dict of locals per frame: reading it here would change the user's
             self._carried_names[key] = (code, names)
@@ -160,13 +160,15 @@ def line_of(code: CodeType, lasti: int) -> int:
     return code.co_firstlineno
 
 
-_SMALL = 1 << 20
+_MAX_HELD_BYTES = 1 << 20  # of a tensor that is held strongly
 
 
 def held(value: Any) -> Any:
     """A value to go back to. Big tensors are held weakly: notes must not keep them alive."""
     if isinstance(value, torch.Tensor):
-        small = value.layout is torch.strided and value.nbytes <= _SMALL  # a sparse tensor does not know its bytes
+        small = (
+            value.layout is torch.strided and value.nbytes <= _MAX_HELD_BYTES
+        )  # a sparse tensor does not know its bytes
         return value if small else weakref.ref(value)
     if isinstance(value, tuple | list) and len(value) <= 8:
         return type(value)(held(item) for item in value) if type(value) in (tuple, list) else value

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.step.step_notes import StepNotes
+from torchmedic.observe.context import Notes
 
 
 @contextlib.contextmanager
@@ -93,7 +93,7 @@ def _restore_rng(states: tuple[Any, ...]) -> None:
         sys.modules["numpy"].random.set_state(numpy_state)
 
 
-def rewind_rng(notes: StepNotes) -> None:
+def rewind_rng(notes: Notes) -> None:
     """Draw the same random numbers as the step did."""
     if notes.rng is not None:
         torch.set_rng_state(notes.rng)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.amp.autocast_mode
 
-from torchmedic.observe.step.step_notes import StepNotes
+from torchmedic.observe.context import Notes
 from torchmedic.replay.shadow.cpu_shadow import Shadow
 
 _SILENT = (
@@ -58,7 +58,7 @@ def _nothing(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def shaded(shadow: Shadow, notes: StepNotes) -> Iterator[None]:
+def shaded(shadow: Shadow, notes: Notes) -> Iterator[None]:
     """One replay in the shadow: with the random numbers of the step as far as they were drawn on the CPU."""
     importlib.import_module("torch._dynamo")  # modes load it at some point, and it must not find our answers
     rng = torch.get_rng_state()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Captured, Microscope, Op
 
-_UPSTREAM = 24  # operations before the one that is asked for which are captured with it
-_DEPTH = 5
+_MAX_UPSTREAM = 24  # operations before the one that is asked for, captured with it
+_MAX_DEPTH = 5
 
 
 class SecondPass:
@@ -33,10 +33,10 @@ class SecondPass:
         pending = [(op, 0)]
         if op.is_backward:
             pending.append((self._first.forward_of(op), 0))
-        while pending and len(found) < _UPSTREAM:
+        while pending and len(found) < _MAX_UPSTREAM:
             here, depth = pending.pop(0)
             found.add(here.index)
-            if depth >= _DEPTH:
+            if depth >= _MAX_DEPTH:
                 continue
             for value in here.inputs:
                 source = self._first.source(value)

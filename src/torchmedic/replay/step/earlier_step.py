@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.numbers.kept_steps import GONE, Past, Point, given_back
-from torchmedic.observe.step.batches import items_of, tensors_in
+from torchmedic.observe.context import StepContext, StepView
+from torchmedic.observe.numbers.kept_steps import GONE, KeptBackward, Point, given_back
+from torchmedic.observe.step.batches import tensors_in
 from torchmedic.observe.step.step_notes import line_of
 from torchmedic.replay.step.iterators import draws_from_iterator
-from torchmedic.replay.step.reused_results import taken_over
+from torchmedic.replay.step.reused_results import reusable_result
 from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.step import Step, earlier
 from torchmedic.source.name_use import names_written, read_first
@@ -28,49 +29,26 @@ from torchmedic.source.segment.names import names_changed, names_renewed
 _DATA = (int, float, str, list, tuple, dict)
 
 
-class PastBatch:
-    """The batch of an earlier step, asked as `Batches` is."""
-
-    def __init__(self, past: Past) -> None:
-        self.whole = past.batch
-        self.indices = items_of(past.origin)
-
-    def tensors(self) -> list[torch.Tensor]:
-        return tensors_in(self.whole)
-
-
-class PastAgent:
-    """The agent as it was: what is known of a step is that of an earlier one, the rest is the present."""
-
-    def __init__(self, agent: Any, past: Past) -> None:
-        self._agent = agent
-        self.notes = past
-        self.batches = PastBatch(past)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._agent, name)
-
-
-def earlier_step(past: Past, frame: FrameType | None, agent: Any) -> tuple[Step, PastAgent]:
-    """An earlier step, ready to be replayed.
+def earlier_step(past: KeptBackward, frame: FrameType | None, agent: StepContext) -> tuple[Step, StepView]:
+    """An earlier step, ready to be replayed, and the context to read it by.
 
     Raises:
         CannotCut: With the reason.
     """
-    view = PastAgent(agent, past)
+    view = StepView(agent, notes=past, batches=past.host_batch)
     why = CannotCut("the frames of the step before are gone")
     for point in past.points:
         live = next((each for each in _outwards(frame) if each.f_code is point.code), None)
         if live is None:
             continue
-        kind = functools.partial(PastRunner, point=point, present=agent.batches.whole)
+        kind = functools.partial(EarlierStepRunner, point=point, present=agent.batches.whole)
         try:
             line = None if point.forward_lasti is None else line_of(point.code, point.forward_lasti)
             step = earlier(live, point.lasti, line, view, kind)
         except CannotCut as reason:
             why = reason
             continue
-        assert isinstance(step.runner, PastRunner)
+        assert isinstance(step.runner, EarlierStepRunner)
         lost = step.runner.lost
         if not lost:
             return step, view
@@ -84,7 +62,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-class PastRunner(Runner):
+class EarlierStepRunner(Runner):
     """Replays a segment with the data of an earlier step."""
 
     def __init__(self, *args: Any, point: Point, present: Any, **kwargs: Any) -> None:
@@ -111,7 +89,7 @@ class PastRunner(Runner):
             if any(not tensor.requires_grad for tensor in tensors) or (not tensors and is_data):
                 lost.add(name)  # what is trained is not data, and is set back by other means
         for statement in self.segment.statements:
-            if draws_from_iterator(statement, namespace) or taken_over(statement, self.segment.statements, known):
+            if draws_from_iterator(statement, namespace) or reusable_result(statement, self.segment.statements, known):
                 lost |= {name for name in names_written(statement) if name not in self._then and name in known}
         return lost
 
@@ -142,7 +120,7 @@ class PastRunner(Runner):
 
 
 def _twins(present: Any, past: Any, depth: int = 4) -> Iterator[tuple[int, Any]]:
-    """What stands at the same place in two batches."""
+    """Pairs of the identity of a part of one batch and the part at the same place in the other."""
     if type(present) is not type(past) or not (
         isinstance(present, torch.Tensor | list | tuple) or hasattr(type(present), "items")
     ):

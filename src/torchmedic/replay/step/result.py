@@ -1,4 +1,4 @@
-"""What one replay has shown."""
+"""The result of a replay: backward calls, updates, loss, gradients, or the exception."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchmedic.replay.trace.microscope import Spot
 
 
 class BackwardCall(NamedTuple):
-    """One call of backward in a replay: on what, and from which lines of the user's."""
+    """A call of backward in a replay: its roots, and the user's lines that led to it."""
 
     roots: tuple[torch.Tensor, ...]
     stack: tuple[Spot, ...]  # the user's lines, innermost first
@@ -22,8 +22,8 @@ class BackwardCall(NamedTuple):
         return self.stack[0] if self.stack else None
 
 
-class Played:
-    """One replay that is over."""
+class ReplayResult:
+    """What a replay of a segment has shown."""
 
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {}

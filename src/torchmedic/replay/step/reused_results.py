@@ -23,7 +23,9 @@ from torchmedic.source.user_code import is_user_file
 _LIBRARIES = ("torch", "builtins", "math", "functools", "itertools", "operator")
 
 
-def taken_over(statement: ast.stmt, segment: Iterable[ast.stmt], variables: dict[str, Any]) -> dict[str, Any] | None:
+def reusable_result(
+    statement: ast.stmt, segment: Iterable[ast.stmt], variables: dict[str, Any]
+) -> dict[str, Any] | None:
     """What a statement gave its names, if that can be taken over; None where it must be run again.
 
     Args:

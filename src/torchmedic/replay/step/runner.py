@@ -15,8 +15,9 @@ import torch.autograd.graph
 from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from torchmedic.observe.context import Notes
 from torchmedic.observe.step.batches import tensors_in
-from torchmedic.observe.step.step_notes import StepNotes, released
+from torchmedic.observe.step.step_notes import released
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.limits import (
     GRACE,
@@ -35,10 +36,10 @@ from torchmedic.replay.shadow.cpu_shadow import Shadow
 from torchmedic.replay.shadow.fake_cuda import shaded
 from torchmedic.replay.step.batch_names import bind_batch
 from torchmedic.replay.step.iterators import draws_from_iterator
-from torchmedic.replay.step.result import Played
-from torchmedic.replay.step.reused_results import taken_over
+from torchmedic.replay.step.result import ReplayResult
+from torchmedic.replay.step.reused_results import reusable_result
 from torchmedic.replay.step.side_effects import no_side_effects
-from torchmedic.replay.step.tensor_writes import KeptTensors
+from torchmedic.replay.step.tensor_writes import RestoreWrites
 from torchmedic.replay.trace.graph import leaves_behind
 from torchmedic.source.lookup.lost_arguments import lost_arguments
 from torchmedic.source.name_use import names_read, names_written, read_first
@@ -61,7 +62,7 @@ class Runner:
         self,
         segment: Segment,
         frame: FrameType,
-        notes: StepNotes,
+        notes: Notes,
         *,
         optimizers: Sequence[Any] = (),
         batch: Any = None,
@@ -120,7 +121,7 @@ class Runner:
         replace: dict[int, Any] | None = None,
         backward: bool = True,
         keep_graphs: bool = True,
-    ) -> Played:
+    ) -> ReplayResult:
         """Run the segment.
 
         Args:
@@ -130,7 +131,7 @@ class Runner:
             backward: Whether backward calls are carried out, or only noted.
             keep_graphs: Whether every backward keeps its graph, or only where the code says so.
         """
-        played = Played()
+        played = ReplayResult()
         namespace = self._namespace()
         if change is not None:
             change(namespace)
@@ -183,13 +184,13 @@ class Runner:
     def _preserve(self, stack: contextlib.ExitStack) -> None:
         trained = [*self.parameters, *self.loose_leaves]
         stack.enter_context(preserved(self.modules, trained))
-        stack.enter_context(KeptTensors([*trained, *(each for root in self.modules for each in root.parameters())]))
+        stack.enter_context(RestoreWrites([*trained, *(each for root in self.modules for each in root.parameters())]))
 
     def _count_call(self, module: Any, args: Any) -> None:
         self._module_calls += 1
 
-    def _judge(self, played: Played) -> None:
-        """Look at loss and gradients before they are put back."""
+    def _judge(self, played: ReplayResult) -> None:
+        """Note whether loss and gradients are finite, before they are put back."""
         values = [root.detach() for root in played.roots if root.is_floating_point() and root.numel()]
         if values and values[-1].numel() == 1 and not values[-1].is_meta:
             played.loss = float(values[-1].item())
@@ -198,12 +199,12 @@ class Runner:
         gradients = [tensor.grad for tensor in leaves.values() if tensor.grad is not None] + played.returned
         played.gradients_finite = all(_all_finite(gradient) for gradient in gradients) if gradients else None
 
-    def _execute(self, namespace: dict[str, Any], played: Played, replace: dict[int, Any]) -> None:
+    def _execute(self, namespace: dict[str, Any], played: ReplayResult, replace: dict[int, Any]) -> None:
         results: set[str] = set()  # names of what the model computed, and of what was computed from that
         for statement, code in self.segment.code():
             if statement.lineno in self.frozen or draws_from_iterator(statement, namespace):
                 continue
-            taken = taken_over(statement, self.segment.statements, self._known) if self.takes_over else None
+            taken = reusable_result(statement, self.segment.statements, self._known) if self.takes_over else None
             if taken is not None and not (self.shadow is not None and _is_lost(taken)):
                 namespace.update(taken)
                 played.taken.update(taken)
@@ -238,7 +239,7 @@ class Runner:
         except Exception:
             if refusals() == before[0] or (_get_sequence_nr(), self._module_calls) != before[1:]:
                 raise
-            taken = taken_over(statement, self.segment.statements, self._known)
+            taken = reusable_result(statement, self.segment.statements, self._known)
             if taken is None and not (isinstance(statement, ast.Expr) and statement is not self.segment.statements[-1]):
                 raise
             namespace.update(taken or {})

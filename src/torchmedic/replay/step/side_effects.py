@@ -14,13 +14,13 @@ import torch.autograd.graph
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
-from torchmedic.replay.step.result import BackwardCall, Played
+from torchmedic.replay.step.result import BackwardCall, ReplayResult
 from torchmedic.source.spots import user_spots
 
 
 @contextlib.contextmanager
 def no_side_effects(
-    played: Played, optimizers: Sequence[Any], batch: Any, *, backward: bool, keep_graphs: bool
+    played: ReplayResult, optimizers: Sequence[Any], batch: Any, *, backward: bool, keep_graphs: bool
 ) -> Iterator[None]:
     """Backward keeps its graph, updates update nothing, loaders repeat their batch, nothing is saved."""
     engine = torch.autograd.graph._engine_run_backward
@@ -89,7 +89,7 @@ def _unwrapped(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
     return wrapper.module(*args, **kwargs)
 
 
-def _touch(optimizer: Any, played: Played) -> Callable[..., Any]:
+def _touch(optimizer: Any, played: ReplayResult) -> Callable[..., Any]:
     """A step that changes no weight but is a write to each of them, as the real one would be."""
 
     def step(closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:

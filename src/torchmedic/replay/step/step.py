@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
-from typing import Any
 
 import torch
 
-from torchmedic.replay.step.result import Played
+from torchmedic.observe.context import StepContext
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
 from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.segment.cut import CannotCut, Segment, cut
@@ -35,10 +35,10 @@ class Step:
         self._recut = recut
 
     def run_by(self, runner: Runner) -> Step:
-        """The same step, run by another."""
+        """The step with another runner."""
         return Step(self.frame, self._recut, runner)
 
-    def again(self, tree: ast.Module | None = None, *, keep_graphs: bool = True) -> Played:
+    def again(self, tree: ast.Module | None = None, *, keep_graphs: bool = True) -> ReplayResult:
         """Replay plainly, from other syntax if it is given."""
         original = self.runner.segment
         self.runner.segment = self._recut(tree) if tree is not None else original
@@ -63,7 +63,7 @@ class Step:
             self.runner.frozen = set()
         return False
 
-    def is_faithful(self, played: Played, loss: Sequence[torch.Tensor]) -> bool:
+    def is_faithful(self, played: ReplayResult, loss: Sequence[torch.Tensor]) -> bool:
         """Whether the replayed loss equals the original one bit for bit."""
         if not loss or not played.roots:
             return False
@@ -78,7 +78,7 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a == b) | (a.isnan() & b.isnan())).all().item())
 
 
-def from_stack(frame: FrameType | None, agent: Any, *, include_failing: bool) -> Step:
+def from_stack(frame: FrameType | None, agent: StepContext, *, include_failing: bool) -> Step:
     """The step that is running now, seen from inside a hook.
 
     Raises:
@@ -87,7 +87,9 @@ def from_stack(frame: FrameType | None, agent: Any, *, include_failing: bool) ->
     return _step(stack_at(frame), agent, include_failing)
 
 
-def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | None = None, outwards: int = 0) -> Step:
+def from_traceback(
+    tb: TracebackType | None, agent: StepContext, *, within: FrameType | None = None, outwards: int = 0
+) -> Step:
     """The step that an exception ended.
 
     Args:
@@ -106,7 +108,7 @@ def from_traceback(tb: TracebackType | None, agent: Any, *, within: FrameType | 
     return _step(stack, agent, True, outwards)
 
 
-def whole_step(stack: Stack, agent: Any) -> Step:
+def whole_step(stack: Stack, agent: StepContext) -> Step:
     """The step that was under way, from its beginning through its backward, wherever in it the stack is.
 
     A device is behind its host: what it fails at may stand before or behind the line at which the host notices. Where
@@ -136,8 +138,8 @@ def _refuse_launchers(stack: Stack) -> None:
         raise CannotCut("it happened while processes were started or looked after, not in a training step")
 
 
-def _step(stack: Stack, agent: Any, include_failing: bool, outwards: int = 0) -> Step:
-    """`stack` is innermost first."""
+def _step(stack: Stack, agent: StepContext, include_failing: bool, outwards: int = 0) -> Step:
+    """Cut the step at the innermost frame that can be cut; `stack` is innermost first."""
     _refuse_launchers(stack)
     notes = agent.notes
     # A lambda or comprehension is a part of a statement of the frame around it.
@@ -153,7 +155,7 @@ def _step(stack: Stack, agent: Any, include_failing: bool, outwards: int = 0) ->
     raise CannotCut("no frame of the step is left")
 
 
-def through_backward(tb: TracebackType | None, agent: Any) -> Step:
+def through_backward(tb: TracebackType | None, agent: StepContext) -> Step:
     """The step that an exception ended before its backward, cut so that it gets there once the exception is cured.
 
     Raises:
@@ -162,8 +164,8 @@ def through_backward(tb: TracebackType | None, agent: Any) -> Step:
     return _through_backward(frames_of_traceback(tb), agent)
 
 
-def through_backward_of_library(tb: TracebackType | None, agent: Any) -> Step:
-    """The same where a library has called the model, and goes backward from the same function.
+def through_backward_of_library(tb: TracebackType | None, agent: StepContext) -> Step:
+    """The step as far as a library goes backward, where the library has called the model from the same function.
 
     Raises:
         CannotCut: With the reason.
@@ -179,8 +181,8 @@ def through_backward_of_library(tb: TracebackType | None, agent: Any) -> Step:
     raise why
 
 
-def on_to_backward(frame: FrameType | None, agent: Any) -> Step:
-    """The same for a step that is running now.
+def on_to_backward(frame: FrameType | None, agent: StepContext) -> Step:
+    """The step that is running now, cut so that it goes on to its backward.
 
     Raises:
         CannotCut: With the reason.
@@ -188,8 +190,8 @@ def on_to_backward(frame: FrameType | None, agent: Any) -> Step:
     return _through_backward(stack_at(frame), agent)
 
 
-def _through_backward(stack: Stack, agent: Any) -> Step:
-    """`stack` is innermost first."""
+def _through_backward(stack: Stack, agent: StepContext) -> Step:
+    """Cut the step at the innermost frame that can be cut; `stack` is innermost first."""
     why = CannotCut("there are no frames")
     for frame, line, column in stack:
         if is_user_file(frame.f_code.co_filename):
@@ -200,7 +202,9 @@ def _through_backward(stack: Stack, agent: Any) -> Step:
     raise why
 
 
-def earlier(frame: FrameType, lasti: int, forward_line: int | None, agent: Any, kind: Callable[..., Runner]) -> Step:
+def earlier(
+    frame: FrameType, lasti: int, forward_line: int | None, agent: StepContext, kind: Callable[..., Runner]
+) -> Step:
     """A step that is over, cut to the backward call that a frame was at.
 
     Args:
@@ -220,7 +224,7 @@ def _cut(
     frame: FrameType,
     point: tuple[int, int | None],
     forward_line: int | None,
-    agent: Any,
+    agent: StepContext,
     include_failing: bool,
     *,
     through: bool = False,
@@ -248,13 +252,13 @@ def _cut(
         optimizers=list(agent.clock.optimizers),
         batch=agent.batches.whole,
         target=_loop_target(frame, segment),
-        usual_step=getattr(agent.clock, "usual_step", 0.0),
+        usual_step=agent.clock.usual_step,
     )
     return Step(frame, recut, runner)
 
 
 def _moved_column(frame: FrameType, point: tuple[int, int | None], tree: ast.Module) -> int | None:
-    """Where the failing statement stands after an edit, which may have moved it on its line."""
+    """The column of the failing statement after an edit, which may have moved it on its line."""
     line, column = point
     before = _starts(syntax_tree(frame.f_code.co_filename, frame.f_globals), line)
     after = _starts(tree, line)

@@ -18,7 +18,7 @@ from torchmedic.replay.trace.microscope import written_by
 from torchmedic.replay.trace.storages import Geometry, geometry_of, storage_of
 
 
-class KeptTensors(TorchDispatchMode):
+class RestoreWrites(TorchDispatchMode):
     """On exit every tensor that is older than the replay is what it was, version and all."""
 
     def __init__(self, weights: Iterable[torch.Tensor]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.records import Safety, Treatment
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.live_frames import by_method_name, by_span, syntax_tree
@@ -50,14 +50,6 @@ def source_of(spot: Spot) -> str:
     first = lines[spot.line - 1].encode()[spot.column :].decode(errors="replace")
     last = lines[end - 1].encode()[: spot.end_column].decode(errors="replace")
     return "".join([first, *lines[spot.line : end - 1], last])
-
-
-def expression_at(spot: Spot) -> ast.expr | None:
-    """The syntax of the expression at a spot."""
-    try:
-        return ast.parse(source_of(spot).strip(), mode="eval").body
-    except SyntaxError:
-        return None
 
 
 def node_at(spot: Spot) -> tuple[ast.expr, Spot] | None:
@@ -178,11 +170,11 @@ def treatment(title: str, verdict: Verdict, *, safety: Safety = "edit") -> Treat
     return Treatment(title=title, safety=safety, proven=True, result=verdict.result, patch=verdict.patch)
 
 
-def passes(played: Played) -> bool:
+def passes(played: ReplayResult) -> bool:
     return played.error is None and bool(played.roots) and played.loss_finite and played.gradients_finite is True
 
 
-def describe(played: Played) -> str:
+def describe(played: ReplayResult) -> str:
     """The outcome of a trial in a few words."""
     if played.error is not None:
         return f"{type(played.error).__name__}: {played.error}".splitlines()[0][:120]
@@ -230,7 +222,3 @@ def _functions_of(file: str, line: int) -> list[FunctionType]:
 
 def _inner_lines(code: CodeType) -> list[int]:
     return [number for inner in _codes(code) for *_, number in inner.co_lines() if number is not None]
-
-
-def finite(tensors: list[torch.Tensor]) -> bool:
-    return all(bool(torch.isfinite(tensor.detach()).all().item()) for tensor in tensors if tensor.is_floating_point())

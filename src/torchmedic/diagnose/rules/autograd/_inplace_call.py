@@ -57,7 +57,7 @@ def mentions_gradient(spot: Spot | None) -> bool:
 def is_trained(tensor: torch.Tensor, evidence: RaisedEvidence) -> bool:
     """Whether a tensor is, or is a part of, a parameter."""
     whole_tensor = tensor._base if tensor._base is not None else tensor
-    optimizers = getattr(getattr(evidence.incident.agent, "clock", None), "optimizers", ())
+    optimizers = evidence.incident.agent.clock.optimizers if evidence.incident.agent is not None else []
     return isinstance(whole_tensor, torch.nn.Parameter) or any(
         whole_tensor is parameter
         for optimizer in list(optimizers)

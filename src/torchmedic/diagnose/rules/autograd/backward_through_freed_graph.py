@@ -26,7 +26,7 @@ from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.carried_tensors import Carrier, carrier_in_generator, carrier_of, enclosing
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.step.result import BackwardCall, Played
+from torchmedic.replay.step.result import BackwardCall, ReplayResult
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.graph import is_freed, leaves_behind, nodes_behind
 from torchmedic.replay.trace.microscope import Spot
@@ -76,7 +76,7 @@ def _replayed(failure: BackwardFailure) -> Draft | None:
     return _carried(failure, imports, old)
 
 
-def _looked_at(failure: BackwardFailure) -> tuple[Imports, Played, list[Import]] | None:
+def _looked_at(failure: BackwardFailure) -> tuple[Imports, ReplayResult, list[Import]] | None:
     """A replay of the step up to its last backward, and what that backward goes into that is older and spent."""
     step = failure.step
     if step is None:
@@ -176,7 +176,7 @@ def _again(found: Import, carrier: Carrier, title: str) -> Iterator[Candidate]:
 # Two backward calls of one step
 
 
-def _same_step(failure: BackwardFailure, imports: Imports, played: Played) -> Draft | None:
+def _same_step(failure: BackwardFailure, imports: Imports, played: ReplayResult) -> Draft | None:
     """Two backward calls of one step meet in the same part of the graph."""
     calls = [call for call in played.backward_calls if call.spot is not None]
     last = calls[-1] if calls else None
@@ -207,7 +207,7 @@ def _own_spot(call: BackwardCall, other: BackwardCall) -> Spot:
     return (different or list(call.stack))[0]
 
 
-def _as_imports(played: Played, call: BackwardCall) -> list[Import]:
+def _as_imports(played: ReplayResult, call: BackwardCall) -> list[Import]:
     """The roots of a backward that a loop repeats, as what they are to that loop: computed before it."""
     assert call.spot is not None
     return [
@@ -219,7 +219,7 @@ def _as_imports(played: Played, call: BackwardCall) -> list[Import]:
 
 
 def _for_others(
-    failure: BackwardFailure, imports: Imports, played: Played, first: BackwardCall, shared: set[Any]
+    failure: BackwardFailure, imports: Imports, played: ReplayResult, first: BackwardCall, shared: set[Any]
 ) -> Draft | None:
     """The first loss goes through weights that its optimizer does not update: it should not have (a GAN)."""
     number = 1 + next(at for at, call in enumerate(played.backward_calls) if call is first)
@@ -264,7 +264,7 @@ def _entry(imports: Imports, own: set[Any], shared: set[Any]) -> tuple[FunctionC
 
 
 def _two_losses(
-    failure: BackwardFailure, imports: Imports, played: Played, first: BackwardCall, shared: set[Any]
+    failure: BackwardFailure, imports: Imports, played: ReplayResult, first: BackwardCall, shared: set[Any]
 ) -> Draft:
     assert first.spot is not None
     why = f"the two losses share {len(shared)} nodes of the graph, and the first backward freed them"

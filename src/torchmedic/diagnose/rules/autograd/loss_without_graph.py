@@ -98,7 +98,7 @@ def _frozen_beside(
     beyond = {id(tensor) for call in cuts for given in call.inputs for tensor in provenance.sources_behind(given)}
     beyond |= {id(leaf) for call in cuts for leaf in leaves_behind(call.inputs)}
     direct = {id(tensor) for tensor in provenance.sources_behind(root)} - beyond
-    for optimizer in list(failure.evidence.incident.agent.clock.optimizers):
+    for optimizer in list(failure.evidence.incident.process.clock.optimizers):
         weights = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         used = [tensor for tensor in weights if id(tensor) in direct]
         if used and not any(tensor.requires_grad for tensor in used) and not any(id(one) in beyond for one in weights):

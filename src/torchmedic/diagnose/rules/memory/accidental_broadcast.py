@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from torchmedic.diagnose.cures.memory import add_rewritten
-from torchmedic.diagnose.rule import Finding, Rule
+from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._table import noticed, table
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -49,7 +49,7 @@ class _Table(NamedTuple):
     nbytes: int
 
 
-def check(evidence: RaisedEvidence) -> Finding | None:
+def check(evidence: RaisedEvidence) -> RuleAnswer | None:
     autopsy = evidence.autopsy
     if autopsy is None:
         return None
@@ -77,7 +77,7 @@ def check(evidence: RaisedEvidence) -> Finding | None:
     return _said(autopsy, _Table(pair, earlier.shape, earlier.nbytes), places)
 
 
-def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...], edit: Edit | None = None) -> Finding:
+def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...], edit: Edit | None = None) -> RuleAnswer:
     one, two = found.pair
     draft = RULE.draft(
         autopsy.evidence,
@@ -93,7 +93,7 @@ def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...], edit: E
         plan = add_rewritten(draft, autopsy, f"bring both to the shape {list(shorter)}", edit)
     else:
         draft.help("bring both to the same shape first, for example with `.squeeze(-1)` or `.unsqueeze(-1)`")
-    return Finding(draft.done(), plan)
+    return RuleAnswer(draft.done(), plan)
 
 
 def _cure(evidence: RaisedEvidence, found: _Table) -> Edit | None:

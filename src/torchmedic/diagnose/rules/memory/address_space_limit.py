@@ -16,7 +16,7 @@ from __future__ import annotations
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING
 
-from torchmedic.diagnose.rule import Draft, Finding, Rule
+from torchmedic.diagnose.rule import Draft, Rule, RuleAnswer
 from torchmedic.diagnose.words.death import line_location, size
 from torchmedic.observe.memory.headroom import is_lifted
 from torchmedic.observe.memory.last_numbers import NoRoom
@@ -32,13 +32,13 @@ CODE, NAME = "TM414", "address-space-limit"
 _MIN_RESIDENT_SHARE = 0.5  # of what is mapped: where less is in memory, the limit counts mostly what is not used
 
 
-def check(evidence: RaisedEvidence | NoRoom) -> Diagnosis | Finding | None:
+def check(evidence: RaisedEvidence | NoRoom) -> Diagnosis | RuleAnswer | None:
     if isinstance(evidence, NoRoom):
         return _from_outside(evidence)
     return _inside(evidence)
 
 
-def _inside(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
+def _inside(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     from torchmedic.diagnose.cures.memory import add_cures
     from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
     from torchmedic.source.lookup.limit_calls import limit_call
@@ -72,7 +72,7 @@ def _inside(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
     cures = add_cures(draft, evidence.autopsy)
     if not cures.is_help:
         draft.help(_less(evidence.autopsy))
-    return Finding(draft.done(), cures.plan)
+    return RuleAnswer(draft.done(), cures.plan)
 
 
 def _less(autopsy: Autopsy | None) -> str:

@@ -15,7 +15,7 @@ that save most (`torch.utils.checkpoint`), or an optimizer with less state.
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.memory import add_cures
-from torchmedic.diagnose.rule import Finding, Rule
+from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._table import biggest, differentiated, most_held, noticed, shown
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -25,7 +25,7 @@ from torchmedic.records import Diagnosis
 CODE, NAME = "TM402", "does-not-fit"
 
 
-def check(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
+def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     exhaustion = evidence.exhaustion
     if exhaustion is None or not exhaustion.on_device:
         return None
@@ -48,7 +48,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
     cures = add_cures(draft, autopsy)
     if not cures.is_help:
         draft.help(_advice(autopsy))
-    return Finding(draft.done(), cures.plan)
+    return RuleAnswer(draft.done(), cures.plan)
 
 
 def _missing(autopsy: Autopsy | None) -> str:

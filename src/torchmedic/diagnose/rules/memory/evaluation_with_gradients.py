@@ -12,7 +12,7 @@ Cure: evaluate under `with torch.no_grad():` or `torch.inference_mode()`.
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.memory import add_cures
-from torchmedic.diagnose.rule import Finding, Rule
+from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.words.death import size
 from torchmedic.diagnose.words.tensors import count
@@ -22,7 +22,7 @@ from torchmedic.evidence.memory.evaluations import evaluation_of
 CODE, NAME = "TM405", "evaluation-with-gradients"
 
 
-def check(evidence: RaisedEvidence) -> Finding | None:
+def check(evidence: RaisedEvidence) -> RuleAnswer | None:
     autopsy = evidence.autopsy
     found = evaluation_of(autopsy) if autopsy is not None else None
     if autopsy is None or found is None:
@@ -41,7 +41,7 @@ def check(evidence: RaisedEvidence) -> Finding | None:
     cures = add_cures(draft, autopsy, evaluation=True)
     if not cures.is_help:
         draft.help("run it under `with torch.no_grad():`")
-    return Finding(draft.done(), cures.plan)
+    return RuleAnswer(draft.done(), cures.plan)
 
 
 RULE = Rule(CODE, NAME, check)

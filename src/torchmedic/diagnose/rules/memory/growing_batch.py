@@ -66,7 +66,7 @@ def _is_for_batch(autopsy: Autopsy) -> bool:
 
 def _by_source(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
     """Nobody has counted the calls, but the source shows that what the model is given grows with every turn."""
-    found = None if len(autopsy.agent.batches.shapes) > 1 else grown_input(evidence, autopsy.book.modules)
+    found = None if len(autopsy.process.batches.shapes) > 1 else grown_input(evidence, autopsy.book.modules)
     if found is None or (autopsy.asked or 0) < _MIN_ASKED_SHARE * autopsy.book.everything:
         return None
     shape = list(found.shape)

@@ -12,7 +12,7 @@ tensors.
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.memory import add_cures
-from torchmedic.diagnose.rule import Finding, Rule
+from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
 from torchmedic.diagnose.words.death import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -23,7 +23,7 @@ from torchmedic.records import Diagnosis
 CODE, NAME = "TM401", "host-memory-exhausted"
 
 
-def check(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
+def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     refusal = refusal_of_host(evidence)
     if refusal is None or refusal.bound is not None:
         return None  # a limit of the process has its own rule
@@ -51,7 +51,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
         cures = add_cures(draft, evidence.autopsy)
         if not cures.is_help:
             draft.help("work in smaller parts, or keep less from earlier steps")
-        return Finding(draft.done(), cures.plan)
+        return RuleAnswer(draft.done(), cures.plan)
     return draft.done()
 
 

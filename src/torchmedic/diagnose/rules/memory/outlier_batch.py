@@ -13,7 +13,7 @@ instead of its number of items.
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.memory import add_cures
-from torchmedic.diagnose.rule import Finding, Rule
+from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.words.death import size
 from torchmedic.diagnose.words.tensors import listed
@@ -41,7 +41,7 @@ _MIN_FACTOR_PROVEN = 2.0
 _MIN_SHARE_OF_BATCH = 0.5  # of all memory that is for the batch
 
 
-def check(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
+def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     autopsy = evidence.autopsy
     if autopsy is not None and (one := _of_one_sample(evidence, autopsy)) is not None:
         return one
@@ -80,7 +80,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
     else:
         draft.help("cut or leave out what is too long, or make batches of items of about the same size")
     cures = add_cures(draft, autopsy)
-    return Finding(draft.done(), cures.plan)
+    return RuleAnswer(draft.done(), cures.plan)
 
 
 def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
@@ -101,7 +101,7 @@ def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | No
     return draft.done()
 
 
-def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> Finding | None:
+def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> RuleAnswer | None:
     """A batch that is not larger than others, but as large as can be: all of the data set."""
     incident, book = evidence.incident, autopsy.book
     asked = autopsy.asked or 0
@@ -120,7 +120,7 @@ def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> Finding | None
     cures = add_cures(draft, autopsy)
     if not cures.is_help:
         draft.help("give the DataLoader a smaller `batch_size`")
-    return Finding(draft.done(), cures.plan)
+    return RuleAnswer(draft.done(), cures.plan)
 
 
 def _longest(longest: Longest) -> str:

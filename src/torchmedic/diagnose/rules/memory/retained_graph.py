@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.diagnose.rule import Finding, Rule
+from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._table import noticed, table
 from torchmedic.diagnose.rules.memory._warned import grown_meanwhile, was_warned
 from torchmedic.diagnose.words.death import size
@@ -59,7 +59,7 @@ class _Blamed(NamedTuple):
         return "the gradients" if self.held.holder.path == ".grad" else f"`{self.held.holder.path}`"
 
 
-def check(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
+def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     autopsy = evidence.autopsy
     blamed = _blamed(evidence, autopsy) if autopsy is not None else None
     if autopsy is None or blamed is None:
@@ -93,7 +93,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | Finding | None:
     advice = _advice(held, filler, autopsy)
     draft.help(advice)
     plan = TrialPlan(known=Change(cut=Cut(tuple(_tensors(held, autopsy)), advice)))
-    return Finding(draft.done(), plan)
+    return RuleAnswer(draft.done(), plan)
 
 
 def _blamed(evidence: RaisedEvidence, autopsy: Autopsy) -> _Blamed | None:

@@ -115,7 +115,7 @@ def noticed(evidence: NumbersEvidence) -> str:
     text = f"noticed at `{text}`, {place}" if len(text) <= 60 else f"noticed at {place}"
     if evidence.loss_is_bad and not incident.bad and incident.optimizers:
         return f"{text}; the gradients stayed finite, so the weights are not damaged"
-    if not incident.damaged and (incident.at == "step" or incident.optimizers):
+    if not incident.damaged and (incident.stage == "step" or incident.optimizers):
         return f"{text}; the weights were not touched"
     return text
 

@@ -24,7 +24,7 @@ CODE, NAME = "TM224", "collapsed-loss-scale"
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     incident, watch = evidence.incident, evidence.agent.finite
     scaling = _is_scaling(evidence)
-    if incident.what != "scale" or (evidence.births and not scaling):
+    if incident.quantity != "scale" or (evidence.births and not scaling):
         return None
     draft = RULE.draft(
         evidence,

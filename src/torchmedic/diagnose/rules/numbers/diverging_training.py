@@ -27,7 +27,7 @@ CODE, NAME = "TM222", "diverging-training"
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     found = growth(evidence)
     incident = evidence.incident
-    if found is None or incident.what == "rate":
+    if found is None or incident.quantity == "rate":
         return None
     optimizer = incident.stepping or (incident.optimizers[0] if len(incident.optimizers) == 1 else None)
     factor = abs(found.end) / max(abs(found.start), 1e-12)

@@ -38,9 +38,9 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     optimizer = incident.stepping
     if optimizer is None:
         return None
-    if incident.what == "rate":
+    if incident.quantity == "rate":
         return _of_rate(evidence, optimizer)
-    if incident.what != "update" or is_diverging(evidence):
+    if incident.quantity != "update" or is_diverging(evidence):
         return None
     damaged = incident.damaged[0] if incident.damaged else None
     group = next((each for each in optimizer.param_groups if any(tensor is damaged for tensor in each["params"])), None)

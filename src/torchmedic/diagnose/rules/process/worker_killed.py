@@ -22,7 +22,7 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import listed
 from torchmedic.evidence.data_loading import Request, function_node, iterator_in, samples_code
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.observe import agent
+from torchmedic.observe import lifecycle
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import frames_of, node_location
 from torchmedic.source.returns import code_of
@@ -86,7 +86,7 @@ def _ending(exitcode: int) -> str:
 
 def _iterator_of(pids: list[int]) -> Any:
     """The iterator of a worker whose end was noticed outside of its loader: a signal handler raises anywhere."""
-    watching = agent.current()
+    watching = lifecycle.current()
     for iterator in watching.batches.iterators() if watching is not None else ():
         if any(worker.pid in pids for worker in getattr(iterator, "_workers", ())):
             return iterator
@@ -95,7 +95,7 @@ def _iterator_of(pids: list[int]) -> Any:
 
 def _undelivered(iterator: Any, worker: Any) -> list[Any]:
     """The items that the worker had been given and that have not come back: one of them may have ended it."""
-    watching = agent.current()
+    watching = lifecycle.current()
     if watching is None:
         return []
     number = iterator._workers.index(worker)

@@ -13,7 +13,7 @@ import select
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -24,6 +24,7 @@ from torchmedic.evidence.memory.cures.predicted import real_step_of, rows_of
 from torchmedic.evidence.memory.cures.real_step import Outcome, RealStep
 from torchmedic.evidence.memory.fake.rows import Rows
 from torchmedic.evidence.memory.fake.whole_step import Change
+from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.memory import headroom
 
 SECONDS = 12.0  # for all trials of one failure
@@ -43,7 +44,7 @@ class Proof(NamedTuple):
 class ForkedTrials:
     """Trials of one failure: made while its frames are alive, and holding none of them."""
 
-    def __init__(self, step: RealStep, changes: Sequence[Change], agent: Any) -> None:
+    def __init__(self, step: RealStep, changes: Sequence[Change], agent: ProcessContext) -> None:
         self._changes = changes
         self._step = step
         self._agent = agent
@@ -107,16 +108,16 @@ class TrialPlan(NamedTuple):
         """The trials, ready to run without the frames of the failure; None where they are not possible."""
         if self.known is not None:
             step = _step(autopsy, evaluation=False) or _step(autopsy, evaluation=True)
-            return ForkedTrials(step, [self.known], autopsy.agent) if step is not None else None
+            return ForkedTrials(step, [self.known], autopsy.process) if step is not None else None
         step = _step(autopsy, self.evaluation)
         if step is None:
             return None
         changes = [*_plain(rows_of(autopsy, step), self.evaluation), *self.unpredicted]
-        return ForkedTrials(step, changes, autopsy.agent) if changes else None
+        return ForkedTrials(step, changes, autopsy.process) if changes else None
 
 
 def _step(autopsy: Autopsy, evaluation: bool) -> RealStep | None:
-    if autopsy.exhaustion.on_device or torch.cuda.is_initialized() or autopsy.agent.clock.usual_step > LONGEST:
+    if autopsy.exhaustion.on_device or torch.cuda.is_initialized() or autopsy.process.clock.usual_step > LONGEST:
         return None
     limit = headroom.address_limit()
     if limit is None or psutil.virtual_memory().available < _MIN_FREE_TIMES_LIMIT * limit:

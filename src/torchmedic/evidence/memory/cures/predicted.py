@@ -204,7 +204,7 @@ def whole_step_of(autopsy: Autopsy, *, evaluation: bool) -> WholeStep:
 def rows_of(autopsy: Autopsy, step: WholeStep) -> int | None:
     """How many rows its batch has, where that is clear."""
     incident = autopsy.evidence.incident
-    return rows_in(incident.batch, incident.batch_indices, autopsy.agent.batches.shapes, step.modules)
+    return rows_in(incident.batch, incident.batch_indices, autopsy.process.batches.shapes, step.modules)
 
 
 def _course(ledger: Counting) -> Course:
@@ -220,7 +220,7 @@ def _whole(autopsy: Autopsy, evaluation: bool) -> Step:
     try:
         return autopsy.evidence.step_through_backward()
     except CannotCut:
-        return through_backward_of_library(autopsy.evidence.error.__traceback__, autopsy.agent)
+        return through_backward_of_library(autopsy.evidence.error.__traceback__, autopsy.process)
 
 
 def _accumulates(autopsy: Autopsy) -> bool:
@@ -228,10 +228,10 @@ def _accumulates(autopsy: Autopsy) -> bool:
     if not (autopsy.in_backward or autopsy.in_optimizer):
         return True
     own = 1 if autopsy.in_optimizer else 0
-    if autopsy.agent.clock.micro_step > own:
+    if autopsy.process.clock.micro_step > own:
         return True
     trained = [
-        tensor for each in autopsy.agent.clock.optimizers for group in each.param_groups for tensor in group["params"]
+        tensor for each in autopsy.process.clock.optimizers for group in each.param_groups for tensor in group["params"]
     ]
     return not autopsy.in_optimizer and bool(trained) and all(tensor.grad is not None for tensor in trained)
 

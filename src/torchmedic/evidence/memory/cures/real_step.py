@@ -23,7 +23,7 @@ from torchmedic.evidence.memory.fake.whole_step import Change, NotRows, WholeSte
 from torchmedic.replay.isolation.limits import Bounds, ReplayTooBig, ReplayTooLong
 from torchmedic.replay.isolation.outside_world import sealed
 from torchmedic.replay.isolation.torch_state import muted, rewind_rng
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import SegmentEnd
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.step.trial import attempt
@@ -76,7 +76,7 @@ class RealStep(WholeStep):
         """Take the step, changed, and update the weights."""
         if change.rewritten is not None:
             return Outcome(*attempt(self.step, change.rewritten.edit))
-        played = Played()
+        played = ReplayResult()
         for tensor in change.cut.tensors if change.cut is not None else ():
             with contextlib.suppress(RuntimeError):  # a view
                 tensor.detach_()
@@ -108,7 +108,7 @@ class RealStep(WholeStep):
             stack.enter_context(_gradients_stay())
             yield 2
 
-    def _judged(self, played: Played) -> Outcome:
+    def _judged(self, played: ReplayResult) -> Outcome:
         """By loss and gradients, with no memory to speak of."""
         if self.evaluation:
             return Outcome(True, "it ran to its end")

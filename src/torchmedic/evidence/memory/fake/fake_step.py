@@ -20,7 +20,7 @@ from torchmedic.replay.isolation.limits import GRACE, ReplayTooLong, ReplayWaits
 from torchmedic.replay.isolation.sandbox import harmless
 from torchmedic.replay.isolation.torch_state import muted, set_version
 from torchmedic.replay.step.iterators import draws_from_iterator
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner, SegmentEnd
 from torchmedic.replay.step.side_effects import no_side_effects
 
@@ -86,7 +86,7 @@ class FakeRunner(Runner):
             stack.enter_context(untouched(self.modules, [*self.parameters, *self.loose_leaves], self._optimizers))
             stack.enter_context(device_left_alone())
             stack.enter_context(
-                no_side_effects(Played(), self._optimizers, self._batch, backward=backward, keep_graphs=False)
+                no_side_effects(ReplayResult(), self._optimizers, self._batch, backward=backward, keep_graphs=False)
             )
             stack.enter_context(torch.set_grad_enabled(self._notes.grad_enabled if grad is None else grad))
             for device, dtype in self._notes.autocast.items():

@@ -21,7 +21,7 @@ from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.limits import GRACE, ReplayTooLong, ReplayWaits
 from torchmedic.replay.isolation.sandbox import harmless
 from torchmedic.replay.isolation.torch_state import muted
-from torchmedic.replay.step.result import Played
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner, SegmentEnd
 from torchmedic.replay.step.side_effects import no_side_effects
 from torchmedic.replay.step.trial import Edit
@@ -140,7 +140,7 @@ class WholeStep(FakeRunner):
             stack.enter_context(harmless(self._frame))
             stack.enter_context(untouched(self.modules, [*self.parameters, *self.loose_leaves], self._optimizers))
             stack.enter_context(device_left_alone())
-            namespace = self._changed(stack, change, Played(), left, keep_rng=False)
+            namespace = self._changed(stack, change, ReplayResult(), left, keep_rng=False)
             for optimizer in self._optimizers:
                 stack.enter_context(stepping_on_fakes(optimizer, ledger))
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(ledger.pack, ledger.unpack))
@@ -156,7 +156,7 @@ class WholeStep(FakeRunner):
         return ledger
 
     def _changed(
-        self, stack: contextlib.ExitStack, change: Change, played: Played, left: Iterable[str], *, keep_rng: bool
+        self, stack: contextlib.ExitStack, change: Change, played: ReplayResult, left: Iterable[str], *, keep_rng: bool
     ) -> dict[str, Any]:
         """Enter what changes the step; the variables that it begins with, without those left over.
 

@@ -1,0 +1,85 @@
+"""An exception that ended the work: explained while its frames are alive."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from torchmedic.detect.failures.device_errors import device_fault_of
+from torchmedic.detect.failures.echoes import is_echo
+from torchmedic.detect.failures.exceptions import raised
+from torchmedic.diagnose import registry
+from torchmedic.diagnose.cures import memory
+from torchmedic.diagnose.engine import find
+from torchmedic.diagnose.rule import RuleAnswer
+from torchmedic.diagnose.rules import cause_not_known
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.lost_device.evidence import lost_context
+from torchmedic.evidence.memory.autopsy import examine_memory
+from torchmedic.evidence.memory.cures.forked import ForkedTrials, Proof
+from torchmedic.evidence.memory.table import record_of
+from torchmedic.evidence.number_exception import EchoEvidence, complains_of_number
+from torchmedic.examine.exhausted_worker import diagnosis_of_worker
+from torchmedic.examine.lost_device import explain_loss
+from torchmedic.examine.nonfinite import older_origin
+from torchmedic.observe.context import ProcessContext
+from torchmedic.records import Diagnosis
+from torchmedic.repro import recorder
+from torchmedic.runfolder.files import next_diagnosis, release, write_diagnosis
+
+
+def explain_exception(error: BaseException, agent: ProcessContext) -> None:
+    """Explain an exception, unless it is only the echo of what another process has explained."""
+    folder = agent.open().path
+    release(folder)
+    if is_echo(error, agent):
+        return
+    with warnings.catch_warnings():
+        # To look at everything in reach also touches what libraries have deprecated; the user may have made that an
+        # error.
+        warnings.simplefilter("ignore")
+        explained = _explain(error, agent)
+        if explained is not None:
+            _try_and_write(error, *explained, folder)
+
+
+def _explain(error: BaseException, agent: ProcessContext) -> tuple[Diagnosis, ForkedTrials | None] | None:
+    """The diagnosis, and the trials of its cures, which run once the evidence is gone; None: it is written already."""
+    fault = device_fault_of(error)
+    if fault is not None and fault.may_be_echo:
+        fault = device_fault_of(lost_context()) or fault  # a library that only noticed
+    if fault is not None and fault.sticky:
+        explain_loss(error, fault, agent)
+        return None
+    incident = raised(error, agent)
+    evidence = RaisedEvidence(incident)
+    evidence.autopsy = autopsy = examine_memory(evidence)
+    told = diagnosis_of_worker(evidence)
+    answer = find(evidence, registry.RAISED) if told is None else RuleAnswer(told)
+    diagnosis = answer.diagnosis if answer is not None else cause_not_known.not_explained(evidence)
+    folder = agent.open()
+    if diagnosis.grade != "proven" and complains_of_number(evidence):
+        if not agent.finite.on:
+            folder.events.write("echo", code=diagnosis.code, step=incident.step)
+            return None  # the weights are NaN since a step that has been explained
+        diagnosis = older_origin(EchoEvidence.of_exception(evidence)) or diagnosis
+    if diagnosis.code == cause_not_known.CODE and evidence.exhaustion is not None:
+        # There is a rule that always explains exhausted memory, so it had no memory itself.
+        raise MemoryError
+    folder.events.write("exception", symptom=incident.symptom, step=incident.step, phase=incident.phase)
+    if autopsy is not None:
+        folder.events.write("memory-autopsy", step=incident.step, **record_of(autopsy))
+    recording = recorder.of_exception(evidence, diagnosis, agent)
+    if recording is not None:
+        recording.write(folder.path, next_diagnosis(folder.path))
+    plan = answer.plan if answer is not None and answer.diagnosis is diagnosis else None
+    return diagnosis, plan.prepare(autopsy) if plan is not None and autopsy is not None else None
+
+
+def _try_and_write(error: BaseException, diagnosis: Diagnosis, trials: ForkedTrials | None, folder: Path) -> None:
+    proofs: list[Proof] = []
+    try:
+        if trials is not None:
+            proofs = trials.run(error)
+    finally:  # whoever interrupts the trials still wants to know
+        write_diagnosis(folder, memory.after_trials(diagnosis, proofs) if proofs else diagnosis)

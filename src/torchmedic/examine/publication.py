@@ -1,0 +1,54 @@
+"""Findings of a process that goes on -> its run folder. Each one is written once."""
+
+from __future__ import annotations
+
+from torchmedic.observe.context import ProcessContext, ReportingProcess
+from torchmedic.observe.stages import Finding
+from torchmedic.records import Diagnosis
+from torchmedic.runfolder.files import write_diagnosis
+
+
+class Said:
+    """What has been said of mistakes that raise nothing. Lives as long as the agent."""
+
+    def __init__(self) -> None:
+        self._places: set[tuple[str, str, int]] = set()  # code, file and line
+        self.holders: set[str] = set()  # names of holders that grow
+
+    def note(self, diagnosis: Diagnosis) -> None:
+        self._places.add(_place(diagnosis))
+
+    def has(self, diagnosis: Diagnosis) -> bool:
+        """Whether a diagnosis with this code was said of this line."""
+        return _place(diagnosis) in self._places
+
+    def has_line(self, diagnosis: Diagnosis) -> bool:
+        """Whether anything was said of the line that a diagnosis blames, whatever its code."""
+        cause = diagnosis.cause_location
+        return cause is not None and any(place[1:] == (cause.file, cause.line) for place in self._places)
+
+
+def _place(diagnosis: Diagnosis) -> tuple[str, str, int]:
+    cause = diagnosis.cause_location
+    return (diagnosis.code, cause.file, cause.line) if cause is not None else (diagnosis.code, "", 0)
+
+
+def publish_silent(diagnosis: Diagnosis, process: ReportingProcess, said: Said) -> None:
+    """Report a mistake that raises nothing, once per code and line, unless the user has suppressed it."""
+    from torchmedic.diagnose.suppression import is_suppressed  # this module is loaded in every watched process
+
+    if said.has(diagnosis) or is_suppressed(diagnosis):
+        return
+    said.note(diagnosis)
+    folder = process.open()
+    folder.events.write("silent", code=diagnosis.code, step=diagnosis.step)
+    write_diagnosis(folder.path, diagnosis)
+
+
+def publish_finding(finding: Finding, agent: ProcessContext) -> None:
+    """Report a number that is NaN or infinite and reaches the weights, with the operation that made it."""
+    folder = agent.open()
+    folder.events.write("nonfinite", symptom="nan", step=finding.diagnosis.step)
+    number = write_diagnosis(folder.path, finding.diagnosis)
+    if finding.recording is not None:
+        finding.recording.write(folder.path, number)

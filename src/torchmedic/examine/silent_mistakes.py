@@ -1,0 +1,40 @@
+"""Mistakes that raise nothing, in the loop or in the first steps: reported while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import FrameType
+
+from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.diagnose import registry
+from torchmedic.diagnose.engine import ask, ask_each
+from torchmedic.evidence.check_up import CheckUp
+from torchmedic.evidence.loop import LoopEvidence
+from torchmedic.examine.publication import Said, publish_silent
+from torchmedic.observe.checkup.loss_graph import LossGraph
+from torchmedic.observe.checkup.unreached_parameters import Unreached
+from torchmedic.observe.context import ProcessContext
+
+
+def explain_loop(incidents: Sequence[LoopIncident], agent: ProcessContext, said: Said) -> None:
+    """The loop was seen to do what cannot be meant."""
+    for incident in incidents:
+        diagnosis = ask(LoopEvidence(incident, agent), registry.SILENT)
+        if diagnosis is not None:
+            publish_silent(diagnosis, agent, said)
+
+
+def explain_first_steps(
+    graphs: Sequence[LossGraph],
+    unreached: Unreached | None,
+    frame: FrameType | None,
+    agent: ProcessContext,
+    said: Said,
+) -> None:
+    """The graphs of the first steps, or the parameters that they gave no gradient, are known."""
+    optimized = [
+        tensor for optimizer in agent.clock.optimizers for group in optimizer.param_groups for tensor in group["params"]
+    ]
+    evidence = CheckUp(graphs, frame, optimized=optimized, unreached=unreached, rank=agent.rank)
+    for diagnosis in ask_each(evidence, registry.CHECKUP):
+        publish_silent(diagnosis, agent, said)
