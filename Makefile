@@ -3,9 +3,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test check bench docs new-rule clean
 help:  ## show the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # Stamps, so that a second call costs nothing; torch comes first and pinned, so that nothing else can pull another build.
 $(VENV)/.torch: constraints.txt
@@ -28,8 +28,8 @@ test: check  ## linters, types, and every test that needs no GPU
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not gpu'
 
 check: $(VENV)/.dev  ## ruff format and lint, mypy --strict, one-way imports
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks tools
+	$(BIN)/ruff check src tests benchmarks tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -38,6 +38,9 @@ bench: $(VENV)/.dev  ## measure the overhead of the healthy path (ratios in one 
 
 docs: $(VENV)/.dev  ## write docs/diagnoses/README.md from the registered rules
 	$(BIN)/python docs/make_index.py
+
+new-rule: $(VENV)/.dev  ## begin a rule: make new-rule CODE=TM180 NAME=bad-thing
+	@$(BIN)/python tools/new_rule.py '$(CODE)' '$(NAME)'
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -44,6 +44,14 @@ def _no_compiler(callback: Any) -> Any:
 step_aside: Callable[[Any], Any] = _no_compiler
 
 
+def _nothing() -> None:
+    return None
+
+
+# The agent puts here what hides operations of ours from the user's modes and profilers. What it returns ends that.
+hide: Callable[[], Callable[[], None] | None] = _nothing
+
+
 def on_fault(report: Callable[[Fault], None] | None) -> None:
     """Set the function that receives contained faults."""
     global _report, _injected
@@ -70,22 +78,31 @@ def report_fault(where: str, error: BaseException) -> None:
         _report(
             Fault(
                 where=where,
-                error=f"{type(error).__name__}: {error}",
+                error=f"{type(error).__name__}: {text_of(error)}",
                 traceback="".join(traceback.format_exception(error)),
             )
         )
-    except Exception:  # the report itself failed; nothing is left to report to
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # the report itself failed; nothing is left to report to
         return
+
+
+def text_of(error: BaseException) -> str:
+    """The message of an exception. The user's own `__str__` may raise anything, also `SystemExit`."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:
+        return f"<no message: its __str__ raised {type(failure).__name__}>"
 
 
 def is_short(error: BaseException) -> bool:
     """Whether torchmedic code failed because memory ran out, which is not its fault."""
     if isinstance(error, MemoryError):
         return True
-    try:
-        text = str(error)  # a user-defined exception may fail here
-    except Exception:
-        return False
+    text = text_of(error)
     return any(words in text for words in _OUT_OF_MEMORY_TEXTS)
 
 
@@ -98,12 +115,15 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
             if where in _broken:
                 return None
             compiler = step_aside(None)
-            if compiler is None and where != _injected:  # the fast path
+            shown = hide()
+            if compiler is None and shown is None and where != _injected:  # the fast path
                 try:
                     return hook(*args, **kwargs)
                 except (RecursionError, MemoryError):
                     return None  # the user's code used up the stack or the memory
-                except Exception as error:
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:
                     report_fault(where, error)
                     return None
             try:
@@ -112,10 +132,14 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
                 return hook(*args, **kwargs)
             except (RecursionError, MemoryError):
                 return None
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 report_fault(where, error)
                 return None
             finally:
+                if shown is not None:
+                    shown()
                 if compiler is not None:
                     step_aside(compiler)
 

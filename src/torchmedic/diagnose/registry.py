@@ -136,6 +136,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "modules.state_dict_mismatch",
     "modules.non_leaf_or_empty_optimizer",
     "modules.wrong_kind_of_attribute",
+    "modules.unpickling_refused",
     "modules.wrong_step_call",
     "shapes.indivisible_sizes",
     "shapes.fractional_size",

@@ -28,14 +28,6 @@ class LoopEvidence:
     def step_number(self) -> int:
         return self.incident.step
 
-    @property
-    def kind(self) -> str:
-        return self.incident.kind
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return self.incident.facts
-
     @functools.cached_property
     def optimizer(self) -> Any:
         watched = self.habits.optimizers.get(self.incident.optimizer)

@@ -12,7 +12,7 @@ from torchmedic.evidence.leaf_names import leaf_name
 from torchmedic.evidence.weight_stand_ins import ExchangedWeights
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.weight_copies import Original
-from torchmedic.observe.step.batches import tensors_in
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Safety, Treatment
 from torchmedic.replay.step.captured_values import SecondPass
 from torchmedic.replay.step.result import ReplayResult

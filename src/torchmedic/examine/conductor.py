@@ -105,11 +105,11 @@ class Conductor(GrowthConductor):
     def examine_loop(self, habits: Habits) -> None:
         from torchmedic.detect.loop.find import incidents
 
-        found = [each for each in incidents(habits) if (each.kind, each.cause) not in self._judged]
+        found = [each for each in incidents(habits) if (type(each), each.cause) not in self._judged]
         if found:
             from torchmedic.examine.silent_mistakes import explain_loop
 
-            self._judged.update((each.kind, each.cause) for each in found)
+            self._judged.update((type(each), each.cause) for each in found)
             explain_loop(found, self._agent, self._said)
 
     def locate_holders(self, holders: list[tuple[Held, int]]) -> list[HeldMemory]:

@@ -15,7 +15,7 @@ from torchmedic import contained as containment
 from torchmedic.contained import contained
 from torchmedic.observe.agent import Agent
 from torchmedic.observe.context import ProcessContext
-from torchmedic.observe.device import cuda_start
+from torchmedic.observe.device import cuda_start, hidden_work
 from torchmedic.observe.failures import exceptions, worker_failures
 from torchmedic.observe.hooks.loop_hooks import HabitHooks
 from torchmedic.observe.memory import cuda_refusals, headroom
@@ -37,6 +37,7 @@ def install(run_dir: str, stages: Callable[[ProcessContext], Stages]) -> None:
         return
     _agent = agent = Agent(Path(run_dir), stages)
     containment.step_aside = set_eval_frame
+    containment.hide = hidden_work.hide
     containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None)
     if multiprocessing.parent_process() is None:
         contained("observe.open")(agent.open)()

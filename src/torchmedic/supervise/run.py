@@ -44,7 +44,6 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
     forwarder = Forwarder()
     stream = contained("supervise.tee")(tee.choose)(messages.feed) if messages is not None else None
     stream = stream or Stream()
-    forwarder.speaking = stream.speaking
     try:
         try:
             child = launch.start(command, environment, forwarder.inherited, **stream.given)
@@ -73,7 +72,7 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
                 return shell_status(status)
             for fault in faults:
                 supervisor.note_fault(fault)  # from before the supervisor existed
-            return supervisor.conclude(child.pid, status, killed=forwarder.killed, through_shell=not hide)
+            return supervisor.conclude(child.pid, status, through_shell=not hide)
         finally:
             with contextlib.suppress(Exception):
                 stream.let_go()

@@ -100,15 +100,15 @@ class Supervisor:
             return self._ledger.publish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
         return frozenset()
 
-    def conclude(self, pid: int, status: int, *, killed: bool, through_shell: bool) -> int:
+    def conclude(self, pid: int, status: int, *, through_shell: bool) -> int:
         """Explain what is still open after the child's end, close the report, and return the exit status."""
-        self._close(pid, status, killed, through_shell)
+        self._close(pid, status, through_shell)
         with contextlib.suppress(Exception):
             self._say_faults()
         return self._with_findings(shell_status(status))
 
     @contained("supervise.conclude")
-    def _close(self, pid: int, status: int, killed: bool, through_shell: bool) -> None:
+    def _close(self, pid: int, status: int, through_shell: bool) -> None:
         self._host.last_look()
         contained("supervise.stall")(self._stalls.last_look)()
         for folder in self._findings.folders():
@@ -121,8 +121,7 @@ class Supervisor:
         )
         for diagnosis in self._findings.new(at_end=True):
             self._add(diagnosis)
-        killed = killed or self._stalls.killed
-        dead = [] if killed else deaths.find(left, self._host, pid, status, through_shell=through_shell)
+        dead = [] if self._stalls.killed else deaths.find(left, self._host, pid, status, through_shell=through_shell)
         if status != 0:  # with status 0, the run recovered from whatever was raised or died
             for diagnosis in self._findings.roots([self._explained(death) for death in dead]):
                 self._add(diagnosis)

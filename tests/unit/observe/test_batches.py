@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset, dataloader
 
-from torchmedic.observe.step.batches import Batches, tensors_in, through_subsets
+from torchmedic.observe.step.batches import Batches, through_subsets
+from torchmedic.observe.step.tensors import tensors_in
 
 
 class Watched:

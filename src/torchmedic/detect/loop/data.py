@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.incident import ClassesInOrder, LoopIncident, SameBatchEveryStep, SameRandomnessInWorkers
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
 
-_FETCHES = 8
+_MIN_FETCHES = 8
 _RESEEDING = frozenset({"seed", "manual_seed", "get_worker_info", "setstate", "set_state", "__setattr__", "spawn"})
-_MOST_LABELS = 1 << 20
+_MAX_LABELS = 1 << 20
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
@@ -42,22 +42,17 @@ def _trained_on(events: list[Event]) -> Iterator[Event]:
 
 def _same_batch(fetches: list[Event]) -> Iterator[LoopIncident]:
     """Every step began a new pass over the data, took its first batch and left it: always the same one."""
-    last = fetches[-_FETCHES:]
-    if len(last) < _FETCHES or len({event.site for event in last}) != 1:
+    last = fetches[-_MIN_FETCHES:]
+    if len(last) < _MIN_FETCHES or len({event.site for event in last}) != 1:
         return
     facts = {(event.fact.items, event.fact.dataset) for event in last}
     if len(facts) != 1 or last[-1].fact.items is None:
         return
     if any(event.fact.position != 1 or (event.fact.length or 0) < 2 or not event.fact.direct for event in last):
         return
-    if len({event.step for event in last}) < _FETCHES - 1:
+    if len({event.step for event in last}) < _MIN_FETCHES - 1:
         return  # the weights were not updated in between
-    yield LoopIncident(
-        kind="same batch",
-        step=last[-1].step,
-        cause=last[-1].place,
-        facts={"times": len(last), "batches": last[-1].fact.length},
-    )
+    yield SameBatchEveryStep(step=last[-1].step, cause=last[-1].place, times=len(last), batches=last[-1].fact.length)
 
 
 def _sorted_labels(habits: Habits, fetches: list[Event]) -> Iterator[LoopIncident]:
@@ -79,11 +74,13 @@ def _sorted_labels(habits: Habits, fetches: list[Event]) -> Iterator[LoopInciden
             continue
         if not torch.equal(classes, torch.arange(len(classes), dtype=classes.dtype)):
             continue  # lengths, perhaps, or groups: not the numbers of classes
-        yield LoopIncident(
-            kind="sorted labels",
+        yield ClassesInOrder(
             step=start.step,
             cause=start.place,
-            facts={"classes": len(classes), "batch": order, "length": len(labels), "first": int(counts[0])},
+            classes=len(classes),
+            batch=order,
+            length=len(labels),
+            first=int(counts[0]),
         )
 
 
@@ -100,17 +97,14 @@ def _same_randomness(habits: Habits, fetches: list[Event]) -> Iterator[LoopIncid
             continue
         for name, value in vars(dataset).items():
             if _is_generator(value) and name in code.co_names:
-                yield LoopIncident(
-                    kind="same randomness",
+                yield SameRandomnessInWorkers(
                     step=fetch.step,
                     cause=Place(code.co_filename, code.co_firstlineno),
-                    others={"data": fetch.place},
-                    facts={
-                        "name": name,
-                        "kind": type(value).__name__,
-                        "workers": fetch.fact.workers,
-                        "dataset": type(dataset),
-                    },
+                    data=fetch.place,
+                    name=name,
+                    kind=type(value).__name__,
+                    workers=fetch.fact.workers,
+                    dataset=type(dataset),
                 )
 
 
@@ -129,11 +123,11 @@ def labels_of(dataset: Dataset[Any]) -> torch.Tensor | None:
     else:
         values = next((vars(dataset)[name] for name in ("targets", "labels") if name in vars(dataset)), None)
     try:
-        if isinstance(values, list) and len(values) <= _MOST_LABELS and all(type(value) is int for value in values):
+        if isinstance(values, list) and len(values) <= _MAX_LABELS and all(type(value) is int for value in values):
             values = torch.tensor(values)
         if not isinstance(values, torch.Tensor) or values.dim() != 1 or not values.is_cpu:
             return None
-        if values.is_floating_point() or values.dtype is torch.bool or len(values) > _MOST_LABELS:
+        if values.is_floating_point() or values.dtype is torch.bool or len(values) > _MAX_LABELS:
             return None
         return values if len(values) == len(dataset) else None  # type: ignore[arg-type]
     except (TypeError, RuntimeError):

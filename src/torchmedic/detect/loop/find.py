@@ -9,18 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchmedic.detect.loop import (
-    cache,
-    data,
-    evaluation,
-    gradients,
-    growing_graph,
-    leftovers,
-    modes,
-    parameters,
-    schedules,
-    waits,
-)
+from torchmedic.detect.loop import data, device_time, gradients, growing_graph, leftovers, modes, parameters, schedules
 from torchmedic.detect.loop.incident import LoopIncident
 from torchmedic.observe.loop.ledger import Habits
 
@@ -30,11 +19,9 @@ _FINDERS = (
     schedules.find,
     modes.find,
     data.find,
-    cache.find,
-    waits.find,
+    device_time.find,
     growing_graph.find,
     leftovers.find,
-    evaluation.find,
 )
 
 

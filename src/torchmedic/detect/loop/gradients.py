@@ -6,22 +6,30 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.incident import (
+    ClipBeforeUnscale,
+    GradientsClearedBeforeStep,
+    GradientsClearedInsideAccumulation,
+    GradientsNeverCleared,
+    LoopIncident,
+    LossNotDivided,
+    StepWithoutBackward,
+)
 from torchmedic.detect.loop.intervals import Interval, intervals
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
 
-_IN_A_ROW = 4  # intervals that show a habit
-_UNCLEARED = 6  # more of them, as nothing but their number speaks against a long accumulation
-_CYCLES = 3
+_MIN_INTERVALS = 4  # intervals that show a habit
+_MIN_UNCLEARED_INTERVALS = 6  # more of them, as nothing but their number speaks against a long accumulation
+_MIN_CYCLES = 3
 _LARGE_BOUND = 100.0  # a bound that somebody has multiplied by the scale, perhaps
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
     for number, watched in habits.optimizers.items():
         known = intervals(habits.events, number)
-        if len(known) < _CYCLES:
+        if len(known) < _MIN_CYCLES:
             continue
         cleared_early = list(_cleared_before_step(habits, number, known))
         yield from cleared_early
@@ -36,8 +44,10 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
 
 def _never_cleared(habits: Habits, number: int, known: list[Interval]) -> Iterator[LoopIncident]:
     """Every backward added to what the updates before have already used."""
-    last = known[-_UNCLEARED:]
-    if len(last) < _UNCLEARED or any(part.touched or part.of("zero") or not part.of("backward") for part in last):
+    last = known[-_MIN_UNCLEARED_INTERVALS:]
+    if len(last) < _MIN_UNCLEARED_INTERVALS or any(
+        part.touched or part.of("zero") or not part.of("backward") for part in last
+    ):
         return
     gradients = {part.at_step.gradient for part in last if part.at_step is not None}
     if len(gradients) != 1 or min(next(iter(gradients))) <= 0:
@@ -53,18 +63,18 @@ def _never_cleared(habits: Habits, number: int, known: list[Interval]) -> Iterat
     step = last[-1].step
     backward = last[-1].of("backward")[-1]
     assert step is not None
-    yield LoopIncident(
-        kind="never cleared",
+    yield GradientsNeverCleared(
         step=step.step,
         cause=step.place,
         optimizer=number,
-        others={"backward": backward.place},
-        facts={"updates": len(known), "norms": (read[0], read[-1]), "first": known[0].norms[:1]},
+        backward=backward.place,
+        updates=len(known),
+        norms=(read[0], read[-1]),
     )
 
 
 def _cleared_inside(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
-    """Of several micro-batches only the last ones are in the gradients when the weights are updated."""
+    """Only the last of several micro-batches are in the gradients when the weights are updated."""
     found = _thrown_away(known[-1])
     if found is None:
         return
@@ -72,18 +82,20 @@ def _cleared_inside(number: int, known: list[Interval]) -> Iterator[LoopIncident
     # The first cycle may be a short one. Steps that are left out when a loss looks bad must not be taken for cycles:
     # they differ from each other sooner or later.
     cycles = known if _thrown_away(known[0]) == found else known[1:]
-    if len(cycles) < {1: 6, 2: 4}.get(lost, _CYCLES) or any(_thrown_away(part) != found for part in cycles):
+    if len(cycles) < {1: 6, 2: 4}.get(lost, _MIN_CYCLES) or any(_thrown_away(part) != found for part in cycles):
         return
-    last = known[-_CYCLES:]
+    last = known[-_MIN_CYCLES:]
     step = last[-1].step
     assert step is not None
-    yield LoopIncident(
-        kind="cleared inside",
+    yield GradientsClearedInsideAccumulation(
         step=step.step,
         cause=place,
         optimizer=number,
-        others={"step": step.place, "backward": last[-1].of("backward")[-1].place},
-        facts={"lost": lost, "kept": kept, "cycles": len(cycles)},
+        update=step.place,
+        backward=last[-1].of("backward")[-1].place,
+        lost=lost,
+        kept=kept,
+        cycles=len(cycles),
     )
 
 
@@ -97,9 +109,9 @@ def _thrown_away(part: Interval) -> tuple[int, int, Place] | None:
     fresh = True  # a forward pass has come before the next backward
     for act in part.acts:
         if act.kind == "forward":
-            fresh = fresh or act.fact[1]
+            fresh = fresh or act.fact.with_gradients
         elif act.kind == "backward":
-            if not fresh or act.fact[0]:
+            if not fresh or act.fact.inside_step:
                 return None
             kept.append(act)
             fresh = False
@@ -127,25 +139,25 @@ def _weights_changed(backward: Event, clearing: Event, part: Interval) -> bool:
 
 def _cleared_before_step(habits: Habits, number: int, known: list[Interval]) -> Iterator[LoopIncident]:
     """The gradients were gone in every single update."""
-    if len(known) < _IN_A_ROW:
+    if len(known) < _MIN_INTERVALS:
         return
     for part in known:
         zeros = part.of("zero")
         if part.touched or part.step is None or not zeros or not part.cleared_last or not part.of("backward"):
             return
-        if part.of("backward")[-1].fact[0]:
+        if part.of("backward")[-1].fact.inside_step:
             return  # a closure, which steps on what it computes
-    if any(part.step.fact[0] for part in known if part.step is not None) and not _all_zero(habits, number):
+    if any(part.step.fact.has_gradient for part in known if part.step is not None) and not _all_zero(habits, number):
         return  # only what the witness is of was cleared
     clearing, step = known[-1].of("zero")[-1], known[-1].step
     assert step is not None
-    yield LoopIncident(
-        kind="cleared before step",
+    yield GradientsClearedBeforeStep(
         step=step.step,
         cause=clearing.place,
         optimizer=number,
-        others={"step": step.place, "backward": known[-1].of("backward")[-1].place},
-        facts={"updates": len(known)},
+        update=step.place,
+        backward=known[-1].of("backward")[-1].place,
+        updates=len(known),
     )
 
 
@@ -162,9 +174,9 @@ def _all_zero(habits: Habits, number: int) -> bool:
 
 
 def _stale(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
-    """The same gradients were applied again and again, with no backward in between."""
-    last = known[-_IN_A_ROW:]
-    earlier = known[:-_IN_A_ROW]
+    """One set of gradients was applied again and again, with no backward in between."""
+    last = known[-_MIN_INTERVALS:]
+    earlier = known[:-_MIN_INTERVALS]
     if any(
         part.touched or part.backwards or any(act.kind not in ("forward", "fetch") for act in part.acts)
         for part in last
@@ -175,7 +187,7 @@ def _stale(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
         return
     step = last[-1].step
     assert step is not None
-    yield LoopIncident(kind="stale", step=step.step, cause=step.place, optimizer=number, facts={"updates": len(last)})
+    yield StepWithoutBackward(step=step.step, cause=step.place, optimizer=number, updates=len(last))
 
 
 def _clipped_scaled(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
@@ -192,13 +204,12 @@ def _clipped_scaled(number: int, known: list[Interval]) -> Iterator[LoopIncident
             return
         clips.append(clip)
     if len({clip.place for clip in clips}) == 1 and last[-1].step is not None:
-        yield LoopIncident(
-            kind="clipped scaled",
+        yield ClipBeforeUnscale(
             step=last[-1].step.step,
             cause=clips[-1].place,
             optimizer=number,
-            others={"step": last[-1].step.place},
-            facts={"bound": clips[-1].fact},
+            update=last[-1].step.place,
+            bound=clips[-1].fact,
         )
 
 
@@ -207,14 +218,14 @@ def _not_divided(habits: Habits, number: int, known: list[Interval]) -> Iterator
     optimizer = habits.optimizers[number].optimizer
     if type(optimizer) is not torch.optim.SGD:
         return  # what divides by the size of the gradients does not care
-    last = known[-_CYCLES:]
+    last = known[-_MIN_CYCLES:]
     calls = [part.of("backward") for part in last]
     size = len(calls[-1])
     if size < 2 or any(len(each) != size for each in calls) or len({act.site for each in calls for act in each}) != 1:
         return
     for part, each in zip(last, calls, strict=True):
         zeros, clips = part.of("zero"), part.of("clip")
-        if part.touched or part.skipped or clips or part.of("step") or any(not act.fact[2] for act in each):
+        if part.touched or part.skipped or clips or part.of("step") or any(not act.fact.is_mean for act in each):
             return
         if any(part.acts.index(zero) > part.acts.index(each[0]) for zero in zeros):
             return
@@ -223,11 +234,6 @@ def _not_divided(habits: Habits, number: int, known: list[Interval]) -> Iterator
             return
     step = last[-1].step
     assert step is not None
-    yield LoopIncident(
-        kind="not divided",
-        step=step.step,
-        cause=calls[-1][-1].place,
-        optimizer=number,
-        others={"step": step.place},
-        facts={"size": size, "cycles": len(known)},
+    yield LossNotDivided(
+        step=step.step, cause=calls[-1][-1].place, optimizer=number, update=step.place, size=size, cycles=len(known)
     )

@@ -5,29 +5,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.incident import GrowingGraph, LoopIncident
 from torchmedic.observe.loop.ledger import Habits
 
-_LOOKS = 6
-_SPAN = 10  # steps: what is cut after some steps on purpose has been cut by then
+_MIN_LOOKS = 6
+_MIN_SPAN_STEPS = 10  # steps: what is cut after some steps on purpose has been cut by then
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
     growth = habits.growth
     sizes = growth.sizes
-    if len(sizes) < _LOOKS or sizes[-1][0] - sizes[0][0] < _SPAN:
+    if len(sizes) < _MIN_LOOKS or sizes[-1][0] - sizes[0][0] < _MIN_SPAN_STEPS:
         return
     if any(later[1] <= earlier[1] for earlier, later in itertools.pairwise(sizes)):
         return
     carried = growth.carried
-    yield LoopIncident(
-        kind="growing graph",
+    yield GrowingGraph(
         step=sizes[-1][0],
         cause=growth.backward,
-        others={"carried": carried.place} if carried is not None else {},
-        facts={
-            "name": carried.name if carried is not None else "",
-            "is_attribute": carried is not None and carried.is_attribute,
-            "sizes": sizes,
-        },
+        carried=carried.place if carried is not None else None,
+        name=carried.name if carried is not None else "",
+        is_attribute=carried is not None and carried.is_attribute,
+        sizes=sizes,
     )

@@ -1,50 +1,201 @@
-"""A mistake in the loop, as the ledger shows it."""
+"""Mistakes in the loop, as the ledger shows them: one record per mistake, called like the rule that explains it."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 import msgspec
 
+from torchmedic.observe.device.device_waits import Waited
 from torchmedic.source.spots import Place
-
-Kind = Literal[
-    "never cleared",
-    "cleared inside",
-    "cleared before step",
-    "stale",
-    "clipped scaled",
-    "not divided",
-    "schedule first",
-    "schedule per batch",
-    "zero rate",
-    "eval mode",
-    "train mode",
-    "same batch",
-    "sorted labels",
-    "same randomness",
-    "empty cache",
-    "needless wait",
-    "growing graph",
-    "leftovers",
-    "dropout in evaluation",
-    "unregistered",
-    "replaced",
-    "other parameters",
-    "frozen",
-]
 
 
 class LoopIncident(msgspec.Struct, frozen=True, kw_only=True):
-    """One habit that cannot be meant.
+    """What every mistake has: the step in which it was found, and `cause`, the line to change or to look at.
 
-    `cause` is the line to change or to look at, `others` are places that belong to it, by what they are. `optimizer` is
-    the number of the optimizer in the ledger, 0 for none.
+    `optimizer` is the number of the optimizer in the ledger, 0 for none. Other fields of type `Place` are lines that
+    belong to the mistake; `update` is the call of `optimizer.step()`.
     """
 
-    kind: Kind
     step: int
     cause: Place
     optimizer: int = 0
-    others: dict[str, Place] = {}
-    facts: dict[str, Any] = {}
+
+
+class GradientsNeverCleared(LoopIncident, frozen=True, kw_only=True):
+    """`norms` are the first and the last norm of the witness before backward, where it should be 0."""
+
+    backward: Place
+    updates: int
+    norms: tuple[float, float]
+
+
+class GradientsClearedInsideAccumulation(LoopIncident, frozen=True, kw_only=True):
+    """`lost` of the `lost + kept` calls of backward per update had their gradients cleared before it."""
+
+    backward: Place
+    update: Place
+    lost: int
+    kept: int
+    cycles: int
+
+
+class GradientsClearedBeforeStep(LoopIncident, frozen=True, kw_only=True):
+    backward: Place
+    update: Place
+    updates: int
+
+
+class StepWithoutBackward(LoopIncident, frozen=True, kw_only=True):
+    updates: int
+
+
+class ClipBeforeUnscale(LoopIncident, frozen=True, kw_only=True):
+    update: Place
+    bound: float
+
+
+class LossNotDivided(LoopIncident, frozen=True, kw_only=True):
+    """`size` calls of backward per update."""
+
+    update: Place
+    size: int
+    cycles: int
+
+
+class ScheduleBeforeUpdate(LoopIncident, frozen=True, kw_only=True):
+    """The learning rate that the schedule begins with, and the rate of the first update."""
+
+    update: Place
+    first: float
+    used: float
+
+
+class SchedulePerBatch(LoopIncident, frozen=True, kw_only=True):
+    schedule: str
+    why: str
+
+
+class ZeroLearningRate(LoopIncident, frozen=True, kw_only=True):
+    """`scheduled` counts the moves of a schedule. `is_alone`: no other optimizer steps."""
+
+    update: Place
+    updates: int
+    scheduled: int
+    is_alone: bool
+
+
+class TrainingInEvalMode(LoopIncident, frozen=True, kw_only=True):
+    """`before` updates in training mode, `since` updates in evaluation mode; layers that act differently in it."""
+
+    forward: Place
+    before: int
+    since: int
+    norms: list[str]
+    dropouts: list[str]
+
+
+class ValidationInTrainMode(LoopIncident, frozen=True, kw_only=True):
+    data: Place
+    norms: list[str]
+    dropouts: list[str]
+
+
+class SameBatchEveryStep(LoopIncident, frozen=True, kw_only=True):
+    """`batches` is how many the loader has."""
+
+    times: int
+    batches: int
+
+
+class ClassesInOrder(LoopIncident, frozen=True, kw_only=True):
+    """The `first` of `length` items of the dataset are of one class; `batch` is the size of a batch."""
+
+    classes: int
+    batch: int
+    length: int
+    first: int
+
+
+class SameRandomnessInWorkers(LoopIncident, frozen=True, kw_only=True):
+    """`name` is the attribute of the dataset that holds the generator, `kind` the class of the generator."""
+
+    data: Place
+    dataset: type
+    name: str
+    kind: str
+    workers: int
+
+
+class EmptyCacheEveryStep(LoopIncident, frozen=True, kw_only=True):
+    """`share` of the time of a step, `each` in seconds."""
+
+    share: float
+    each: float
+    calls: int
+
+
+class NeedlessWait(LoopIncident, frozen=True, kw_only=True):
+    waited: Waited
+
+
+class GrowingGraph(LoopIncident, frozen=True, kw_only=True):
+    """`sizes` are step, operations of earlier steps, all operations. `name` is the variable that carries the graph."""
+
+    sizes: list[tuple[int, int, int]]
+    name: str
+    is_attribute: bool
+    carried: Place | None
+
+
+class LeftoverMicroBatches(LoopIncident, frozen=True, kw_only=True):
+    """`length` batches of an epoch, `size` of an accumulation cycle, `left` at the end, which may be lost."""
+
+    left: int
+    size: int
+    length: int
+    is_lost: bool
+
+
+class DropoutInEvaluation(LoopIncident, frozen=True, kw_only=True):
+    """The function that drops values, and the share of the values that it drops."""
+
+    name: str
+    share: float
+
+
+class UnregisteredLayers(LoopIncident, frozen=True, kw_only=True):
+    """`path` leads to the module whose attribute `name`, a container of class `kind`, holds the layers."""
+
+    module: type
+    path: str
+    name: str
+    kind: str
+    layers: int
+    holds_modules: bool
+    tensors: int
+    elements: int
+
+
+class ReplacedParameters(LoopIncident, frozen=True, kw_only=True):
+    """`names` are the new parameters, `old` the shapes of the tensors that the optimizer still holds."""
+
+    names: list[str]
+    elements: int
+    old: list[tuple[int, ...]]
+
+
+class UselessOptimizer(LoopIncident, frozen=True, kw_only=True):
+    """No update had a gradient: the optimizer `held` parameters that no loss reaches, and others are `reached`."""
+
+    update: Place
+    updates: int
+    held: int
+    reached: int
+    elements: int
+
+
+class FrozenOptimizer(UselessOptimizer, frozen=True, kw_only=True):
+    """`requires_grad` is off for all parameters that the optimizer holds."""
+
+
+class OptimizerOfOtherModel(UselessOptimizer, frozen=True, kw_only=True):
+    """The optimizer holds parameters of a model that is not trained."""

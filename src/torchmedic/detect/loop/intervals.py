@@ -50,33 +50,36 @@ def intervals(events: Sequence[Event], number: int) -> list[Interval]:
             began[event.kind] = event
             if known is not None and state is not None and state[:2] != known[:2]:
                 current.touched = True
-        if event.kind == "backward":
-            current.backwards += 1
-            current.norms.append(event.fact[1].get(number))
-        elif event.kind == "step":
-            if event.who == number:
-                current.step, current.at_step = event, state
-            else:
-                current.acts.append(event)
-        elif event.kind in ("forward", "fetch", "scale") or (event.kind == "scaler step" and event.who == number):
-            current.acts.append(event)
-        elif event.kind in _ENDS:
-            begin = began.get(event.kind.removesuffix(" done").removesuffix(" skipped"))
-            before = begin.states.get(number) if begin is not None else None
-            if begin is not None and event.kind in ("backward done", "clip done") and before != state:
-                current.acts.append(begin)
-                current.cleared_last &= event.kind != "backward done"
-            elif begin is not None and event.kind == "zero done" and before != state:
-                current.acts.append(begin)
-                current.cleared_last = True
-            elif begin is not None and event.kind == "unscale done" and event.who == number:
-                current.acts.append(begin)
+        _note(current, event, number, began)
         if event.kind in _ENDS and state is not None:
             known = state
-        if event.kind == "step skipped" and event.who == number:
-            current.skipped = True
         if event.kind == "step done" and event.who == number:
             if current.step is not None and not torn:
                 found.append(current)
             current, torn = Interval(), False
     return found
+
+
+def _note(current: Interval, event: Event, number: int, began: dict[str, Event]) -> None:
+    """Add what an event means to the optimizer of this number."""
+    mine = event.who == number
+    match event.kind:
+        case "backward":
+            current.backwards += 1
+            current.norms.append(event.fact.norms.get(number))
+        case "step" if mine:
+            current.step, current.at_step = event, event.states.get(number)
+        case "step" | "forward" | "fetch" | "scale":
+            current.acts.append(event)
+        case "scaler step" if mine:
+            current.acts.append(event)
+        case "step skipped" if mine:
+            current.skipped = True
+        case "unscale done" if mine and "unscale" in began:
+            current.acts.append(began["unscale"])
+        case "backward done" | "clip done" | "zero done":
+            begin = began.get(event.kind.removesuffix(" done"))
+            if begin is not None and begin.states.get(number) != event.states.get(number):
+                current.acts.append(begin)
+                if event.kind != "clip done":
+                    current.cleared_last = event.kind == "zero done"

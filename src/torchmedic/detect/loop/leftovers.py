@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.incident import LeftoverMicroBatches, LoopIncident
 from torchmedic.detect.loop.intervals import intervals
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 
-_CYCLES = 2
+_MIN_CYCLES = 2
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
@@ -22,7 +22,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         known = [part for part in intervals(habits.events, number) if not part.touched]
         sizes = [len(part.of("fetch")) for part in known if len(part.of("backward")) == len(part.of("fetch"))]
         size = max(set(sizes), key=sizes.count, default=0)
-        if size < 2 or sizes.count(size) < _CYCLES or not 0 < length % size < size:
+        if size < 2 or sizes.count(size) < _MIN_CYCLES or not 0 < length % size < size:
             continue
         end = _first_end(habits.events, number)
         if end is None or end[0] != length % size:
@@ -30,12 +30,8 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         left, is_lost = end
         step = known[-1].step
         assert step is not None
-        yield LoopIncident(
-            kind="leftovers",
-            step=step.step,
-            cause=step.place,
-            optimizer=number,
-            facts={"left": left, "size": size, "length": length, "lost": is_lost},
+        yield LeftoverMicroBatches(
+            step=step.step, cause=step.place, optimizer=number, left=left, size=size, length=length, is_lost=is_lost
         )
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.incident import DropoutInEvaluation, LoopIncident, TrainingInEvalMode, ValidationInTrainMode
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
 
-_STEPS = 4  # in evaluation mode that show a habit
-_BATCHES = 4  # of a validation
+_MIN_STEPS = 4  # in evaluation mode that show a habit
+_MIN_BATCHES = 4  # of a validation
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
 
@@ -20,6 +20,8 @@ _DROPOUTS = (nn.modules.dropout._DropoutNd,)
 def find(habits: Habits) -> Iterator[LoopIncident]:
     yield from _trained_in_eval(habits)
     yield from _validated_in_train(habits)
+    for dropped in habits.evaluation.dropped.values():
+        yield DropoutInEvaluation(step=habits.steps, cause=dropped.place, name=dropped.name, share=dropped.share)
 
 
 def layers_that_care(model: nn.Module) -> tuple[list[str], list[str]]:
@@ -36,9 +38,9 @@ def _updates(events: list[Event]) -> Iterator[tuple[Event, Event]]:
     for event in events:
         if event.kind == "gap":
             forward, waiting = None, []
-        elif event.kind == "forward" and event.fact[1]:
+        elif event.kind == "forward" and event.fact.with_gradients:
             forward = event
-        elif event.kind == "backward" and forward is not None and not event.fact[0]:
+        elif event.kind == "backward" and forward is not None and not event.fact.inside_step:
             waiting.append((forward, event))
         elif event.kind == "step done":
             yield from waiting
@@ -51,14 +53,9 @@ def _trained_in_eval(habits: Habits) -> Iterator[LoopIncident]:
     for forward, backward in _updates(habits.events):
         by_site.setdefault((forward.who, backward.site), []).append((forward, backward))
     for (who, _), calls in by_site.items():
-        modes = [forward.fact[0] for forward, _ in calls]
-        if len(modes) < 2 + _STEPS or not all(modes[:2]) or any(modes[-_STEPS:]):
-            continue
-        switch = len(modes) - 1 - modes[::-1].index(True)  # the last in training mode
-        if any(modes[switch + 1 :]) or not all(modes[: switch + 1]):
-            continue
+        switch = _last_in_training(calls)
         model = habits.thing(who)
-        if not isinstance(model, nn.Module) or model.training:
+        if switch is None or not isinstance(model, nn.Module) or model.training:
             continue
         norms, dropouts = layers_that_care(model)
         # A part that is in training mode all the same was put there by somebody who knows.
@@ -66,29 +63,31 @@ def _trained_in_eval(habits: Habits) -> Iterator[LoopIncident]:
         if aware or not (norms or dropouts):
             continue
         last_forward, last_backward = calls[-1]
-        since = habits.events.index(calls[switch][1])
-        calls_of_eval = [event for event in habits.events[since:] if event.kind == "eval" and event.who == who]
-        if not calls_of_eval:
-            continue
-        validated = [
-            event
-            for event in habits.events[since:]
-            if event.kind == "forward" and event.who == who and not event.fact[1] and not event.fact[0]
-        ]
-        if not validated:
+        since = [event for event in habits.events[habits.events.index(calls[switch][1]) :] if event.who == who]
+        calls_of_eval = [event for event in since if event.kind == "eval"]
+        validated = any(
+            event.kind == "forward" and not event.fact.with_gradients and not event.fact.training for event in since
+        )
+        if not calls_of_eval or not validated:
             continue  # nothing was evaluated: it may be frozen on purpose from here on
-        yield LoopIncident(
-            kind="eval mode",
+        yield TrainingInEvalMode(
             step=last_backward.step,
             cause=calls_of_eval[0].place,
-            others={"forward": last_forward.place, "backward": last_backward.place},
-            facts={
-                "before": calls[switch][1].step + 1,
-                "since": len(calls) - switch - 1,
-                "norms": norms,
-                "dropouts": dropouts,
-            },
+            forward=last_forward.place,
+            before=calls[switch][1].step + 1,
+            since=len(calls) - switch - 1,
+            norms=norms,
+            dropouts=dropouts,
         )
+
+
+def _last_in_training(calls: list[tuple[Event, Event]]) -> int | None:
+    """The last call in training mode, if all calls before it were in training mode and all after it were not."""
+    modes: list[bool] = [forward.fact.training for forward, _ in calls]
+    switch = sum(modes) - 1
+    if switch < 1 or len(modes) - switch - 1 < _MIN_STEPS or not all(modes[: switch + 1]):
+        return None
+    return switch
 
 
 def _validated_in_train(habits: Habits) -> Iterator[LoopIncident]:
@@ -111,14 +110,15 @@ def _validated_in_train(habits: Habits) -> Iterator[LoopIncident]:
                 and fetch.fact.dataset
                 and fetch.fact.dataset not in learned_from
                 and event.who in trained
-                and event.fact == (True, False)
+                and event.fact.training
+                and not event.fact.with_gradients
             )
             if not is_validation or fetch is None or (run and run[-1][1].who != event.who):
                 run = []
                 continue
             if not run or run[-1][0] is not fetch:
                 run.append((fetch, event))
-            if len(run) == _BATCHES:
+            if len(run) == _MIN_BATCHES:
                 yield from _of_validation(habits, run, position)
 
 
@@ -131,12 +131,8 @@ def _of_validation(habits: Habits, run: list[tuple[Event, Event]], position: int
     active = [part for part in model.modules() if part.training and isinstance(part, _NORMS + _DROPOUTS)]
     if active and (norms or dropouts):
         cause: Place = forward.place
-        yield LoopIncident(
-            kind="train mode",
-            step=forward.step,
-            cause=cause,
-            others={"data": run[-1][0].place},
-            facts={"norms": norms, "dropouts": dropouts},
+        yield ValidationInTrainMode(
+            step=forward.step, cause=cause, data=run[-1][0].place, norms=norms, dropouts=dropouts
         )
 
 

@@ -13,25 +13,33 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.incident import (
+    FrozenOptimizer,
+    LoopIncident,
+    OptimizerOfOtherModel,
+    ReplacedParameters,
+    UnregisteredLayers,
+)
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
 
-_STEPS = 4
+_MIN_STEPS = 4
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
     reach = habits.reach
     steps = [event for event in habits.events if event.kind == "step"]
     living = [watched.optimizer for watched in habits.optimizers.values() if watched.optimizer is not None]
-    if len(steps) < _STEPS or not living or not reach.complete or reach.walks < 3:
+    if len(steps) < _MIN_STEPS or not living or not reach.complete or reach.walks < 3:
         return
     owned = {id(tensor) for optimizer in living for tensor in parameters_of(optimizer)}
     nobodys = [
         tensor
         for tensor, reached in reach.living()
-        if id(tensor) not in owned and tensor._version == reached.writes and habits.steps - reached.step >= _STEPS - 1
+        if id(tensor) not in owned
+        and tensor._version == reached.writes
+        and habits.steps - reached.step >= _MIN_STEPS - 1
     ]
     if not nobodys:
         return
@@ -68,20 +76,17 @@ def _unregistered(
                 lost = [tensor for tensor in hidden if id(tensor) in wanted and id(tensor) not in listed]
                 if len(hidden) < 2 or not lost:
                     continue
-                yield LoopIncident(
-                    kind="unregistered",
+                yield UnregisteredLayers(
                     step=steps[-1].step,
                     cause=steps[-1].place,
-                    facts={
-                        "module": type(module),
-                        "path": path,
-                        "name": name,
-                        "kind": type(held).__name__,
-                        "layers": len(held),
-                        "holds_modules": any(isinstance(item, nn.Module) for item in _items(held)),
-                        "tensors": len(lost),
-                        "elements": sum(tensor.numel() for tensor in lost),
-                    },
+                    module=type(module),
+                    path=path,
+                    name=name,
+                    kind=type(held).__name__,
+                    layers=len(held),
+                    holds_modules=any(isinstance(item, nn.Module) for item in _items(held)),
+                    tensors=len(lost),
+                    elements=sum(tensor.numel() for tensor in lost),
                 )
                 return
 
@@ -113,29 +118,27 @@ def _replaced(
         if not new or len(new) == len(named) or any(id(t) not in owned | fresh for _, t in named):
             continue
         for watched in habits.optimizers.values():
-            optimizer = watched.optimizer
-            mine = parameters_of(optimizer) if optimizer is not None else []
+            mine = parameters_of(watched.optimizer) if watched.optimizer is not None else []
             old = [t for t in mine if id(t) not in in_models and id(t) not in reached and t.grad is None]
-            kept = any(id(tensor) in reached for tensor in mine)
-            if kept and len(old) == len(new) and all(a.dim() == b.dim() for a, (_, b) in zip(old, new, strict=True)):
-                yield LoopIncident(
-                    kind="replaced",
+            if any(id(tensor) in reached for tensor in mine) and _match(old, [tensor for _, tensor in new]):
+                yield ReplacedParameters(
                     step=steps[-1].step,
                     cause=watched.built or steps[-1].place,
                     optimizer=watched.number,
-                    facts={
-                        "names": [name for name, _ in new],
-                        "elements": sum(tensor.numel() for _, tensor in new),
-                        "old": [tuple(tensor.shape) for tensor in old],
-                        "new": [tuple(tensor.shape) for _, tensor in new],
-                    },
+                    names=[name for name, _ in new],
+                    elements=sum(tensor.numel() for _, tensor in new),
+                    old=[tuple(tensor.shape) for tensor in old],
                 )
                 return
 
 
+def _match(old: list[torch.Tensor], new: list[torch.Tensor]) -> bool:
+    return len(old) == len(new) and all(a.dim() == b.dim() for a, b in zip(old, new, strict=True))
+
+
 def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) -> Iterator[LoopIncident]:
     """No update of any optimizer had a single gradient to work with, and the loss reaches other parameters."""
-    if any(event.fact[0] for event in steps):
+    if any(event.fact.has_gradient for event in steps):
         return
     reached = habits.reach.found
     stepping = {event.who for event in steps}
@@ -145,17 +148,14 @@ def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) ->
         return
     frozen = [tensor for tensor in mine if not tensor.requires_grad]
     built: Place | None = watched[0].built
-    yield LoopIncident(
-        kind="frozen" if len(frozen) == len(mine) else "other parameters",
+    kind = FrozenOptimizer if len(frozen) == len(mine) else OptimizerOfOtherModel
+    yield kind(
         step=steps[-1].step,
         cause=built or steps[-1].place,
         optimizer=watched[0].number,
-        others={"step": steps[-1].place},
-        facts={
-            "updates": len(steps),
-            "held": len(mine),
-            "reached": len(nobodys),
-            "elements": sum(tensor.numel() for tensor in nobodys),
-            "model": next((type(root).__name__ for root in _roots(habits)), "the model"),
-        },
+        update=steps[-1].place,
+        updates=len(steps),
+        held=len(mine),
+        reached=len(nobodys),
+        elements=sum(tensor.numel() for tensor in nobodys),
     )

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 
-from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.incident import LoopIncident, ScheduleBeforeUpdate, SchedulePerBatch, ZeroLearningRate
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 
-_STEPS = 8  # with a rate of exactly zero
-_PER_BATCH = 8  # moves, each after one update
-_DEAD = 1e-4  # of the first rate, with which nothing is learned any more
-_MOVES = 4  # of a schedule, after which a warm-up has left zero
+_MIN_STEPS_AT_ZERO = 8  # with a rate of exactly zero
+_MIN_MOVES_PER_BATCH = 8  # moves, each after one update
+_MAX_DEAD_SHARE = 1e-4  # of the first rate, with which nothing is learned any more
+_MIN_MOVES_AT_ZERO = 4  # of a schedule, after which a warm-up has left zero
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
@@ -29,81 +29,88 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
     for number, watched in habits.optimizers.items():
         optimizer = watched.optimizer
         steps = [event for event in habits.events if event.kind == "step" and event.who == number]
-        if optimizer is None or len(steps) < _STEPS or not type(optimizer).__module__.startswith("torch.optim"):
+        if (
+            optimizer is None
+            or len(steps) < _MIN_STEPS_AT_ZERO
+            or not type(optimizer).__module__.startswith("torch.optim")
+        ):
             continue
-        if not all(rate == 0 for event in steps for rate in event.fact[1]):
+        if not all(rate == 0 for event in steps for rate in event.fact.rates):
             continue
-        moves = [event for event in habits.events if event.kind == "schedule" and event.fact[0] == number]
-        if "initial_lr" in optimizer.param_groups[0] and len(moves) < _MOVES:
+        moves = [event for event in habits.events if event.kind == "schedule" and event.fact.optimizer == number]
+        if "initial_lr" in optimizer.param_groups[0] and len(moves) < _MIN_MOVES_AT_ZERO:
             continue  # there is a schedule, which may have its first move yet to make
         others = [event for event in habits.events if event.kind == "step" and event.who != number]
-        yield LoopIncident(
-            kind="zero rate",
+        yield ZeroLearningRate(
             step=steps[-1].step,
             cause=watched.built or steps[-1].place,
             optimizer=number,
-            others={"step": steps[-1].place},
-            facts={"updates": len(steps), "scheduled": len(moves), "alone": not others},
+            update=steps[-1].place,
+            updates=len(steps),
+            scheduled=len(moves),
+            is_alone=not others,
         )
+
+
+def _moves(events: list[Event]) -> dict[int, list[Event]]:
+    """The moves of every schedule, by its number."""
+    found: dict[int, list[Event]] = {}
+    for event in events:
+        if event.kind == "schedule":
+            found.setdefault(event.who, []).append(event)
+    return found
 
 
 def _schedule_first(habits: Habits) -> Iterator[LoopIncident]:
     """The schedule moves on before the first update: its first rate is never used."""
     if any(event.kind == "gap" for event in habits.events[:1]):
         return
-    by_schedule: dict[int, list[Event]] = {}
-    for event in habits.events:
-        if event.kind == "schedule":
-            by_schedule.setdefault(event.who, []).append(event)
-    for number, moves in by_schedule.items():
-        whose, _, _ = moves[0].fact
-        watched = habits.optimizers.get(whose)
-        if watched is None or len(moves) < 2 or any(move.fact[1] for move in moves):
+    for number, moves in _moves(habits.events).items():
+        whose = moves[0].fact.optimizer
+        if whose not in habits.optimizers or len(moves) < 2 or any(move.fact.is_explicit for move in moves):
             continue
-        if len({move.site for move in moves}) != 1 or len({move.fact[0] for move in moves}) != 1:
+        if len({(move.site, move.fact.optimizer) for move in moves}) != 1:
             continue
         order = _order(habits.events, number, whose)
         repeated = any(a == b == "schedule" for a, b in itertools.pairwise(order))
         if len(order) < 4 or order[0] != "schedule" or repeated:
             continue  # several moves in a row bring a schedule to where it was when training was stopped
         updates = [event for event in habits.events if event.kind == "step" and event.who == whose]
-        first, used = moves[0].fact[2], updates[0].fact[1] if updates else ()
+        first, used = moves[0].fact.rates, updates[0].fact.rates if updates else ()
         if not used or None in first or None in used or first == used:
             continue
-        yield LoopIncident(
-            kind="schedule first",
+        yield ScheduleBeforeUpdate(
             step=moves[-1].step,
             cause=moves[-1].place,
             optimizer=whose,
-            others={"step": updates[-1].place},
-            facts={"first": first[0], "used": used[0]},
+            update=updates[-1].place,
+            first=first[0],
+            used=used[0],
         )
 
 
 def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
     """A schedule that is over, or has killed the rate, long before the first epoch is: its numbers mean epochs."""
     fetches = [event for event in habits.events if event.kind == "fetch" and event.fact.length is not None]
-    numbers = dict.fromkeys(event.who for event in habits.events if event.kind == "schedule")
     if len({event.fact.dataset for event in fetches}) != 1:
         return
     batches = fetches[0].fact.length
-    for number in numbers:
-        moves = [event for event in habits.events if event.kind == "schedule" and event.who == number]
-        whose = moves[0].fact[0]
+    for number, moves in _moves(habits.events).items():
+        whose = moves[0].fact.optimizer
         around = [
             event for event in habits.events if (event.kind, event.who) in (("schedule", number), ("step", whose))
         ]
         in_turn = all(a.kind != b.kind for a, b in itertools.pairwise(around))
-        if len(moves) < _PER_BATCH or not in_turn or len({move.site for move in moves}) != 1:
+        if len(moves) < _MIN_MOVES_PER_BATCH or not in_turn or len({move.site for move in moves}) != 1:
             continue
         why = _too_short(habits.thing(number), batches)
         if why:
-            yield LoopIncident(
-                kind="schedule per batch",
+            yield SchedulePerBatch(
                 step=moves[-1].step,
                 cause=moves[-1].place,
                 optimizer=whose,
-                facts={"batches": batches, "why": why, "schedule": type(habits.thing(number)).__name__},
+                why=why,
+                schedule=type(habits.thing(number)).__name__,
             )
 
 
@@ -112,9 +119,9 @@ def _too_short(schedule: Any, batches: int) -> str:
     match schedule:
         case CosineAnnealingLR(T_max=period) if 2 * period <= batches:
             return f"its T_max of {period} is over {batches // period} times in one epoch of {batches} batches"
-        case ExponentialLR(gamma=gamma) if 0 < gamma < 1 and gamma**batches < _DEAD:
+        case ExponentialLR(gamma=gamma) if 0 < gamma < 1 and gamma**batches < _MAX_DEAD_SHARE:
             return f"after one epoch of {batches} batches the rate is {gamma**batches:.0e} of what it was"
-        case StepLR(step_size=size, gamma=gamma) if 0 < gamma < 1 and gamma ** (batches // size) < _DEAD:
+        case StepLR(step_size=size, gamma=gamma) if 0 < gamma < 1 and gamma ** (batches // size) < _MAX_DEAD_SHARE:
             return f"after one epoch of {batches} batches the rate is {gamma ** (batches // size):.0e} of what it was"
     return ""
 

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.words.format import size
 from torchmedic.records import Grade, Location, Role, StackFrame, ThreadStack
 from torchmedic.records.death import Death
 from torchmedic.source.text import relative, source_line
 from torchmedic.source.user_code import is_user_file
 
-_DEEP = 100  # frames of a thread that faulthandler writes at most
-_SHOWN = 6
+_MAX_DUMPED_FRAMES = 100  # of a thread, by faulthandler
+_MAX_SHOWN = 6
 
 
 class LastLine:
@@ -55,7 +56,7 @@ def draft_of(rule: Rule[Any], death: Death, grade: Grade, message: str, cause: s
 
 
 def line_grade(death: Death) -> Grade:
-    """As sure as the line is."""
+    """The grade of the line to look at."""
     place = last_line(death)
     return place.grade if place is not None else "possible"
 
@@ -89,15 +90,7 @@ def native_package(death: Death) -> str:
 
 def overflowed(death: Death) -> bool:
     """Whether the dead thread's Python stack was deeper than a dump shows."""
-    return bool(death.threads) and death.threads[0].current and len(death.threads[0].frames) >= _DEEP
-
-
-def size(count: int) -> str:
-    """Bytes as a person writes them."""
-    for unit, power in (("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if count >= 1 << power:
-            return f"{count / (1 << power):.1f} {unit}"
-    return f"{count} B"
+    return bool(death.threads) and death.threads[0].current and len(death.threads[0].frames) >= _MAX_DUMPED_FRAMES
 
 
 def line_location(role: Role, file: str, line: int, label: str) -> Location:
@@ -129,17 +122,17 @@ def _calls(death: Death) -> Iterator[str]:
         yield f"the last Python function was `{innermost.function}`, {_short(innermost)}"
     lines = [frame for frame in thread.frames if is_user_file(frame.file)]
     if len(lines) > 1:
-        yield "called from " + ", ".join(f"{_short(frame)} in {frame.function}" for frame in lines[1 : _SHOWN + 1])
+        yield "called from " + ", ".join(f"{_short(frame)} in {frame.function}" for frame in lines[1 : _MAX_SHOWN + 1])
 
 
 def _threads(death: Death) -> Iterator[str]:
     """Where every other thread was."""
     shown = [thread for thread in death.threads[1:] if thread.frames]
-    for thread in shown[:_SHOWN]:
+    for thread in shown[:_MAX_SHOWN]:
         frame = _user_frame(thread) or thread.frames[0]
         yield f"another thread was at {_short(frame)} in {frame.function}"
-    if len(shown) > _SHOWN:
-        yield f"{len(shown) - _SHOWN} more threads are in the run folder's stacks/{death.pid}.txt"
+    if len(shown) > _MAX_SHOWN:
+        yield f"{len(shown) - _MAX_SHOWN} more threads are in the run folder's stacks/{death.pid}.txt"
 
 
 def _moment(death: Death) -> Iterator[str]:

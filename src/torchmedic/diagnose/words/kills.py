@@ -8,7 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.diagnose.words.death import draft_of, line_location, size, who
+from torchmedic.diagnose.words.death import draft_of, line_location, who
+from torchmedic.diagnose.words.format import size
 from torchmedic.records import Diagnosis, Location, Moment
 from torchmedic.records.death import Death
 from torchmedic.records.memory import HeldMemory, MemorySample, comparable
@@ -17,15 +18,15 @@ Proof = tuple[str, str]  # in words, and the fact behind it
 
 NEAR_LIMIT = "its memory was close to the limit when it was killed; the kernel's own word is missing"
 
-_NEAR = 0.9
+_NEAR_SHARE = 0.9
 _OOM_LINE = "killed process"
-_GROWTH = 1.2
-_NOTABLE = 64 << 20  # bytes
-_WINDOW = 10.0  # seconds
+_MIN_GROWTH_FACTOR = 1.2
+_MIN_GROWN_BYTES = 64 << 20  # bytes
+_WINDOW_SECONDS = 10.0  # seconds
 
 
 class LastMemory:
-    """Of one process that is gone."""
+    """The memory of one process that is gone."""
 
     def __init__(self, death: Death) -> None:
         self.death = death
@@ -36,13 +37,17 @@ class LastMemory:
     def near_group_limit(self) -> bool:
         limit = self.death.memory_limit
         recent = [each for each in self._samples[-3:] if each.bound == "cgroup"]
-        return limit is not None and (self.used > _NEAR * limit or any(each.share > _NEAR for each in recent))
+        return limit is not None and (
+            self.used > _NEAR_SHARE * limit or any(each.share > _NEAR_SHARE for each in recent)
+        )
 
     @property
     def near_host_limit(self) -> bool:
         limit = self.death.host_memory
         recent = [each for each in self._samples[-3:] if each.bound == "host"]
-        return limit is not None and (self.used > _NEAR * limit or any(each.share > _NEAR for each in recent))
+        return limit is not None and (
+            self.used > _NEAR_SHARE * limit or any(each.share > _NEAR_SHARE for each in recent)
+        )
 
     @property
     def reached_group_limit(self) -> bool:
@@ -65,7 +70,7 @@ class LastMemory:
         return "the kernel counted a kill for memory in the run's cgroup at that moment", fact
 
     def draft(self, rule: Rule[Any], why: str, proof: Proof, kernel_lines: list[str]) -> Draft:
-        """It is proven by the kernel's own word: a line of its log, or its count."""
+        """Begin a diagnosis; a line of the kernel's log, or its count of kills, makes it proven."""
         words, fact = proof
         draft = draft_of(
             rule,
@@ -120,7 +125,7 @@ class LastMemory:
     @property
     def _growth(self) -> int:
         sizes = [each.private[self.death.pid] for each in self._samples]
-        return sizes[-1] - sizes[0] if sizes and sizes[-1] - sizes[0] > _NOTABLE else self.used
+        return sizes[-1] - sizes[0] if sizes and sizes[-1] - sizes[0] > _MIN_GROWN_BYTES else self.used
 
     def blaming(self, holder: Location | None, diagnosis: Diagnosis) -> Diagnosis:
         """The line to change is the one that fills what held most; the one that came last is only where it ended."""
@@ -137,7 +142,12 @@ class LastMemory:
         """Memory that grew from step to step is kept by the script; memory that was there at once is simply needed."""
         moments = [moment for moment in self._moments if moment.rss]
         first, last = (moments[0], moments[-1]) if moments else (None, None)
-        if first is not None and last is not None and last.step - first.step >= 2 and last.rss > _GROWTH * first.rss:
+        if (
+            first is not None
+            and last is not None
+            and last.step - first.step >= 2
+            and last.rss > _MIN_GROWTH_FACTOR * first.rss
+        ):
             rate = (last.rss - first.rss) // (last.step - first.step)
             draft.because(f"resident memory grew by {size(rate)} a step, from step {first.step} to step {last.step}")
             if self._held is None:
@@ -152,9 +162,9 @@ class LastMemory:
 
     @functools.cached_property
     def _samples(self) -> list[MemorySample]:
-        """Of the time when the process was still there."""
+        """Samples of the time in which the process still existed."""
         pid = self.death.pid
-        return comparable([each for each in self.death.samples if each.private.get(pid)], _WINDOW)
+        return comparable([each for each in self.death.samples if each.private.get(pid)], _WINDOW_SECONDS)
 
     @property
     def _moments(self) -> tuple[Moment, ...]:

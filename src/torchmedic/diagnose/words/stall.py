@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.diagnose.words.listing import listed
+from torchmedic.diagnose.words.format import duration, listed
 from torchmedic.records import Diagnosis, Grade, Location, Role, Severity
 from torchmedic.records.inside import InsideView, LockView, PyFrame, PyThread
 from torchmedic.records.process import ProcessView
@@ -40,14 +40,6 @@ def since(stall: Stall) -> str:
     where = f"in step {stall.step}, phase {stall.phase}" if begun else "before the first step"
     before = f"; it never took longer than {duration(stall.usual)} before" if stall.usual is not None else ""
     return f"no progress for {duration(stall.still)}, {where}{before}"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 120:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def at(frame: PyFrame | None, role: Role, label: str) -> Location | None:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from torchmedic.diagnose.words.listing import listed as listed  # noqa: PLC0414 - for those who know it from here
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.source.lookup.failing_call import Argument, Call
@@ -108,7 +107,7 @@ def incomplete_batch(evidence: RaisedEvidence) -> tuple[int, int] | None:
 
 
 def _loaders(values: list[Any]) -> list[DataLoader[Any]]:
-    """Those among the values, and those that an object among them (a trainer) holds."""
+    """DataLoaders among the values, and those that an object among them (a trainer) holds."""
     owners = [value for value in values if not (inspect.ismodule(value) or isinstance(value, type))]
     held = [item for owner in owners for item in list((getattr(owner, "__dict__", None) or {}).values())]
     return [value for value in (*values, *held) if isinstance(value, DataLoader)]

@@ -21,7 +21,8 @@ from torchmedic.detect.trends.gpu_health import health_facts
 from torchmedic.evidence.lost_device.device_progress import Trail, foreign_call, trail_of
 from torchmedic.evidence.lost_device.shadow_evidence import ShadowEvidence
 from torchmedic.observe.context import StepView
-from torchmedic.observe.step.batches import HostBatch, tensors_in
+from torchmedic.observe.step.batches import HostBatch
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location
 from torchmedic.replay.shadow.cpu_shadow import Seen, Shadow
 from torchmedic.replay.shadow.fake_cuda import standing_in
@@ -114,7 +115,7 @@ class LostDevice:
                 break
         frame = self.stack[0][0] if self.stack else None
         for past in list(reversed(self.agent.kept_backwards.calls))[:_PAST_CALLS]:
-            known = any(past.batch is batch.whole for batch in self._batches)
+            known = any(_is_same(past.batch, batch.whole) for batch in self._batches)
             if past.batch is None or known:
                 continue
             with contextlib.suppress(CannotCut):
@@ -164,6 +165,11 @@ class LostDevice:
     def failed(self) -> Seen | None:
         """The operation that raised in the shadow."""
         return self.shadow.failed(self.played.error) if self.played is not None else None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two batches are made of the same memory."""
+    return [tensor.data_ptr() for tensor in tensors_in(one)] == [tensor.data_ptr() for tensor in tensors_in(other)]
 
 
 def _user_frame(stack: Stack) -> Frame | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.observe.step.batches import tensors_in
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.step.step import Step
 from torchmedic.source.live_frames import Frame
 

@@ -23,7 +23,8 @@ from torchmedic.evidence.memory.accounting.saved_by_graph import (
     walk,
 )
 from torchmedic.evidence.memory.accounting.storages import distinct
-from torchmedic.observe.step.batches import Given, main_input, tensors_in
+from torchmedic.observe.step.batches import Given, main_input
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.source.live_frames import Frame, frames_of
 from torchmedic.source.user_code import is_user_file
 

@@ -47,7 +47,7 @@ class Node:
         self.kind = raw.name().rstrip("0123456789")
         self.sequence = int(raw._sequence_nr())
         self.behind: list[int] = []
-        birth = raw.metadata.get("traceback_")
+        birth = raw.metadata.pop("traceback_", None)  # so that the user finds the node as torch made it
         self.birth: Birth | None = birth if isinstance(birth, Birth) else None
         inputs: Any = getattr(raw, "_input_metadata", ())
         self.shape: tuple[int, ...] | None = tuple(inputs[0].shape) if len(inputs) == 1 else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dis
 import importlib
+import pydoc
 import sys
 import warnings
 import weakref
@@ -76,6 +77,20 @@ class Birth(list[str]):
         self.operands: tuple[Operand | None, Operand | None] | None = None  # of `a - b`, where it is known
 
 
+class _Answer:
+    """Stands for a question of torch's while its answer would be about us. Pickled as the original."""
+
+    def __init__(self, name: str, answer: bool) -> None:
+        self._name = name
+        self._answer = answer
+
+    def __call__(self) -> bool:
+        return self._answer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pydoc.locate, (f"torch.{self._name}",)
+
+
 class NodeBirths:
     """Notes the births of nodes while it is armed."""
 
@@ -107,6 +122,9 @@ class NodeBirths:
         )
         for kind in (torch.autograd.detect_anomaly, torch.autograd.set_detect_anomaly):
             self._put(kind, "__init__", self._giving_way(kind.__init__))
+        # The mode is ours: for all others it is off, as they have set it.
+        for name in ("is_anomaly_enabled", "is_anomaly_check_nan_enabled"):
+            self._put(torch, name, _Answer(name, getattr(torch, name)()))
         self.armed = True
         torch.set_anomaly_enabled(True, False)
         return True
@@ -117,11 +135,11 @@ class NodeBirths:
             return
         self.armed = False
         self._loss = None
-        if torch.is_anomaly_enabled() and not torch.is_anomaly_check_nan_enabled():
-            torch.set_anomaly_enabled(False, True)
         while self._undo:
             owner, name, original = self._undo.pop()
             setattr(owner, name, original)
+        if torch.is_anomaly_enabled() and not torch.is_anomaly_check_nan_enabled():
+            torch.set_anomaly_enabled(False, True)
 
     def refuse(self) -> None:
         """Somebody has come who must not be disturbed."""

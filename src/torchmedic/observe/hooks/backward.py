@@ -15,7 +15,7 @@ from torchmedic.contained import contained
 from torchmedic.observe.failures import exceptions
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
-from torchmedic.observe.hooks.patches import wrap
+from torchmedic.observe.hooks.patches import without_our_frame, wrap
 from torchmedic.observe.numbers.finite_checks import are_plain
 from torchmedic.observe.step.clock import BACKWARD
 
@@ -44,15 +44,21 @@ class BackwardHooks:
             if step.leaks is not None and len(args) > 3 and args[3] and kwargs.get("accumulate_grad"):
                 step.leaks.cycles.made(sys._getframe(1))
             roots = args[0] if args else kwargs.get("t_outputs", ())
-            if step.fast_path and glance(roots):
+            is_quick = step.fast_path and glance(roots)
+            if is_quick:
                 step.backward_depth = 1
+            else:
+                self._begins(roots)
+            try:
                 result = original(*args, **kwargs)
+            except BaseException as error:
+                without_our_frame(error)
+                raise
+            if is_quick:
                 step.backward_depth = 0
                 clock.micro_step += 1
-                return result
-            self._begins(roots)
-            result = original(*args, **kwargs)
-            self._ends()
+            else:
+                self._ends()
             return result
 
         return _engine_run_backward

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections.abc import Callable
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -14,7 +13,8 @@ from torch.utils.data import dataloader
 from torchmedic.contained import contained
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
-from torchmedic.observe.hooks.patches import wrap
+from torchmedic.observe.hooks.frameless import NoticedResult
+from torchmedic.observe.hooks.patches import replace
 from torchmedic.observe.step.clock import DATA
 from torchmedic.source.user_code import PACKAGE, is_user_file, user_frame
 
@@ -27,72 +27,63 @@ class DataHooks:
     def __init__(self, step: Step, forward: ForwardHooks) -> None:
         self._step = step
         self._forward = forward
+        self._awaited: weakref.ref[Any] | None = None  # the iterator that was asked for a batch, until it gives one
 
     def install(self) -> None:
         iterator = dataloader._BaseDataLoaderIter
-        wrap(iterator, "__next__", self._around_next)
-        wrap(iterator, "_next_index", self._around_next_index)
+        drawn = contained("observe.batches")(self._step.batches.index_drawn)
 
-    def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def __next__(iterator: Any) -> Any:
-            self._requested(iterator)
-            try:
-                batch = original(iterator)
-            except BaseException:
-                self._failed(iterator)
-                raise
-            self._arrived(iterator, batch)
-            return batch
-
-        return __next__
-
-    def _around_next_index(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        note = contained("observe.batches")(self._step.batches.index_drawn)
-
-        @functools.wraps(original)
-        def _next_index(iterator: Any) -> Any:
-            index = original(iterator)
-            note(iterator, index)
+        def index_drawn(owner: Any, index: Any) -> Any:
+            drawn(owner, index)
             return index
 
-        return _next_index
+        def arrived(owner: Any, batch: Any) -> Any:
+            self._arrived(owner, batch, sys._getframe(1))
+            return batch
+
+        replace(iterator, "__next__", NoticedResult(iterator.__next__, self._requested, arrived))
+        replace(iterator, "_next_index", NoticedResult(iterator._next_index, None, index_drawn))
 
     @contained("observe.data")
-    def _requested(self, iterator: Any) -> None:
+    def _requested(self, iterator: Any, frame: FrameType) -> None:
         step = self._step
         if step.paused:
             return
+        if self._awaited is not None:
+            self._failed()
+        self._awaited = weakref.ref(iterator)
         if step.leaks is not None and iterator._num_yielded == 0:
-            step.leaks.loading(iterator, sys._getframe(1))
+            step.leaks.loading(iterator, frame)
         if step.is_sampled_out:
             step.short_steps.data_requested(iterator)
             return
         step.clock.data_requested()
-        step.clock.enter(DATA, sys._getframe(1))
+        step.clock.enter(DATA, frame)
         step.batches.requested(iterator)
 
-    @contained("observe.data")
-    def _failed(self, iterator: Any) -> None:
-        if not self._step.paused:
+    def _failed(self) -> None:
+        """The batch that was asked for last has not come: its indices are those of no later one."""
+        iterator = self._awaited() if self._awaited is not None else None
+        if iterator is not None:
             self._step.batches.taken(iterator)
 
     @contained("observe.data")
-    def _arrived(self, iterator: Any, batch: Any) -> None:
+    def _arrived(self, iterator: Any, batch: Any, frame: FrameType) -> None:
         step = self._step
         if step.paused:
             return
+        self._awaited = None
         if step.is_sampled_out:
             step.short_steps.data_arrived(iterator, batch)
             return
         batches = step.batches
         batches.taken(iterator)
-        direct = _asked_by_user(sys._getframe(1))
+        direct = _asked_by_user(frame)
         batches.arrived(batch, direct=direct)
         if step.habits.awake:
-            step.habits.fetched(iterator, batches.origin[0], sys._getframe(1), direct=direct)
+            step.habits.fetched(iterator, batches.origin[0], frame, direct=direct)
         step.clock.leave()
-        step.opens(user_frame(sys._getframe(1)))
+        step.opens(user_frame(frame))
         self._forward.expect()
 
 

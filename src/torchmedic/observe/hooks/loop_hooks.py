@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from torch.nn.utils import clip_grad
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.observe.hooks import Step
-from torchmedic.observe.hooks.patches import wrap
+from torchmedic.observe.hooks.frameless import NoticedCall, has_arguments
+from torchmedic.observe.hooks.patches import replace, without_our_frame, wrap
 from torchmedic.observe.loop.ledger import Habits
 
 Wrapped = Callable[..., Any]
@@ -27,112 +29,81 @@ class HabitHooks:
     def __init__(self, habits: Habits, step: Step) -> None:
         self._habits = habits
         self._step = step
+        self._calls: dict[tuple[CodeType, int], bool] = {}  # of schedulers: whether they have arguments
 
     def install(self) -> None:
         from torch.amp.grad_scaler import GradScaler
 
-        wrap(nn.Module, "zero_grad", self._around_zero_grad)
-        wrap(nn.Module, "eval", self._around_eval)
+        habits = self._habits
+        self._around(nn.Module, "zero_grad", self._zero_begins, self._zero_ended)
+        self._around(nn.Module, "eval", after=self._evaluated, also_while_listening=True)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            wrap(clip_grad, name, self._around_clip)
-            wrap(nn_utils, name, self._around_clip)
-        wrap(GradScaler, "scale", self._around_scale)
-        wrap(GradScaler, "unscale_", self._around_unscale)
-        wrap(GradScaler, "step", self._around_scaler_step)
-        wrap(LRScheduler, "step", self._around_schedule)
-        wrap(torch.cuda, "empty_cache", self._around_empty_cache)
+            self._around(clip_grad, name, self._clip_begins, lambda *_: habits.clip_ended())
+            setattr(nn_utils, name, getattr(clip_grad, name))
+        self._around(GradScaler, "scale", lambda _, scaler, *args: habits.scaled(scaler))
+        self._around(GradScaler, "unscale_", self._unscale_begins, self._unscale_ended)
+        self._around(GradScaler, "step", lambda frame, _, optimizer, *args: habits.scaler_steps(optimizer, frame))
+        self._around(torch.cuda, "empty_cache", habits.cache_emptying, self._cache_emptied)
+        replace(LRScheduler, "step", NoticedCall(LRScheduler.step, self._scheduled))
 
     @property
     def _sleeps(self) -> bool:
         return not self._habits.awake or self._step.paused
 
-    def _around_zero_grad(self, original: Wrapped) -> Wrapped:
-        @functools.wraps(original)
-        def zero_grad(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or self._sleeps:
-                return original(module, *args, **kwargs)
-            self._habits.zero_begins(module, sys._getframe(1))
-            result = original(module, *args, **kwargs)
-            self._habits.zero_ended(module)
-            return result
+    def _around(
+        self,
+        owner: Any,
+        name: str,
+        before: Callable[..., None] | None = None,
+        after: Callable[..., None] | None = None,
+        *,
+        also_while_listening: bool = False,
+    ) -> None:
+        """Call `before(frame, *arguments)` and `after(frame, *arguments)` around a function of torch's."""
 
-        return zero_grad
-
-    def _around_eval(self, original: Wrapped) -> Wrapped:
-        @functools.wraps(original)
-        def eval(module: nn.Module) -> Any:
-            result = original(module)
-            if _is_compiling():
+        def make(original: Wrapped) -> Wrapped:
+            @functools.wraps(original)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if _is_compiling():
+                    return original(*args, **kwargs)
+                hears = not self._sleeps or (also_while_listening and self._habits.listening and not self._step.paused)
+                if hears and before is not None:
+                    before(sys._getframe(1), *args, **kwargs)
+                try:
+                    result = original(*args, **kwargs)
+                except BaseException as error:
+                    without_our_frame(error)
+                    raise
+                if hears and after is not None:
+                    after(sys._getframe(1), *args, **kwargs)
                 return result
-            habits = self._habits
-            if (habits.awake or habits.listening) and not self._step.paused:
-                habits.evaluated(module, sys._getframe(1))
-            return result
 
-        return eval
+            return call
 
-    def _around_clip(self, original: Wrapped) -> Wrapped:
-        @functools.wraps(original)
-        def clip(*args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or self._sleeps:
-                return original(*args, **kwargs)
-            bound = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
-            self._habits.clip_begins(bound, sys._getframe(1))
-            result = original(*args, **kwargs)
-            self._habits.clip_ended()
-            return result
+        wrap(owner, name, make)
 
-        return clip
+    def _zero_begins(self, frame: FrameType, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        self._habits.zero_begins(module, frame)
 
-    def _around_scale(self, original: Wrapped) -> Wrapped:
-        @functools.wraps(original)
-        def scale(scaler: Any, outputs: Any) -> Any:
-            if not _is_compiling() and not self._sleeps:
-                self._habits.scaled(scaler)
-            return original(scaler, outputs)
+    def _zero_ended(self, frame: FrameType, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        self._habits.zero_ended(module)
 
-        return scale
+    def _evaluated(self, frame: FrameType, module: nn.Module) -> None:
+        self._habits.evaluated(module, frame)
 
-    def _around_unscale(self, original: Wrapped) -> Wrapped:
-        @functools.wraps(original)
-        def unscale_(scaler: Any, optimizer: Any) -> Any:
-            if _is_compiling() or self._sleeps:
-                return original(scaler, optimizer)
-            self._habits.unscale_begins(optimizer, sys._getframe(1))
-            result = original(scaler, optimizer)
-            self._habits.unscale_ended(optimizer)
-            return result
+    def _clip_begins(self, frame: FrameType, *args: Any, **kwargs: Any) -> None:
+        bound = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
+        self._habits.clip_begins(bound, frame)
 
-        return unscale_
+    def _unscale_begins(self, frame: FrameType, scaler: Any, optimizer: Any) -> None:
+        self._habits.unscale_begins(optimizer, frame)
 
-    def _around_scaler_step(self, original: Wrapped) -> Wrapped:
-        @functools.wraps(original)
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not _is_compiling() and not self._sleeps:
-                self._habits.scaler_steps(optimizer, sys._getframe(1))
-            return original(scaler, optimizer, *args, **kwargs)
+    def _unscale_ended(self, frame: FrameType, scaler: Any, optimizer: Any) -> None:
+        self._habits.unscale_ended(optimizer)
 
-        return step
+    def _cache_emptied(self, frame: FrameType) -> None:
+        self._habits.cache_emptied()
 
-    def _around_empty_cache(self, original: Wrapped) -> Wrapped:
-        """Time the user's call, for a few steps. The call waits for the device anyway."""
-
-        @functools.wraps(original)
-        def empty_cache() -> Any:
-            if _is_compiling() or self._sleeps:
-                return original()
-            self._habits.cache_emptying(sys._getframe(1))
-            result = original()
-            self._habits.cache_emptied()
-            return result
-
-        return empty_cache
-
-    def _around_schedule(self, original: Wrapped) -> Wrapped:
-        @functools.wraps(original)
-        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            if not _is_compiling() and not self._sleeps and not getattr(scheduler, "_is_initial", False):
-                self._habits.scheduled(scheduler, sys._getframe(1), explicit=bool(args or kwargs))
-            return original(scheduler, *args, **kwargs)
-
-        return step
+    def _scheduled(self, scheduler: Any, frame: FrameType) -> None:
+        if not self._sleeps and not getattr(scheduler, "_is_initial", False):
+            self._habits.scheduled(scheduler, frame, explicit=has_arguments(frame, self._calls))

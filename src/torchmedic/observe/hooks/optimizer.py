@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torchmedic.contained import contained
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
-from torchmedic.observe.hooks.patches import wrap
+from torchmedic.observe.hooks.patches import without_our_frame, wrap
 from torchmedic.observe.step.clock import OPTIMIZER
 from torchmedic.source.user_code import user_frame
 
@@ -69,7 +69,11 @@ class OptimizerHooks:
             listening = step.habits.awake and not step.paused
             if listening:
                 step.habits.zero_begins(optimizer, sys._getframe(1))
-            result = original(optimizer, *args, **kwargs)
+            try:
+                result = original(optimizer, *args, **kwargs)
+            except BaseException as error:
+                without_our_frame(error)
+                raise
             if listening:
                 step.habits.zero_ended(optimizer)
             self._gradients_cleared()

@@ -24,6 +24,21 @@ def wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[
     setattr(owner, name, patch)
 
 
+def replace(owner: type, name: str, descriptor: Any) -> None:
+    """Put a descriptor in the place of a method; it gives out the original where the class is asked."""
+    _made.append((owner, name, owner.__dict__[name]))
+    setattr(owner, name, descriptor)
+
+
+def without_our_frame(error: BaseException) -> None:
+    """Take the frame of a patch out of a traceback. Called by the patch, which then raises the exception again.
+
+    A bare `raise` adds no frame, so that the user's tracebacks are those of torch alone.
+    """
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
+
+
 def take_back() -> None:
     """Leave torch as it was."""
     for owner, name, original in reversed(_made):

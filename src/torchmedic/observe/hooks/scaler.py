@@ -10,7 +10,7 @@ from typing import Any
 from torchmedic.contained import contained
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.optimizer import OptimizerHooks
-from torchmedic.observe.hooks.patches import wrap
+from torchmedic.observe.hooks.patches import without_our_frame, wrap
 
 
 class ScalerHooks:
@@ -31,7 +31,11 @@ class ScalerHooks:
 
         @functools.wraps(original)
         def scale(scaler: Any, outputs: Any) -> Any:
-            result = original(scaler, outputs)
+            try:
+                result = original(scaler, outputs)
+            except BaseException as error:
+                without_our_frame(error)
+                raise
             note(outputs, result)
             return result
 
@@ -41,7 +45,11 @@ class ScalerHooks:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._optimizers.has_begun = False
-            result = original(scaler, optimizer, *args, **kwargs)
+            try:
+                result = original(scaler, optimizer, *args, **kwargs)
+            except BaseException as error:
+                without_our_frame(error)
+                raise
             self._ends(scaler, optimizer)
             return result
 

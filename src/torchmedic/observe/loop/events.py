@@ -72,6 +72,39 @@ class Fetched(NamedTuple):
     direct: bool  # the user's own code asked for it
 
 
+class BackwardFact(NamedTuple):
+    """A call of backward: whether a step called it (a closure), norms of the witnesses before it, by optimizer."""
+
+    inside_step: bool
+    norms: dict[int, float | None]
+    is_mean: bool  # the loss is a mean that nothing was done to afterwards
+
+
+class StepFact(NamedTuple):
+    has_gradient: bool
+    rates: tuple[float | None, ...]
+
+
+class ScheduleFact(NamedTuple):
+    """A move of a schedule: the number of its optimizer, whether an epoch was given, the rates before the move."""
+
+    optimizer: int
+    is_explicit: bool
+    rates: tuple[float | None, ...]
+
+
+class ForwardFact(NamedTuple):
+    training: bool
+    with_gradients: bool
+
+
+class EmptiedFact(NamedTuple):
+    """A call of `empty_cache`, in seconds."""
+
+    began: float
+    took: float
+
+
 def is_mean(node: Any) -> bool:
     """Whether the loss is a mean over several values, with nothing done to it afterwards."""
     name = type(node).__name__

@@ -23,7 +23,19 @@ from torch.utils.data import SequentialSampler
 from torchmedic.contained import contained
 from torchmedic.observe.device.device_waits import Waited
 from torchmedic.observe.loop.evaluation import Evaluation
-from torchmedic.observe.loop.events import Event, Fetched, Watched, are_numbers, is_mean, rates
+from torchmedic.observe.loop.events import (
+    BackwardFact,
+    EmptiedFact,
+    Event,
+    Fetched,
+    ForwardFact,
+    ScheduleFact,
+    StepFact,
+    Watched,
+    are_numbers,
+    is_mean,
+    rates,
+)
 from torchmedic.observe.loop.graph_growth import Growth
 from torchmedic.observe.loop.numbering import Numbering, Sites
 from torchmedic.observe.loop.reach import Reach
@@ -115,7 +127,7 @@ class Habits(Numbering):
     # Events
 
     def _add(self, kind: str, who: int, frame: FrameType | None, fact: Any = None) -> None:
-        if self.evaluation.armed:
+        if self.evaluation.is_open:
             self.evaluation.disarm()
         if kind not in ("forward", "fetch"):
             self._idle = 0
@@ -179,7 +191,7 @@ class Habits(Numbering):
                 if watched.is_used_gradient():
                     norms[number] = watched.norm(wait=self.wants_norms)
         means = bool(roots) and all(isinstance(root, torch.Tensor) and is_mean(root.grad_fn) for root in roots)
-        self._add("backward", 0, frame, (self._stepping, norms, means))
+        self._add("backward", 0, frame, BackwardFact(self._stepping, norms, means))
         if not self.growth.over and self.events:
             self.growth.backward_begins(roots, self.steps or self._backwards, self.events[-1].place)
 
@@ -202,7 +214,7 @@ class Habits(Numbering):
         groups = optimizer.param_groups
         has_gradient = any(tensor.grad is not None for group in groups for tensor in group["params"])
         self._stepping = True
-        self._add("step", watched.number, frame, (has_gradient, rates(optimizer)))
+        self._add("step", watched.number, frame, StepFact(has_gradient, rates(optimizer)))
 
     @contained("observe.habits")
     def step_ended(self, optimizer: Any, *, stepped: bool) -> None:
@@ -253,7 +265,7 @@ class Habits(Numbering):
     def cache_emptied(self) -> None:
         began, called = self._emptying
         if self._emptied <= _EMPTIED:
-            self._add("cache emptied", 0, None, (began, perf_counter() - called))
+            self._add("cache emptied", 0, None, EmptiedFact(began, perf_counter() - called))
 
     @contained("observe.habits")
     def scaled(self, scaler: Any) -> None:
@@ -265,17 +277,17 @@ class Habits(Numbering):
         optimizer = getattr(scheduler, "optimizer", None)
         whose = self.number(optimizer) if optimizer is not None else 0
         lr = rates(optimizer) if optimizer is not None else ()
-        self._add("schedule", self.number(scheduler), frame, (whose, explicit, lr))
+        self._add("schedule", self.number(scheduler), frame, ScheduleFact(whose, explicit, lr))
 
     @contained("observe.habits")
-    def forward(self, module: torch.nn.Module, frame: FrameType | None) -> None:
+    def forward(self, module: torch.nn.Module, frame: FrameType) -> None:
         mode = (module.training, torch.is_grad_enabled())
         if not self.awake:
             self.wake()
         self.mode = mode
         if self.awake:
-            self._add("forward", self.number(module), frame, mode)
-            self.evaluation.forward(module)
+            self._add("forward", self.number(module), frame, ForwardFact(*mode))
+            self.evaluation.forward(module, frame)
 
     @contained("observe.habits")
     def evaluated(self, module: torch.nn.Module, frame: FrameType) -> None:

@@ -52,7 +52,7 @@ class KeptBackward:
     """A backward call that is over, with the `Notes` of its step."""
 
     __slots__ = (
-        *("step", "update", "loss", "points", "batch", "batch_bytes", "origin", "is_sampled_out"),
+        *("step", "update", "loss", "points", "kept", "batch_bytes", "origin", "is_sampled_out"),
         *("rng", "device_marks", "grad_enabled", "autocast", "carried", "carried_frame", "sequence_number"),
     )
 
@@ -69,11 +69,16 @@ class KeptBackward:
         self.carried = notes.carried
         self.carried_frame = notes.carried_frame
         self.sequence_number = notes.sequence_number
-        self.batch = batches.whole if batches.on_host else None
-        self.batch_bytes = batches.nbytes if self.batch is not None else 0
+        self.kept = batches.kept if batches.on_host else None
+        self.batch_bytes = batches.nbytes if self.kept is not None else 0
         if self.batch_bytes > _TINY_BATCH_BYTES and batches.is_shared:
             self.batch_bytes *= _SHARED_MEMORY_FACTOR
         self.origin = batches.origin
+
+    @property
+    def batch(self) -> Any:
+        """The batch, as the loader yielded it; None where it was not kept."""
+        return self.kept.whole if self.kept is not None else None
 
     @property
     def device_rng(self) -> list[torch.Tensor]:
@@ -117,7 +122,7 @@ class KeptBackwards:
 
     def record_sampled_out(self, step: int, update: int) -> KeptBackward:
         """Keep a call of a sampled-out step: its batch, and the place of the last call."""
-        if self._batches.whole is None and self.calls:
+        if self._batches.kept is None and self.calls:
             return self.calls[-1]  # there is nothing that could be kept
         past = KeptBackward(self._notes, self._batches, step, update)
         last = self.calls[-1].points if self.calls else []
@@ -126,7 +131,7 @@ class KeptBackwards:
         past.points = self._thin
         past.is_sampled_out = True
         if past.batch_bytes > _MAX_BATCH_BYTES // _MAX_SAMPLED_OUT_CALLS:
-            past.batch = None
+            past.kept = None
         self.calls.append(past)
         return past
 
@@ -136,7 +141,7 @@ class KeptBackwards:
         for call in reversed(self.calls):
             total += call.batch_bytes
             if total > _MAX_BATCH_BYTES:
-                call.batch = None
+                call.kept = None
 
     def _points(self, frame: FrameType) -> list[Point]:
         """The frames that both the forward pass and this call are below."""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import Subset
 
-# Above this the batch is held weakly: looking on must not keep a big one alive.
-_MAX_STRONG_BYTES = 64 << 20
+from torchmedic.observe.step.kept_batch import KeptBatch
+from torchmedic.observe.step.tensors import is_mapping, tensors_in
 
 
 class _Pass:
@@ -33,7 +33,7 @@ class _Earlier(NamedTuple):
     tensors: list[weakref.ref[torch.Tensor]]
     indices: Any
     source: weakref.ref[Any] | None
-    batch: Any  # only where a library asked, which may be a batch ahead of the user and holds it too
+    batch: KeptBatch | None  # only where a library asked, which may be a batch ahead of the user and holds it too
 
 
 class Given(NamedTuple):
@@ -68,16 +68,14 @@ class Batches:
         self._direct = True  # the user's own loop asked for it
         self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
         self._last_pass: _Pass | None = None  # that was asked for: nearly always the one that is asked for again
-        self._strong: Any = None
-        self._weak: list[weakref.ref[torch.Tensor]] = []
+        self.kept: KeptBatch | None = None
+        self._weak: list[weakref.ref[torch.Tensor]] = []  # an earlier batch, of which only the tensors are known
         self._indices: Any = None
         self._source: weakref.ref[Any] | None = None
         self.number = -1
         self.requests = 0  # for a batch, also those that found none
         self.asked: weakref.ref[Any] | None = None  # for the last one
-        self.nbytes = 0  # of the last batch
         self.shapes: deque[Given] = deque(maxlen=64)  # of what root modules were called with, the last one last
-        self.on_host = True  # all of it
 
     def index_drawn(self, iterator: Any, index: Any) -> None:
         """The sampler gave the indices of a coming batch; with workers, several are under way."""
@@ -101,9 +99,9 @@ class Batches:
         self.requests += 1
         self.asked = weakref.ref(iterator)
         tensors = [weakref.ref(tensor) for tensor in self.tensors()]
-        batch = None if self._direct else self._strong
+        batch = None if self._direct else self.kept
         self._earlier.append(_Earlier(tensors, self._indices, self._source, batch))
-        self._strong = None
+        self.kept = None
         self._weak = []
         self._indices = None
 
@@ -134,21 +132,22 @@ class Batches:
         """The DataLoader iterators that are alive and have drawn something."""
         return list(self._passes.keys())
 
-    def arrived(self, batch: Any, *, direct: bool = True) -> None:
+    def arrived(self, batch: Any, *, direct: bool = True, aliased: bool = True) -> None:
+        """A batch has come. Without aliases it cannot be replayed once the user has let go of it."""
         self.number += 1
         self._direct = direct
-        tensors = tensors_in(batch)
-        self.nbytes = 0
-        self.on_host = True
-        for tensor in tensors:
-            if tensor.layout is torch.strided:
-                self.nbytes += tensor.nbytes
-            if not tensor.is_cpu:
-                self.on_host = False
-        if self.nbytes <= _MAX_STRONG_BYTES:
-            self._strong = batch
-        else:
-            self._weak = [weakref.ref(tensor) for tensor in tensors]
+        self._weak = []
+        self.kept = KeptBatch(batch, aliased=aliased)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the last batch."""
+        return self.kept.nbytes if self.kept is not None else 0
+
+    @property
+    def on_host(self) -> bool:
+        """Whether all of the last batch is in host memory."""
+        return self.kept is None or self.kept.on_host
 
     def given(self, args: Any, module: torch.nn.Module) -> None:
         """A root module is called: note how large its first argument is, should one turn out too large."""
@@ -167,13 +166,13 @@ class Batches:
             return
         # Whoever fetches ahead is a generator that still holds what it has yielded; the older batch is in use.
         if not self._take_earlier({_storage(tensor) for tensor in _tensors_in_generators()} - {None}):
-            self._strong, self._weak, self._indices = None, [], None
+            self.kept, self._weak, self._indices = None, [], None
 
     def _take_earlier(self, storages: set[int | None]) -> bool:
         for earlier in self._earlier if not self._direct else reversed(self._earlier):
             alive = [tensor for reference in earlier.tensors if (tensor := reference()) is not None]
             if any(_storage(tensor) in storages for tensor in alive):
-                self._strong, self._weak = earlier.batch, earlier.tensors
+                self.kept, self._weak = earlier.batch, earlier.tensors
                 self._indices, self._source = earlier.indices, earlier.source
                 return True
         return False
@@ -183,9 +182,13 @@ class Batches:
 
         To be asked before `settle`, which makes up its mind by what it can see.
         """
-        known = [(self._strong, self.origin)]
+        known = [(self.kept, self.origin)]
         known += [(earlier.batch, (earlier.indices, earlier.source)) for earlier in reversed(self._earlier)]
-        return [HostBatch(whole, items_of(origin)) for whole, origin in known if whole is not None]
+        return [
+            HostBatch(whole, items_of(origin))
+            for kept, origin in known
+            if kept is not None and (whole := kept.whole) is not None
+        ]
 
     @property
     def is_direct(self) -> bool:
@@ -199,8 +202,8 @@ class Batches:
 
     @property
     def whole(self) -> Any:
-        """The last batch as it was yielded; None where it was too big to hold."""
-        return self._strong
+        """The last batch as it was yielded; None where some of it is gone."""
+        return self.kept.whole if self.kept is not None else None
 
     @property
     def is_shared(self) -> bool:
@@ -210,8 +213,8 @@ class Batches:
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors of the last batch that are still alive, in order."""
-        if self._strong is not None:
-            return tensors_in(self._strong)
+        if self.kept is not None:
+            return self.kept.tensors()
         return [tensor for reference in self._weak if (tensor := reference()) is not None]
 
 
@@ -234,7 +237,7 @@ def tensors_in_frames(frame: FrameType | None, depth: int = 80) -> list[torch.Te
     found: list[torch.Tensor] = []
     while frame is not None and depth:
         for value in list(frame.f_locals.values()):
-            if isinstance(value, torch.Tensor | list | tuple) or _is_mapping(value):
+            if isinstance(value, torch.Tensor | list | tuple) or is_mapping(value):
                 found += tensors_in(value, 3)
         frame, depth = frame.f_back, depth - 1
     return found
@@ -265,37 +268,9 @@ def main_input(args: Collection[Any]) -> torch.Tensor | None:
     """What a module is called with: its first tensor, or the largest one in a list of images, a graph, a dict."""
     first = next((each for each in args if type(each) is torch.Tensor), None)
     for each in args if first is None else ():
-        plain = isinstance(each, list | tuple | torch.nn.Module) or _is_mapping(each)
+        plain = isinstance(each, list | tuple | torch.nn.Module) or is_mapping(each)
         inside = tensors_in(each if plain else getattr(each, "__dict__", None), 2)
         tensors = [tensor for tensor in inside if type(tensor) is torch.Tensor]
         if tensors:
             return max(tensors, key=torch.Tensor.numel)
     return first
-
-
-def _is_mapping(value: Any) -> bool:
-    """Whether a value is a mapping, by its class alone: asking the object may run a `__getattr__` of the user's."""
-    return isinstance(value, dict) or callable(getattr(type(value), "items", None))
-
-
-def tensors_in(value: Any, depth: int = 4) -> list[torch.Tensor]:
-    """Every tensor of a nested batch, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if depth == 0:
-        return []
-    kind = type(value)
-    if kind is not list and kind is not tuple and _is_mapping(value):
-        try:
-            value = list(value.values())
-        except Exception:
-            return []
-    if isinstance(value, list | tuple):
-        found: list[torch.Tensor] = []
-        for item in value[:256]:
-            if isinstance(item, torch.Tensor):
-                found.append(item)
-            else:
-                found += tensors_in(item, depth - 1)
-        return found
-    return []

@@ -16,8 +16,8 @@ import torch
 
 from torchmedic.observe.context import StepContext, StepView
 from torchmedic.observe.numbers.kept_steps import GONE, KeptBackward, Point, given_back
-from torchmedic.observe.step.batches import tensors_in
 from torchmedic.observe.step.step_notes import line_of
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.step.iterators import draws_from_iterator
 from torchmedic.replay.step.reused_results import reusable_result
 from torchmedic.replay.step.runner import Runner
@@ -110,22 +110,35 @@ class EarlierStepRunner(Runner):
         changed = names_changed(self.segment)
         namespace.update({name: value for name, value in self._then.items() if name not in changed})
         twins = dict(_twins(self._present, self._past)) if self._past is not None else {}
-        mapped = {name for name, value in namespace.items() if id(value) in twins}
+        places = {name: _place(value) for name, value in namespace.items() if _may_be_part(value)}
+        mapped = {name for name, place in places.items() if place in twins}
         for name in mapped:
-            namespace[name] = twins[id(namespace[name])]
+            namespace[name] = twins[places[name]]
         # What the batch of then gave is the batch of then.
-        parts = {id(part) for part in _parts(self._past)}
-        mapped |= {name for name, value in namespace.items() if id(value) in parts}
+        parts = dict(_twins(self._past, self._past)) if self._past is not None else {}
+        mapped |= {name for name, place in places.items() if place in parts}
         return namespace, mapped
 
 
-def _twins(present: Any, past: Any, depth: int = 4) -> Iterator[tuple[int, Any]]:
-    """Pairs of the identity of a part of one batch and the part at the same place in the other."""
-    if type(present) is not type(past) or not (
-        isinstance(present, torch.Tensor | list | tuple) or hasattr(type(present), "items")
-    ):
+_Place = tuple[type, tuple[int, ...]]
+
+
+def _place(value: Any) -> _Place:
+    """What tells a part of a batch from others: its kind and its very tensors. A list may be another one by now."""
+    return type(value), tuple(id(tensor) for tensor in tensors_in(value))
+
+
+def _may_be_part(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | list | tuple) or hasattr(type(value), "items")
+
+
+def _twins(present: Any, past: Any, depth: int = 4) -> Iterator[tuple[_Place, Any]]:
+    """What stands at the same place in two batches."""
+    if type(present) is not type(past) or not _may_be_part(present):
         return  # numbers and texts are the same object wherever they are equal
-    yield id(present), past
+    place = _place(present)
+    if place[1]:
+        yield place, past
     if isinstance(present, torch.Tensor) or not depth:
         return
     if isinstance(present, list | tuple) and len(present) == len(past):
@@ -135,7 +148,3 @@ def _twins(present: Any, past: Any, depth: int = 4) -> Iterator[tuple[int, Any]]
         for name, one in present.items():
             if name in past:
                 yield from _twins(one, past[name], depth - 1)
-
-
-def _parts(batch: Any) -> list[Any]:
-    return [part for _, part in _twins(batch, batch)] if batch is not None else []

@@ -16,8 +16,8 @@ from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from torchmedic.observe.context import Notes
-from torchmedic.observe.step.batches import tensors_in
 from torchmedic.observe.step.step_notes import released
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.limits import (
     GRACE,

@@ -14,7 +14,8 @@ from torchmedic.diagnose import engine
 from torchmedic.diagnose.registry import Family
 from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs import standstill_not_explained
-from torchmedic.diagnose.words.stall import BUSY, IDLE, duration, main_line, short
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import BUSY, IDLE, main_line, short
 from torchmedic.records import Diagnosis, Phase
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall

@@ -6,10 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 # Not forwarded: faults of the parent, stops by the terminal, and signals that are ignored by default.
 _NOT_FORWARDED = frozenset(
@@ -27,8 +24,6 @@ _LAUNCHER_SIGNALS = frozenset({signal.SIGTERM})  # sent by a launcher to the rem
 _TERMINAL_SIGNALS = frozenset({signal.SIGINT, signal.SIGHUP, *([signal.SIGQUIT] if hasattr(signal, "SIGQUIT") else [])})
 
 _SI_KERNEL = 0x80
-_SECOND_INTERRUPT_SECONDS = 5.0  # a second Ctrl-C within this time ends the run
-_KILL_DELAY_SECONDS = 5.0  # after the second Ctrl-C
 
 
 class Forwarder:
@@ -36,12 +31,6 @@ class Forwarder:
 
     def __init__(self, *, tick: float = 0.25) -> None:
         self._tick = tick
-        self.speaking: Callable[[], AbstractContextManager[None]] = (
-            contextlib.nullcontext
-        )  # entered around our messages
-        self._interrupted = -_SECOND_INTERRUPT_SECONDS
-        self._deadline: float | None = None
-        self.killed = False  # by torchmedic, so the death needs no explanation
         self.blocked: set[signal.Signals | int] = set()
         if hasattr(signal, "sigtimedwait"):
             # SIGWINCH ends the wait to copy the terminal size; the child gets its own.
@@ -74,8 +63,7 @@ class Forwarder:
                 # A timer's signal (`alarm`) comes from the kernel too, but has reached only us.
                 from_kernel = received.si_code == _SI_KERNEL and shares_terminal
                 from_terminal = from_kernel and received.si_signo in _TERMINAL_SIGNALS
-                self._pass_on(child, received.si_signo, already_there=from_terminal)
-            self._end_if_due(child)
+                _pass_on(child, received.si_signo, already_there=from_terminal)
             on_tick()
         return status
 
@@ -84,7 +72,7 @@ class Forwarder:
         shared = _group_of(child) == os.getpgrp()
 
         def handler(number: int, _: object) -> None:
-            self._pass_on(child, number, already_there=shared and number == signal.SIGINT)
+            _pass_on(child, number, already_there=shared and number == signal.SIGINT)
 
         for number in FORWARDED:
             with contextlib.suppress(OSError, ValueError):
@@ -92,32 +80,14 @@ class Forwarder:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return child.wait(self._tick)
-            self._end_if_due(child)
             on_tick()
 
-    def _pass_on(self, child: subprocess.Popen[bytes], number: int, *, already_there: bool) -> None:
-        if not already_there:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, number)
-        if number == signal.SIGINT:
-            now = time.monotonic()
-            if now - self._interrupted < _SECOND_INTERRUPT_SECONDS and self._deadline is None:
-                # The second Ctrl-C ends the run even if Python cannot act on it (C code, a held GIL).
-                self._deadline = now + _KILL_DELAY_SECONDS
-            self._interrupted = now
 
-    def _end_if_due(self, child: subprocess.Popen[bytes]) -> None:
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            self._deadline = None
-            self.killed = True
-            with self.speaking():
-                sys.stderr.write("torchmedic: still running after the second Ctrl-C; killed\n")
-                sys.stderr.flush()
-            with contextlib.suppress(ProcessLookupError):
-                if _group_of(child) == child.pid:
-                    os.killpg(child.pid, signal.SIGKILL)
-                else:
-                    child.kill()
+def _pass_on(child: subprocess.Popen[bytes], number: int, *, already_there: bool) -> None:
+    """Send a signal to the child. What the child does with one or several Ctrl-C is the child's own decision."""
+    if not already_there:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, number)
 
 
 def _group_of(child: subprocess.Popen[bytes]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
 from torchmedic.supervise.preflight.questions import Question
 

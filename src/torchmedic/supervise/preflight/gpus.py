@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from torchmedic.detect.failures.architectures import covers, covers_without_compiling
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.records.gpu import GpuState
 from torchmedic.supervise.gpu.nvml import SERIOUS_REASONS
 from torchmedic.supervise.preflight.cards import EXCLUSIVE, PROHIBITED, Card, Cards

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.supervise.host import postmortem
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
 

@@ -176,10 +176,7 @@ def _is_model(owner: ast.expr) -> bool:
     text = ast.unparse(owner).lower()
     return not any(
         word in text for word in ("rand", "input", "batch", "image", "x.", "data", "target")
-    ) and text not in (
-        "x",
-        "y",
-    )
+    ) and text not in ("x", "y")
 
 
 RULE = Rule(CODE, NAME, check)

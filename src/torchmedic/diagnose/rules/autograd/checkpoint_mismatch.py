@@ -27,7 +27,7 @@ from torchmedic.source.live_frames import node_location
 
 CODE, NAME = "TM114", "checkpoint-mismatch"
 
-_TRIES = 12  # what depends on chance does not differ in every replay
+_MAX_REPLAYS = 12  # what depends on chance does not differ in every replay
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
@@ -67,7 +67,7 @@ def _replayed(failure: BackwardFailure) -> tuple[tuple[Checkpoint, Difference] |
     step = failure.replay()
     if step is None:
         return None, seen
-    for number in range(_TRIES):
+    for number in range(_MAX_REPLAYS):
         if time.monotonic() > failure.deadline:
             break
         seen = []

@@ -19,7 +19,7 @@ from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM635", "all-gradients-zero"
-_ONCE_MORE = 2  # looks at a line inside of a loop
+_MIN_LOOKS_IN_LOOP = 2  # looks at a line inside of a loop
 _KINDS = {
     "ReluBackward": ("ReLU", "gives 0 for every value"),
     "SigmoidBackward": ("sigmoid", "is saturated for every value"),
@@ -39,7 +39,7 @@ _KINDS = {
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         seen = evidence.of_line(graph)
-        if evidence.optimized and not evidence.is_enough(len(seen), _ONCE_MORE):
+        if evidence.optimized and not evidence.is_enough(len(seen), _MIN_LOOKS_IN_LOOP):
             continue  # one batch may be unlucky
         shut = [shut_gates(other) for other in seen]
         if all(shut):

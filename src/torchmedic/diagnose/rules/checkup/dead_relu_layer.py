@@ -23,14 +23,14 @@ from torchmedic.observe.checkup.node_births import Site
 from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM636", "dead-relu-layer"
-_STEPS = 3
-_UNITS = 4  # a single gate may well be shut
+_MIN_STEPS = 3
+_MIN_UNITS = 4  # a single gate may well be shut
 
 
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         seen = evidence.of_line(graph)
-        if not evidence.is_enough(len(seen), _STEPS) or any(shut_gates(other) for other in seen):
+        if not evidence.is_enough(len(seen), _MIN_STEPS) or any(shut_gates(other) for other in seen):
             continue
         common = set.intersection(*(set(_dead(other)) for other in seen))
         for place, node in _dead(seen[-1]).items():
@@ -48,7 +48,7 @@ def _dead(graph: LossGraph) -> dict[tuple[int | None, tuple[Site, ...]], Node]:
             continue
         layer = node.birth.layer() if node.birth.layer is not None else None
         place = (id(layer) if layer is not None else None, node.birth.sites)
-        if node.closed and math.prod((node.shape or ())[1:]) >= _UNITS and graph.is_followed_by_weights(node):
+        if node.closed and math.prod((node.shape or ())[1:]) >= _MIN_UNITS and graph.is_followed_by_weights(node):
             found[place] = node
         else:
             open_at.add(place)  # the same line may run several times

@@ -19,7 +19,7 @@ from torchmedic.observe.checkup.node_births import Site
 from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM639", "first-loss-too-high"
-_LARGE = 50.0  # of data that was not scaled
+_MIN_UNSCALED_VALUE = 50.0  # of data that was not scaled
 
 
 def check(evidence: CheckUp) -> Diagnosis | None:
@@ -59,7 +59,7 @@ def _fed_with_large_data(graph: LossGraph) -> Node | None:
     first = min(fed, key=lambda node: node.sequence, default=None)
     if first is None or first.birth is None or not first.birth.sites:
         return None
-    return first if _LARGE <= first.largest < float("inf") else None
+    return first if _MIN_UNSCALED_VALUE <= first.largest < float("inf") else None
 
 
 RULE = Rule(CODE, NAME, check)

@@ -27,15 +27,15 @@ from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import by_span, syntax_tree
 
 CODE, NAME = "TM638", "promoted-to-double"
-_SHARE = 0.2
-_VALUES = 1 << 16  # below that it is not felt
-_NOTED = 1 << 12  # and below that not even noted
+_MIN_SHARE_OF_VALUES = 0.2
+_MIN_VALUES_FELT = 1 << 16  # below that it is not felt
+_MIN_VALUES_NOTED = 1 << 12  # and below that not even noted
 
 
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         nodes = [node for node in promotions(graph) if node.birth is not None and node.birth.sites]
-        if nodes and share_in_double(graph.nodes)[0] >= _NOTED:
+        if nodes and share_in_double(graph.nodes)[0] >= _MIN_VALUES_NOTED:
             return _diagnosis(evidence, graph, min(nodes, key=lambda node: node.sequence))
     return None
 
@@ -56,7 +56,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, node: Node) -> Diagnosis:
     draft.because(f"{doubled} of {values} values of the graph are float64, in step {graph.step}")
     fix = f"`{name}.float()`" if name else "`.float()`"
     draft.help(f"{fix}, best where the data is made", safety="changes-training")
-    is_felt = share >= _SHARE and doubled >= _VALUES
+    is_felt = share >= _MIN_SHARE_OF_VALUES and doubled >= _MIN_VALUES_FELT
     return draft.done(step=graph.step, severity="warning" if is_felt else "note")
 
 

@@ -19,7 +19,7 @@ from torchmedic.observe.checkup.node_births import LossCall
 from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM634", "target-out-of-reach"
-_SHARE = 0.1  # of the targets: a few that lie outside may be noise
+_MIN_SHARE_OF_TARGETS = 0.1  # of the targets: a few that lie outside may be noise
 _ENDS = {
     "ReluBackward": ("ReLU", "nothing below 0"),
     "SigmoidBackward": ("sigmoid", "nothing outside of 0 to 1"),
@@ -33,7 +33,7 @@ def check(evidence: CheckUp) -> Diagnosis | None:
         for call in graph.losses():
             node = graph.value_of(graph.made(call.sequence))
             count, size = graph.outside.get(id(call), (0, 1))
-            if node is not None and node.kind in _ENDS and count > _SHARE * size:
+            if node is not None and node.kind in _ENDS and count > _MIN_SHARE_OF_TARGETS * size:
                 return _diagnosis(evidence, graph, call, node)
     return None
 

@@ -25,7 +25,8 @@ import torch
 from torchmedic.detect.failures.device_errors import DeviceFault, device_fault_of
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.rules.devices._places import raised_at
-from torchmedic.diagnose.words.tensors import dtype, listed, shape
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import dtype, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.storages import storage_of
@@ -33,8 +34,8 @@ from torchmedic.source.lookup.failing_call import Argument
 
 CODE, NAME = "TM316", "cuda-library-error"
 
-_LITTLE = 256 << 20  # bytes: less than the handle and workspace of cuBLAS, or a plan of cuDNN, may ask for
-_MOST = 2**31 - 1  # elements that these libraries count
+_MIN_FREE_BYTES = 256 << 20  # bytes: less than the handle and workspace of cuBLAS, or a plan of cuDNN, may ask for
+_MAX_ELEMENTS = 2**31 - 1  # elements that these libraries count
 _NAMES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "library": "a CUDA library"}
 
 
@@ -78,7 +79,7 @@ def _out_of_memory(evidence: RaisedEvidence, fault: DeviceFault, library: str) -
     if not re.search(r"ALLOC_FAILED|NOT_INITIALIZED|INTERNAL_ERROR", fault.name):
         return None
     free, total = _memory()
-    if free is None or total is None or free > _LITTLE:
+    if free is None or total is None or free > _MIN_FREE_BYTES:
         return None
     mine = torch.cuda.memory_reserved()
     draft = RULE.draft(
@@ -137,7 +138,7 @@ def _unusual(evidence: RaisedEvidence, fault: DeviceFault, library: str, tensors
     """A tensor that is larger than the library counts, or that does not lie in memory as it wants."""
     if not re.search(r"NOT_SUPPORTED|INVALID_VALUE|BAD_PARAM|EXECUTION_FAILED", fault.name):
         return None
-    large = [each for each in tensors if math.prod(each.value.shape) > _MOST]
+    large = [each for each in tensors if math.prod(each.value.shape) > _MAX_ELEMENTS]
     if large:
         draft = RULE.draft(
             evidence,

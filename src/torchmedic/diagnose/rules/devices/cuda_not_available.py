@@ -140,7 +140,7 @@ def _load(evidence: RaisedEvidence) -> Call | None:
 
 
 def _loaded_on_cpu(evidence: RaisedEvidence) -> Treatment | None:
-    """The same file, mapped to the CPU and not copied into memory; only plain data is let in."""
+    """Load the file mapped to the CPU, without a copy in memory; only plain data is allowed."""
     call = _load(evidence)
     node = call.frame.node if call is not None else None
     if call is None or not isinstance(node, ast.Call):

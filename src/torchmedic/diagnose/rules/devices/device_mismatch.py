@@ -19,7 +19,8 @@ import torch
 
 from torchmedic.diagnose.cures.devices import explained
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.tensors import built_here, listed, made_here
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import built_here, made_here
 from torchmedic.evidence.devices.optimizer_devices import Misplaced, load_of, misplaced_state
 from torchmedic.evidence.devices.placement import never_had_values, split_of
 from torchmedic.evidence.devices.strays import split_in_replay, strays_of

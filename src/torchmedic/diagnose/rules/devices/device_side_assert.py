@@ -14,7 +14,7 @@ host until it is used, so that the next crash can be traced to the line.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.tensors import listed
+from torchmedic.diagnose.words.format import listed
 from torchmedic.evidence.lost_device.evidence import LostDevice
 from torchmedic.evidence.lost_device.kernel_match import candidates, spoken
 from torchmedic.records import Diagnosis, Location

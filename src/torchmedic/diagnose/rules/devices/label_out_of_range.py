@@ -19,7 +19,8 @@ import torch
 
 from torchmedic.diagnose.cures.ranges import RangeCures
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.diagnose.words.tensors import listed, made_here
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import made_here
 from torchmedic.evidence.dataset_rows import items_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Treatment

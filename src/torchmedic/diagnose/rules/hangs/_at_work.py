@@ -9,24 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchmedic.diagnose.words.stall import BUSY, SLEEPS, command, descendants, duration, short
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import BUSY, SLEEPS, command, descendants, short
 from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.records.process import ProcessView, ThreadView
 from torchmedic.records.stall import Stall
 
 MOVING = 4e6  # bytes a second: more than a log, and than a process reads and writes to answer our own question
 _RECEIVES = ("running", "read", "pread64", "readv", "recvfrom", "recvmsg", "poll", "ppoll", "select", "pselect6")
-_LATELY = 1.0  # seconds
-_POLLS = 2.0  # times a second: more than the one wake that may have nothing to do with it
-_QUIET = 32 * 1024  # the same of a process that was not asked
+_RECENT_SECONDS = 1.0
+_MIN_WAKES_PER_SECOND = 2.0  # more than the one wake that may have nothing to do with it
+_MIN_UNASKED_BYTES_PER_SECOND = 32 * 1024  # of a process that was not asked
 _HELD = ("lock", "reentrant lock")  # by one thread, so that no other can help
-_STRANGER = 10  # times the limit: for so long, who is not known to be waited for and uses no core counts as a helper
-_SOON = 5  # times the limit, or this many seconds
-_SECONDS = 30.0
-_PATIENCE = 2  # times the limit, or this many seconds
-_EXPIRES = 5.0
-_LONG = 600.0  # seconds, and this many times the limit, after which one call has taken very long
-_TIMES = 20
+_STRANGER_LIMITS = 10  # times the limit, for which an idle thread that may be waited for counts as a helper
+_SOON_LIMITS = 5  # times the limit, or this many seconds
+_SOON_SECONDS = 30.0
+_EXPIRY_LIMITS = 2  # times the limit, or this many seconds
+_EXPIRY_SECONDS = 5.0
+_LONG_CALL_SECONDS = 600.0  # seconds, and this many times the limit, after which one call has taken very long
+_LONG_CALL_LIMITS = 20
 
 
 class Helper(NamedTuple):
@@ -42,7 +43,7 @@ class Helper(NamedTuple):
 
 def very_long(stall: Stall) -> bool:
     """Whether even long work should have ended."""
-    return stall.still > max(_LONG, _TIMES * stall.limit)
+    return stall.still > max(_LONG_CALL_SECONDS, _LONG_CALL_LIMITS * stall.limit)
 
 
 def native(process: ProcessView | None, thread: PyThread | None) -> ThreadView | None:
@@ -70,17 +71,17 @@ def receives(row: ThreadView | None) -> bool:
     """Whether a thread that waits to read is given something now and then."""
     if row is None or row.syscall not in _RECEIVES:
         return False
-    return (row.asleep is not None and row.asleep < _LATELY) or (row.wakes or 0.0) > 1 / _LATELY
+    return (row.asleep is not None and row.asleep < _RECENT_SECONDS) or (row.wakes or 0.0) > 1 / _RECENT_SECONDS
 
 
 def ends_soon(stall: Stall, left: float | None) -> bool:
     """Whether a sleep ends soon enough to be waited for: who sleeps for longer is as good as stuck."""
-    return left is None or left <= max(_SECONDS, _SOON * stall.limit)
+    return left is None or left <= max(_SOON_SECONDS, _SOON_LIMITS * stall.limit)
 
 
 def expires_soon(stall: Stall, left: float) -> bool:
-    """The same of a wait with a time limit, at the end of which there may be an exception and nothing else."""
-    return left <= max(_EXPIRES, _PATIENCE * stall.limit)
+    """Whether a wait reaches its time limit soon; it may then end in nothing but an exception."""
+    return left <= max(_EXPIRY_SECONDS, _EXPIRY_LIMITS * stall.limit)
 
 
 def share(row: ThreadView | None) -> str:
@@ -101,12 +102,12 @@ def caller_of(thread: PyThread, callee: PyFrame) -> PyFrame | None:
 
 
 def helpers(stall: Stall) -> Iterator[Helper]:
-    """Those that the main thread may wait for and that go on; whom it is known to wait for first."""
+    """Threads and processes that go on and that the main thread may wait for; the known ones first."""
     main = stall.thread
     if main is None:
         return
     held = main.waits_for is not None and main.waits_for.kind in _HELD
-    patient = stall.still < _STRANGER * stall.limit
+    patient = stall.still < _STRANGER_LIMITS * stall.limit
     found = (*_threads(stall, main), *_children(stall))
     for helper in sorted(found, key=lambda helper: not helper.known):
         if helper.known or (not held and (helper.uses_core or patient)):
@@ -130,7 +131,7 @@ def _threads(stall: Stall, main: PyThread) -> Iterator[Helper]:
             how = "sleeps" if sleeps(row) else "waits"
             words = f"{how} for {duration(row.wakes_in)} more"
             yield Helper(name, thread.user_frame, words, row.wakes_in, known and sleeps(row), False)
-        elif row is not None and (row.wakes or 0.0) > _POLLS:
+        elif row is not None and (row.wakes or 0.0) > _MIN_WAKES_PER_SECOND:
             # Always seen in the same short nap, and just not in it when the kernel was asked.
             yield Helper(name, thread.user_frame, f"wakes {row.wakes:.0f} times a second", 0.0, known, False)
 
@@ -166,7 +167,7 @@ def _children(stall: Stall) -> Iterator[Helper]:
         moved = max(process.bytes_read or 0.0, process.bytes_written or 0.0)
         if process.demand > BUSY:
             how, left = f"uses {(process.busy or 0.0):.0%} of a core", None
-        elif moved > (MOVING if inside is not None else _QUIET):
+        elif moved > (MOVING if inside is not None else _MIN_UNASKED_BYTES_PER_SECOND):
             left = None
             how = f"reads and writes {moved / 1e6:.1f} MB/s"
         elif thread is not None and thread.moved:

@@ -8,14 +8,15 @@ from typing import Literal
 from torchmedic.diagnose.rules.hangs._at_work import sleeps
 from torchmedic.diagnose.rules.hangs._wait_chain import CHILDREN, Waiter, chain
 from torchmedic.diagnose.rules.hangs.worker_stuck import waits_for_batch
-from torchmedic.diagnose.words.stall import BUSY, command, duration
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import BUSY, command
 from torchmedic.records.inside import PyThread
 from torchmedic.records.process import LISTENER, ProcessView
 from torchmedic.records.stall import Stall
 
 Doing = Literal["gone", "stopped", "waits for the run", "idle", "goes on"]
-_PATIENCE = 2  # times the limit, until somebody who is only idle is not waited for any longer
-_ATTACHED = 60.0  # seconds, the same for a run that torchmedic did not start
+_IDLE_LIMITS = 2  # times the limit, after which an idle counterpart will do nothing
+_IDLE_SECONDS_ATTACHED = 60.0  # for a run that torchmedic did not start
 _WAITS = (*CHILDREN, "rt_sigsuspend", "rt_sigtimedwait", "pause")
 
 
@@ -49,7 +50,7 @@ def _doing_inside(stall: Stall, view: ProcessView) -> Doing:
 
 
 def _waiter_goes_on(stall: Stall, waiter: Waiter) -> bool:
-    """Of a process that could be asked only the threads count that are waited for: others may tick for themselves."""
+    """Whether a waiter goes on. If its process answers, only its own thread counts: other threads may tick."""
     if waiter.python is None:
         return goes_on(stall, waiter.process)
     if _is_idle(waiter.python):
@@ -96,9 +97,9 @@ def patience_is_over(stall: Stall, pids: Iterable[int]) -> bool:
     """Whether those who are left have been idle for so long that nothing is to be expected of them."""
     main = stall.view.main if stall.view is not None else None
     if stall.attached:  # nobody knows for how long, but for the kernel
-        over = main is not None and (main.asleep or 0.0) >= _ATTACHED
+        over = main is not None and (main.asleep or 0.0) >= _IDLE_SECONDS_ATTACHED
     else:
-        over = stall.still >= _PATIENCE * stall.limit
+        over = stall.still >= _IDLE_LIMITS * stall.limit
     return over and not any(doing(stall, pid) == "goes on" for pid in pids)
 
 

@@ -8,9 +8,9 @@ from torchmedic.records import Location
 from torchmedic.records.gpu import GpuState
 from torchmedic.records.stall import Stall
 
-_SPINNING = 0.4  # of the power limit: who computes draws more
-_FULL = 95  # percent
-_QUIET = 1  # percent of the time in which memory is touched
+_MAX_SHARE_OF_POWER = 0.4  # of the power limit: who computes draws more
+_MIN_BUSY_PERCENT = 95  # percent
+_MAX_MEMORY_PERCENT = 1  # percent of the time in which memory is touched
 
 # What the device is at between two marks, by the mark that it has not made.
 _UNDER_WAY = {"backward": "the forward pass or the loss", "update": "the backward pass"}
@@ -36,12 +36,12 @@ def spins(stall: Stall) -> bool:
     inner = stall.inner
     if inner is None or inner.marks_moved:
         return False
-    busy = [gpu for gpu in gpus(stall) if (gpu.utilisation or 0) >= _FULL]
+    busy = [gpu for gpu in gpus(stall) if (gpu.utilisation or 0) >= _MIN_BUSY_PERCENT]
     return any(
         gpu.power is not None
         and gpu.power_limit is not None
-        and gpu.power < _SPINNING * gpu.power_limit
-        and (gpu.memory_utilisation or 0) <= _QUIET
+        and gpu.power < _MAX_SHARE_OF_POWER * gpu.power_limit
+        and (gpu.memory_utilisation or 0) <= _MAX_MEMORY_PERCENT
         for gpu in busy
     )
 

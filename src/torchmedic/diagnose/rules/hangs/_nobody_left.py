@@ -21,7 +21,7 @@ from torchmedic.records.stall import Stall
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch._inductor")
 _TAKEN = ("lock", "reentrant lock", "lock between processes", "condition", "semaphore")
 _MONITORS = ("/tqdm/_monitor.py",)  # they tick, and signal nothing to anybody
-_PATIENCE = 4  # times the limit
+_WARNING_LIMITS = 4  # times the limit
 _HANDLED = ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGHUP")
 
 
@@ -55,7 +55,7 @@ def nobody(stall: Stall, waiter: Waiter) -> Silence | None:
     facts = facts[:4] or ["no other thread" + (" or process" if shared else "") + " of the run is left"]
     if _handles_signals(waiter.process):
         facts.append("a handler of the script's for a signal of the system could do it")
-        return Silence("likely", facts, "warning" if stall.still >= _PATIENCE * stall.limit else "note")
+        return Silence("likely", facts, "warning" if stall.still >= _WARNING_LIMITS * stall.limit else "note")
     return Silence("likely" if shared and others else "proven", facts)
 
 
@@ -111,7 +111,7 @@ def _process_could(stall: Stall, process: ProcessView) -> bool:
 
 
 def _could_signal(stall: Stall, process: ProcessView, thread: PyThread) -> bool:
-    """The same for a thread of another process; one that has nothing to do is in a library only."""
+    """Whether a thread of another process could signal; a thread with nothing to do is in library code only."""
     if thread.user_frame is not None and not (thread.waits_for is not None and thread.waits_for.kind in GIVEN):
         idle = thread.frames and not thread.frames[0].user and thread.waits_for is not None
         return not idle

@@ -13,8 +13,8 @@ from torchmedic.diagnose.rules.hangs._at_work import (
     sleep_left,
     sleeps,
 )
-from torchmedic.diagnose.words.death import size
-from torchmedic.diagnose.words.stall import BUSY, duration
+from torchmedic.diagnose.words.format import duration, size
+from torchmedic.diagnose.words.stall import BUSY
 from torchmedic.records.inside import InsideView, PyThread
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall

@@ -42,7 +42,7 @@ class Waiter(NamedTuple):
 
     @property
     def nearest_frame(self) -> PyFrame | None:
-        """Its own line, or that of the one who waits for it."""
+        """The user's line of this waiter, else of the waiter that waits for it."""
         return self.frame or (self.by.nearest_frame if self.by is not None else None)
 
     @property

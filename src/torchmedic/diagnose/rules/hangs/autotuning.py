@@ -14,7 +14,8 @@ import re
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, frames_in, native
-from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, duration, main_line, stands
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, main_line, stands
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.records.stall import Stall

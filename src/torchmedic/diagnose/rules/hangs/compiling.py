@@ -16,7 +16,8 @@ import re
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, frames_in, native
-from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, descendants, duration, main_line
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, descendants, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import PyFrame
 from torchmedic.records.process import ProcessView
@@ -44,7 +45,7 @@ _COMPILERS = {
     "/numba/core/": "Numba",
     "/cupy/cuda/compiler.py": "CuPy",
 }
-_OFTEN = 5.0  # times a second that a thread runs, however short: who waits for another one sleeps
+_MIN_WAKES_PER_SECOND = 5.0  # times a second that a thread runs, however short: who waits for another one sleeps
 _WAITS_FOR_LOCK = ("torch/utils/file_baton.py", "/filelock/")
 _TOOLS = re.compile(
     r"cc1(plus)?|c\+\+|g\+\+(-\d+)?|gcc(-\d+)?|clang(\+\+)?(-\d+)?|nvcc|cicc|ptxas|cudafe\+\+|nvlink|fatbinary|ninja"
@@ -61,7 +62,7 @@ def check(stall: Stall) -> Diagnosis | None:
     if found is None and not tools:
         return None
     row = native(stall.view, main)
-    wakes = row is not None and (row.wakes or 0.0) > _OFTEN
+    wakes = row is not None and (row.wakes or 0.0) > _MIN_WAKES_PER_SECOND
     works = main.moved or wakes or demand(row) > BUSY or any(tool.demand > IDLE for tool in tools)
     if not works or (found is None and demand(row) > BUSY):
         return None  # a compiler that nobody waits for is no reason

@@ -22,10 +22,10 @@ from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM553", "cpu-throttled"
 
-_THROTTLED = 0.5  # of the periods
-_CROWDED = 3.0  # threads that want to run, per core
-_LEAST = 8  # such threads
-_WAITING = 0.5  # of the time, by PSI
+_MIN_SHARE_OF_PERIODS = 0.5  # of the periods
+_MIN_THREADS_PER_CORE = 3.0  # threads that want to run, per core
+_MIN_THREADS = 8  # such threads
+_MIN_SHARE_WAITING = 0.5  # of the time, by PSI
 
 
 def check(stall: Stall) -> Diagnosis | None:
@@ -34,11 +34,15 @@ def check(stall: Stall) -> Diagnosis | None:
     if host is None or rates is None or wanted < BUSY:
         return None  # who wants no CPU is not slowed down for want of it
     runnable = _runnable(stall)
-    if host.cpu_quota is not None and (rates.throttled_periods or 0.0) > _THROTTLED and runnable > host.cpu_quota:
+    if (
+        host.cpu_quota is not None
+        and (rates.throttled_periods or 0.0) > _MIN_SHARE_OF_PERIODS
+        and runnable > host.cpu_quota
+    ):
         return _throttled(stall, host.cpu_quota, rates.throttled_periods or 0.0, runnable)
     waiting = max(rates.cpu_some or 0.0, rates.group_cpu_some or 0.0)
     cores = host.cpus or 0
-    if cores and runnable >= max(_LEAST, _CROWDED * cores) and waiting > _WAITING:
+    if cores and runnable >= max(_MIN_THREADS, _MIN_THREADS_PER_CORE * cores) and waiting > _MIN_SHARE_WAITING:
         return _crowded(stall, cores, waiting, runnable)
     return None
 

@@ -24,12 +24,12 @@ from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM513", "empty-loader-cycled"
 
-_OFTEN = 3
+_MIN_PASSES = 3
 
 
 def check(stall: Stall) -> Diagnosis | None:
     inner, thread = stall.inner, stall.thread
-    if inner is None or thread is None or inner.batches or inner.requests < _OFTEN:
+    if inner is None or thread is None or inner.batches or inner.requests < _MIN_PASSES:
         return None
     draft = StallDraft(
         RULE,

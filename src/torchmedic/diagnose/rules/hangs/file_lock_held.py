@@ -18,14 +18,15 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._at_work import helpers
 from torchmedic.diagnose.rules.hangs._counterparts import described, doing, find, hopeless, patience_is_over
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
-from torchmedic.diagnose.words.stall import StallDraft, at, command, duration, main_line
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line
 from torchmedic.records import Diagnosis, Grade, Severity
 from torchmedic.records.inside import LockFile
 from torchmedic.records.process import LockHeld
 from torchmedic.records.stall import Stall
 from torchmedic.source.text import relative
 
-_ROUGH = 1.5  # seconds
+_CLOCK_ERROR_SECONDS = 1.5  # seconds
 CODE, NAME = "TM522", "file-lock-held"
 
 
@@ -109,7 +110,7 @@ def _polled(stall: Stall, waiter: Waiter, file: LockFile) -> Diagnosis | None:
 def _is_older(stall: Stall, waiter: Waiter, file: LockFile) -> bool:
     """Whether the file was there before the process that waits: the kernel tells its start not to the second."""
     view = stall.inside.get(waiter.process.pid)
-    return view is not None and file.age - _ROUGH > view.time - waiter.process.started > 0
+    return view is not None and file.age - _CLOCK_ERROR_SECONDS > view.time - waiter.process.started > 0
 
 
 def _told(

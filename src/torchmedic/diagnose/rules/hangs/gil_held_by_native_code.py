@@ -21,13 +21,13 @@ from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM501", "gil-held-by-native-code"
 
-_LONG = 60.0  # seconds, and this many times the limit, after which nobody would call it one long call
-_TIMES = 10
-_STARVED = 0.3
-_SHARE = 0.1  # of a core
-_ASKED = 8  # turns on a core in which our thread would have had the GIL, had it been free
-_WAKES = 50.0  # a second: who waits for the GIL wakes every five milliseconds to ask for it again
-_TURN = 0.0002  # seconds: to ask for it takes less than that, and to work takes more
+_LONG_CALL_SECONDS = 60.0  # and
+_LONG_CALL_LIMITS = 10  # times the limit, after which this is not just one long call
+_MIN_STARVED_DEMAND = 0.3  # of a core, that our thread wants and does not get
+_MIN_SHARE_OF_CORE = 0.1
+_MIN_TURNS = 8  # turns on a core in which our thread would have had the GIL, had it been free
+_MIN_WAKES_PER_SECOND = 50.0  # a thread that waits for the GIL asks again every five milliseconds
+_MIN_WORK_SECONDS_PER_WAKE = 0.0002  # to ask for the GIL takes less
 
 
 def check(stall: Stall) -> Diagnosis | None:
@@ -51,14 +51,14 @@ def _is_starved(process: ProcessView) -> bool:
     ours = process.listener
     if ours is not None and _works(ours):
         return True  # it has the GIL, and is still busy with the question before
-    if ours is None or (ours.demand or 0.0) <= _STARVED or (ours.busy or 0.0) >= (ours.demand or 0.0) / 2:
+    if ours is None or (ours.demand or 0.0) <= _MIN_STARVED_DEMAND or (ours.busy or 0.0) >= (ours.demand or 0.0) / 2:
         return False
-    return (ours.wakes or 0.0) * process.elapsed < _ASKED
+    return (ours.wakes or 0.0) * process.elapsed < _MIN_TURNS
 
 
 def _has_no_core(row: ThreadView | None) -> bool:
     """Whether a thread hardly ran and wants to: it may hold the GIL, but what it lacks is a core."""
-    return row is not None and row.state == "R" and (row.busy or 0.0) < _SHARE
+    return row is not None and row.state == "R" and (row.busy or 0.0) < _MIN_SHARE_OF_CORE
 
 
 def _main_is_idle(stall: Stall) -> bool:
@@ -76,7 +76,9 @@ def _holder(process: ProcessView, view: InsideView | None) -> PyThread | None:
     if at_work:
         used = {row.tid: row.busy or 0.0 for row in process.threads}
         return max(at_work, key=lambda each: used.get(each.tid, 0.0))
-    quiet = [each for each in known if (row := seen.get(each.tid)) is not None and (row.wakes or 0.0) < _WAKES]
+    quiet = [
+        each for each in known if (row := seen.get(each.tid)) is not None and (row.wakes or 0.0) < _MIN_WAKES_PER_SECOND
+    ]
     if len(quiet) > 1:
         quiet = [each for each in quiet if not _asks(process, seen[each.tid])]
     if len(quiet) == 1 or len(known) == 1:
@@ -86,7 +88,7 @@ def _holder(process: ProcessView, view: InsideView | None) -> PyThread | None:
 
 def _works(row: ThreadView) -> bool:
     """And not only waits for a core to ask for the GIL on: of a turn, that takes next to nothing."""
-    return (row.demand or 0.0) > BUSY and (row.busy or 0.0) > _TURN * (row.wakes or 0.0)
+    return (row.demand or 0.0) > BUSY and (row.busy or 0.0) > _MIN_WORK_SECONDS_PER_WAKE * (row.wakes or 0.0)
 
 
 def _asks(process: ProcessView, row: ThreadView | None) -> bool:
@@ -123,7 +125,7 @@ def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Diagnosis:
         draft.because(f"the last Python function is `{holder.frames[0].function}`")
     draft.help("bound or split this call, or run it in a process of its own")
     ends = at_work or (row is not None and row.wakes_in is not None)  # by itself, perhaps
-    for_good = not ends or stall.still > max(_LONG, _TIMES * stall.limit)
+    for_good = not ends or stall.still > max(_LONG_CALL_SECONDS, _LONG_CALL_LIMITS * stall.limit)
     return draft.done(severity="error" if for_good else "warning")
 
 

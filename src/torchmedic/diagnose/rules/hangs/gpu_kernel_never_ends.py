@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._device import device_words, last_mark, power_words, spins, waits_for_device
-from torchmedic.diagnose.words.stall import StallDraft, duration, main_line
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import StallDraft, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
 

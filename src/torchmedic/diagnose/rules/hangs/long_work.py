@@ -25,14 +25,14 @@ from torchmedic.diagnose.rules.hangs._at_work import (
     where,
 )
 from torchmedic.diagnose.rules.hangs._reading import waits_for_workers
-from torchmedic.diagnose.words.death import size
-from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, duration, main_line, stands
+from torchmedic.diagnose.words.format import duration, size
+from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, main_line, stands
 from torchmedic.records import Diagnosis, Severity
 from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM558", "long-work"
 
-_IMPORTS = 4  # times the limit: until then to import modules is nothing to speak of
+_IMPORT_LIMITS = 4  # times the limit: until then to import modules is nothing to speak of
 
 
 def check(stall: Stall) -> Diagnosis | None:
@@ -43,7 +43,7 @@ def check(stall: Stall) -> Diagnosis | None:
     moved = max(view.bytes_read or 0.0, view.bytes_written or 0.0)
     if main.moved and (demand(row) > IDLE or inner.batches):
         imports = frames_in(main, "importlib._bootstrap") is not None
-        if imports and stall.still < _IMPORTS * stall.limit:
+        if imports and stall.still < _IMPORT_LIMITS * stall.limit:
             return None
         steps = ", without a step" if not stall.attached or stall.box is not None else ""  # else nobody counts them
         cause = "modules are being imported" if imports else f"the main thread gets on{steps}"

@@ -18,15 +18,16 @@ from __future__ import annotations
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._nobody_left import Silence, nobody, timer
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
-from torchmedic.diagnose.words.stall import StallDraft, at, duration, main_line
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import StallDraft, at, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import LockView
 from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM528", "nobody-left-to-signal"
 
-_STRANGER = 5  # times the limit: for so long, something that ticks may be what is waited for
-_TICK = 2.0  # seconds: what acts after longer is not just a heartbeat
+_STRANGER_LIMITS = 5  # times the limit: for so long, something that ticks may be what is waited for
+_MAX_TICK_SECONDS = 2.0  # seconds: what acts after longer is not just a heartbeat
 _ENDS = {
     "lock": "release it",
     "reentrant lock": "release it",
@@ -58,7 +59,7 @@ def check(stall: Stall) -> Diagnosis | None:
 
 def _not_yet(stall: Stall, waiter: Waiter) -> Diagnosis | None:
     left, wanted = timer(stall, waiter), waiter.wanted
-    if left is None or wanted is None or (left < _TICK and stall.still > _STRANGER * stall.limit):
+    if left is None or wanted is None or (left < _MAX_TICK_SECONDS and stall.still > _STRANGER_LIMITS * stall.limit):
         return None
     message = f"not hung yet: the run waits for the {wanted.kind} `{wanted.name}`, and a timer runs"
     draft = StallDraft(RULE, stall, "possible", message, f"a thread acts in {duration(left)}, and may end the wait")

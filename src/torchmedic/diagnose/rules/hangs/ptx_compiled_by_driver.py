@@ -14,7 +14,8 @@ from __future__ import annotations
 from torchmedic.detect.failures.architectures import covers, covers_without_compiling
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._at_work import demand, native
-from torchmedic.diagnose.words.stall import BUSY, StallDraft, duration, main_line, stands
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import BUSY, StallDraft, main_line, stands
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import InsideView
 from torchmedic.records.stall import Stall

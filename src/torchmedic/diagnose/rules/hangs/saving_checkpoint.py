@@ -14,8 +14,8 @@ import re
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, native
-from torchmedic.diagnose.words.death import size
-from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, duration
+from torchmedic.diagnose.words.format import duration, size
+from torchmedic.diagnose.words.stall import BUSY, StallDraft, at
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.records.process import FileGrowth
@@ -33,9 +33,9 @@ _SAVERS = (
     ("/h5py/", ("create_dataset", "__setitem__")),
 )
 _CALLS = re.compile(r"\b(pickle|dill|cloudpickle|joblib|marshal|shelve|np|numpy|torch|json)\.(dump|save\w*)\(")
-_FAST = 1 << 20  # bytes a second: a log does not grow like this
-_SMALL = 8 << 20
-_BEGUN = 0.05  # of the state: before that the rate says little
+_MIN_BYTES_PER_SECOND = 1 << 20  # bytes a second: a log does not grow like this
+_MIN_FILE_BYTES = 8 << 20
+_MIN_SHARE_WRITTEN = 0.05  # of the state: before that the rate says little
 
 
 def check(stall: Stall) -> Diagnosis | None:
@@ -44,8 +44,8 @@ def check(stall: Stall) -> Diagnosis | None:
         return None
     call = _saver(main)
     file = view.growing[0] if view.growing else None
-    moves = file is not None or (view.bytes_written or 0.0) > _FAST or demand(native(view, main)) > BUSY
-    by_file = file is not None and file.rate > _FAST and file.size > _SMALL
+    moves = file is not None or (view.bytes_written or 0.0) > _MIN_BYTES_PER_SECOND or demand(native(view, main)) > BUSY
+    by_file = file is not None and file.rate > _MIN_BYTES_PER_SECOND and file.size > _MIN_FILE_BYTES
     if not moves or (call is None and not by_file):
         return None
     where = f" to {relative(file.path)}" if file is not None else ""
@@ -69,7 +69,7 @@ def check(stall: Stall) -> Diagnosis | None:
 def _left(file: FileGrowth, state: int | None) -> str:
     if state is None or state <= file.size or file.rate <= 0:
         return ""
-    if file.size < _BEGUN * state:
+    if file.size < _MIN_SHARE_WRITTEN * state:
         return f"; {size(state)} are to be saved"  # too early to tell how fast
     return f"; {size(state)} are to be saved, about {duration((state - file.size) / file.rate)} more"
 

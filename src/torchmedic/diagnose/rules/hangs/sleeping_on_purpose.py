@@ -24,7 +24,8 @@ from torchmedic.diagnose.rules.hangs._at_work import (
 )
 from torchmedic.diagnose.rules.hangs._collectives import LAUNCHERS
 from torchmedic.diagnose.rules.hangs._reading import waits_for_workers
-from torchmedic.diagnose.words.stall import IDLE, StallDraft, at, duration, main_line, stands
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import IDLE, StallDraft, at, main_line, stands
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import PyThread
 from torchmedic.records.process import ThreadView

@@ -15,8 +15,8 @@ from __future__ import annotations
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._at_work import MOVING, frames_in
 from torchmedic.diagnose.rules.hangs._reading import FETCHING, waits_for_workers, works
-from torchmedic.diagnose.words.death import size
-from torchmedic.diagnose.words.stall import StallDraft, at, duration, main_line, who
+from torchmedic.diagnose.words.format import duration, size
+from torchmedic.diagnose.words.stall import StallDraft, at, main_line, who
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import InsideView
 from torchmedic.records.process import ProcessView

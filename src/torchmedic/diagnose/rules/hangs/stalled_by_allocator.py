@@ -20,13 +20,13 @@ from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM526", "stalled-by-allocator"
 
-_RATE = 1.0  # a second
+_MIN_RETRIES_PER_SECOND = 1.0  # a second
 
 
 def check(stall: Stall) -> Diagnosis | None:
     inner = stall.inner
     rate = inner.allocator_retry_rate if inner is not None else None
-    if inner is None or rate is None or rate < _RATE:
+    if inner is None or rate is None or rate < _MIN_RETRIES_PER_SECOND:
         return None
     draft = StallDraft(
         RULE,

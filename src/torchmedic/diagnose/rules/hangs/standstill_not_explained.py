@@ -20,14 +20,14 @@ from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM590", "standstill-not-explained"
 
-_AT_WORK = 0.1  # of a core: more than a thread that wakes now and then to look
+_MIN_SHARE_OF_CORE = 0.1  # of a core: more than a thread that wakes now and then to look
 
 
 def check(stall: Stall) -> Diagnosis | None:
     view = stall.view
     moves = any(inner.main is not None and inner.main.moved for inner in stall.inside.values())
     # Whoever the main thread waits for may be at work, in native code say.
-    works = any(process.demand > _AT_WORK for process in stall.processes if process.pid not in stall.mute)
+    works = any(process.demand > _MIN_SHARE_OF_CORE for process in stall.processes if process.pid not in stall.mute)
     if moves or works or not (stands(stall.inner) or stall.pid in stall.mute) or ends_by_itself(view):
         return None
     draft = StallDraft(

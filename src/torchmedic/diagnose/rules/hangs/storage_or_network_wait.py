@@ -18,7 +18,8 @@ from torchmedic.diagnose.rules.hangs._at_work import frames_in
 from torchmedic.diagnose.rules.hangs._counterparts import described, doing, hopeless, patience_is_over
 from torchmedic.diagnose.rules.hangs._nobody_left import goes_on_beside
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
-from torchmedic.diagnose.words.stall import StallDraft, at, command, duration, main_line
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line
 from torchmedic.records import Diagnosis, Grade, Severity
 from torchmedic.records.process import FileWait
 from torchmedic.records.stall import Stall
@@ -26,7 +27,7 @@ from torchmedic.records.stall import Stall
 CODE, NAME = "TM523", "storage-or-network-wait"
 
 _FORKING = ("vfork", "kernel_clone", "do_exit")  # a parent waits so for a child that is about to begin
-_MOVES = 1024  # bytes a second
+_MIN_BYTES_PER_SECOND = 1024  # bytes a second
 _WORDS = {"connect": "to connect to", "accept": "for a connection at", "read": "for data from", "poll": "for data from"}
 
 
@@ -47,7 +48,7 @@ def check(stall: Stall) -> Diagnosis | None:
 def _moves(waiter: Waiter) -> bool:
     process = waiter.process
     moved = max(process.bytes_read or 0.0, process.bytes_written or 0.0)
-    return moved > _MOVES or waiter.row.wchan.startswith(_FORKING) or (waiter.row.wakes or 0.0) > 1
+    return moved > _MIN_BYTES_PER_SECOND or waiter.row.wchan.startswith(_FORKING) or (waiter.row.wakes or 0.0) > 1
 
 
 def _storage(stall: Stall, waiter: Waiter) -> Diagnosis:

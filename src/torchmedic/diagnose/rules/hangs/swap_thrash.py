@@ -13,16 +13,16 @@ Python lists in the dataset, which every worker copies. To see which process use
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.stall import StallDraft, command, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM525", "swap-thrash"
 
-_STOOD = 0.2  # of the time, all of the tasks waited for memory
-_SWAPPED = 4 << 20  # bytes a second
-_FAULTS = 100.0  # a second
+_MIN_SHARE_WAITING = 0.2  # of the time, all of the tasks waited for memory
+_MIN_SWAP_BYTES_PER_SECOND = 4 << 20  # bytes a second
+_MIN_FAULTS_PER_SECOND = 100.0  # a second
 
 
 def check(stall: Stall) -> Diagnosis | None:
@@ -31,7 +31,7 @@ def check(stall: Stall) -> Diagnosis | None:
         return None
     stood = max(rates.memory_full or 0.0, rates.group_memory_full or 0.0)
     swapped, faults = rates.swap_in or 0.0, rates.major_faults or 0.0
-    if stood < _STOOD or (swapped < _SWAPPED and faults < _FAULTS):
+    if stood < _MIN_SHARE_WAITING or (swapped < _MIN_SWAP_BYTES_PER_SECOND and faults < _MIN_FAULTS_PER_SECOND):
         return None
     draft = StallDraft(
         RULE,

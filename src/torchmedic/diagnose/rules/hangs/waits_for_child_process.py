@@ -16,7 +16,8 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._counterparts import goes_on
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain, children_awaited
 from torchmedic.diagnose.rules.hangs.worker_stuck import waits_for_batch
-from torchmedic.diagnose.words.stall import StallDraft, at, command, duration, main_line, short
+from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line, short
 from torchmedic.records import Diagnosis
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
@@ -43,7 +44,7 @@ def check(stall: Stall) -> Diagnosis | None:
 
 
 def _children(stall: Stall, waiter: Waiter) -> list[int]:
-    """Those whose end, or whose output, is waited for."""
+    """Child processes whose end or output the waiter waits for."""
     own = {each.pid for each in stall.processes if each.parent == waiter.process.pid}
     through_pipes = [pid for wait in waiter.files for pid in wait.peers if pid in own]
     wanted = waiter.wanted

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.hangs._collectives import Call, Rank, call_of, on_one_host, peer_states
-from torchmedic.diagnose.words.listing import listed
-from torchmedic.diagnose.words.stall import StallDraft, at, duration, short
+from torchmedic.diagnose.words.format import duration, listed
+from torchmedic.diagnose.words.stall import StallDraft, at, short
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import InsideView, PyFrame
 from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM532", "waits-for-collective"
 
-_PATIENCE = 10  # times the limit: for so long a rank that cannot be seen may be slow
+_UNSEEN_RANK_LIMITS = 10  # times the limit: for so long a rank that cannot be seen may be slow
 
 
 def check(stall: Stall) -> Diagnosis | None:
@@ -58,7 +58,7 @@ def _told(stall: Stall, view: InsideView, call: Call) -> Diagnosis:
     draft.at(at(call.frame, "cause", f"{_who(view)} waits here, in {call.words}"))
     _describe(draft, view, ranks, missing)
     draft.help("every rank must make the same calls in the same order: look for a branch that only some ranks take")
-    patient = unseen and stall.still < _PATIENCE * stall.limit
+    patient = unseen and stall.still < _UNSEEN_RANK_LIMITS * stall.limit
     return draft.finish("note" if patient else "error")
 
 

@@ -10,6 +10,7 @@ Cure: use `DataLoader(dataset, shuffle=True)`, or a sampler that mixes the class
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import ClassesInOrder
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -19,15 +20,15 @@ CODE, NAME = "TM616", "classes-in-order"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "sorted labels":
+    incident = evidence.incident
+    if not isinstance(incident, ClassesInOrder):
         return None
-    incident, facts = evidence.incident, evidence.facts
     draft = RULE.draft(
         evidence,
         "proven",
-        f"the training data comes class by class: {facts['classes']} classes, sorted, and not shuffled",
-        f"the first {facts['first']} of {facts['length']} items are all of one class, and batches of "
-        f"{facts['batch']} are taken in the order of the dataset",
+        f"the training data comes class by class: {incident.classes} classes, sorted, and not shuffled",
+        f"the first {incident.first} of {incident.length} items are all of one class, and batches of "
+        f"{incident.batch} are taken in the order of the dataset",
     )
     built = evidence.calls_in(incident.cause.file, "DataLoader")
     if len(built) == 1:

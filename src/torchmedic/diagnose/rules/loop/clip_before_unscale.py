@@ -11,6 +11,7 @@ Cure: call `scaler.unscale_(optimizer)` before clipping. `scaler.step` then does
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import ClipBeforeUnscale
 from torchmedic.diagnose.cures.loop_edits import line_added_before
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
@@ -21,10 +22,10 @@ CODE, NAME = "TM606", "clip-before-unscale"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "clipped scaled":
-        return None
     incident = evidence.incident
-    bound = evidence.facts["bound"]
+    if not isinstance(incident, ClipBeforeUnscale):
+        return None
+    bound = incident.bound
     draft = RULE.draft(
         evidence,
         "proven",
@@ -33,11 +34,11 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.at(
         evidence.at("cause", incident.cause, "the gradients are scaled here", "clip_grad_norm_", "clip_grad_value_"),
-        evidence.at("surfaced", incident.others["step"], "divides them, after they were clipped", "step"),
+        evidence.at("surfaced", incident.update, "divides them, after they were clipped", "step"),
     )
     draft.because("so in every update that was seen; unscale_ was not called before clipping")
-    name = evidence.optimizer_name(incident.others["step"]) or "optimizer"
-    scaler = evidence.receiver(incident.others["step"], "step") or "scaler"
+    name = evidence.optimizer_name(incident.update) or "optimizer"
+    scaler = evidence.receiver(incident.update, "step") or "scaler"
     line = f"{scaler}.unscale_({name})"
     draft.help(f"call {line} before", patch=line_added_before(incident.cause, line), safety="changes-training")
     return draft.done()

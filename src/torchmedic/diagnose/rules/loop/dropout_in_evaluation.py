@@ -11,6 +11,7 @@ Cure: use `F.dropout(x, p, training=self.training)`, `dropout_p=p if self.traini
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import DropoutInEvaluation
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -19,9 +20,10 @@ CODE, NAME = "TM622", "dropout-in-evaluation"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "dropout in evaluation":
+    incident = evidence.incident
+    if not isinstance(incident, DropoutInEvaluation):
         return None
-    incident, name, share = evidence.incident, evidence.facts["name"], evidence.facts["share"]
+    name, share = incident.name, incident.share
     draft = RULE.draft(
         evidence,
         "proven",

@@ -11,6 +11,7 @@ Cure: remove the call. If fragmentation is the problem, set `PYTORCH_CUDA_ALLOC_
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import EmptyCacheEveryStep
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -19,20 +20,20 @@ CODE, NAME = "TM617", "empty-cache-every-step"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "empty cache":
+    incident = evidence.incident
+    if not isinstance(incident, EmptyCacheEveryStep):
         return None
-    incident, facts = evidence.incident, evidence.facts
-    share = f"{facts['share']:.0%}"
+    share = f"{incident.share:.0%}"
     draft = RULE.draft(
         evidence,
         "proven",
         f"empty_cache() in every step takes {share} of the time",
-        f"each call takes {facts['each'] * 1e3:.2g} ms, and the memory that it gives back is asked for again",
+        f"each call takes {incident.each * 1e3:.2g} ms, and the memory that it gives back is asked for again",
     )
     draft.at(evidence.at("cause", incident.cause, f"{share} of the time of a step is spent here", "empty_cache"))
     draft.because(
-        f"measured over {facts['calls']} steps, from when the device was idle; to ask for the memory again "
-        "costs more on top",
+        f"measured over {incident.calls} steps, from when the device was idle; to ask for the memory again "
+        "costs more on top"
     )
     draft.help("leave it out: memory that is in use is not freed by it", safety="safe")
     return draft.done(severity="warning")

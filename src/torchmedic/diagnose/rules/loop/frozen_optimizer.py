@@ -10,6 +10,7 @@ Cure: freeze the parameters that should not change, and give the optimizer the o
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import FrozenOptimizer
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
@@ -19,23 +20,23 @@ CODE, NAME = "TM609", "frozen-optimizer"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "frozen":
+    incident = evidence.incident
+    if not isinstance(incident, FrozenOptimizer):
         return None
-    incident, facts = evidence.incident, evidence.facts
     draft = RULE.draft(
         evidence,
         "proven",
-        f"the weights do not change: all {count(facts['held'], 'parameter')} of the optimizer are frozen",
+        f"the weights do not change: all {count(incident.held, 'parameter')} of the optimizer are frozen",
         "requires_grad is off for every parameter that an optimizer holds, so that no update has a gradient",
     )
     draft.at(
         evidence.at("cause", incident.cause, "requires_grad is False for all of them"),
-        evidence.at("surfaced", incident.others["step"], "finds no gradient", "step"),
+        evidence.at("surfaced", incident.update, "finds no gradient", "step"),
     )
     draft.because(
-        f"{count(facts['updates'], 'update')} had no gradient to apply",
-        f"the loss reaches {count(facts['reached'], 'parameter')} that no optimizer has "
-        f"({count(facts['elements'], 'weight')})",
+        f"{count(incident.updates, 'update')} had no gradient to apply",
+        f"the loss reaches {count(incident.reached, 'parameter')} that no optimizer has "
+        f"({count(incident.elements, 'weight')})",
     )
     draft.help("give the optimizer the parameters that shall be trained", safety="changes-training")
     return draft.done()

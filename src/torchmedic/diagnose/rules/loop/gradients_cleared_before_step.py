@@ -10,6 +10,7 @@ Cure: call `zero_grad()` before `backward()` or after `step()`, never in between
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import GradientsClearedBeforeStep
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
@@ -19,10 +20,10 @@ CODE, NAME = "TM604", "gradients-cleared-before-step"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "cleared before step":
-        return None
     incident = evidence.incident
-    updates = evidence.facts["updates"]
+    if not isinstance(incident, GradientsClearedBeforeStep):
+        return None
+    updates = incident.updates
     draft = RULE.draft(
         evidence,
         "proven",
@@ -31,8 +32,8 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.at(
         evidence.at("cause", incident.cause, "clears what backward has just computed", "zero_grad"),
-        evidence.at("surfaced", incident.others["backward"], "the gradients come from here", "backward"),
-        evidence.at("surfaced", incident.others["step"], "finds no gradient", "step"),
+        evidence.at("surfaced", incident.backward, "the gradients come from here", "backward"),
+        evidence.at("surfaced", incident.update, "finds no gradient", "step"),
     )
     draft.because("so in every update that was seen, without exception")
     draft.help("move it before backward, or behind step", safety="changes-training")

@@ -10,6 +10,7 @@ Cure: clear the gradients once per update, right after `optimizer.step()`.
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import GradientsClearedInsideAccumulation
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -18,10 +19,10 @@ CODE, NAME = "TM602", "gradients-cleared-inside-accumulation"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "cleared inside":
-        return None
     incident = evidence.incident
-    lost, kept = evidence.facts["lost"], evidence.facts["kept"]
+    if not isinstance(incident, GradientsClearedInsideAccumulation):
+        return None
+    lost, kept = incident.lost, incident.kept
     total = lost + kept
     draft = RULE.draft(
         evidence,
@@ -31,15 +32,15 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.at(
         evidence.at("cause", incident.cause, "clears what earlier micro-batches have added", "zero_grad"),
-        evidence.at("surfaced", incident.others["backward"], f"called {total} times per update", "backward"),
-        evidence.at("surfaced", incident.others["step"], "uses what is left", "step"),
+        evidence.at("surfaced", incident.backward, f"called {total} times per update", "backward"),
+        evidence.at("surfaced", incident.update, "uses what is left", "step"),
     )
     ratio = evidence.habits.lost_ratio(incident.optimizer)
     if ratio is not None:
         used, whole = ratio
         draft.because(f"norm of the gradients that were used: {used:.3g}; of all {total} micro-batches: {whole:.3g}")
-    draft.because(f"so in {evidence.facts['cycles']} updates, without exception")
-    name = evidence.optimizer_name(incident.others["step"]) or "optimizer"
+    draft.because(f"so in {incident.cycles} updates, without exception")
+    name = evidence.optimizer_name(incident.update) or "optimizer"
     draft.help(f"move it behind {name}.step(), so that it is called once per update", safety="changes-training")
     return draft.done()
 

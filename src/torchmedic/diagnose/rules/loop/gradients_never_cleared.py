@@ -11,6 +11,7 @@ accumulation over several micro-batches, call it once per update too, not once p
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import GradientsNeverCleared
 from torchmedic.diagnose.cures.loop_edits import line_added_after
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
@@ -21,20 +22,20 @@ CODE, NAME = "TM601", "gradients-never-cleared"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "never cleared":
-        return None
     incident = evidence.incident
+    if not isinstance(incident, GradientsNeverCleared):
+        return None
     name = evidence.optimizer_name(incident.cause) or "optimizer"
-    before, after = evidence.facts["norms"]
+    before, after = incident.norms
     draft = RULE.draft(
         evidence,
         "proven",
-        f"gradients are never cleared: every update uses those of all {evidence.facts['updates']} steps so far",
+        f"gradients are never cleared: every update uses those of all {incident.updates} steps so far",
         "backward adds to the gradients, and nothing has cleared them between the updates",
     )
     draft.at(
         evidence.at("cause", incident.cause, "the gradients it has used stay, and the next ones are added", "step"),
-        evidence.at("surfaced", incident.others["backward"], "adds to what is there", "backward"),
+        evidence.at("surfaced", incident.backward, "adds to what is there", "backward"),
     )
     draft.because(
         f"before backward, where it should be 0, the norm of one gradient went from {number(before)} to "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 
+from torchmedic.detect.loop.incident import GrowingGraph
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
@@ -26,10 +27,10 @@ CODE, NAME = "TM620", "growing-graph"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "growing graph":
+    incident = evidence.incident
+    if not isinstance(incident, GrowingGraph):
         return None
-    incident, facts = evidence.incident, evidence.facts
-    name, sizes = facts["name"], facts["sizes"]
+    name, sizes = incident.name, incident.sizes
     (first, _, small), (last, old, large) = sizes[0], sizes[-1]
     what = f"`{name}`" if name else "something"
     draft = RULE.draft(
@@ -38,7 +39,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         f"the graph of the loss grows in every step: {small} operations in step {first}, {large} in step {last}",
         f"{what} is carried from step to step with its graph",
     )
-    bound = _bound(name, facts["is_attribute"], incident.cause, incident.others.get("carried"))
+    bound = _bound(name, incident.is_attribute, incident.cause, incident.carried)
     backward = evidence.at("surfaced" if bound else "cause", incident.cause, "goes through all earlier steps again")
     draft.at(bound, backward)
     draft.because(f"{old} of the operations in step {last} are of earlier steps")

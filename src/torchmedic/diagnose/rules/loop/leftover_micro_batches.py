@@ -11,6 +11,7 @@ Cure: update after the last batch too: `if (i + 1) % N == 0 or i + 1 == len(load
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import LeftoverMicroBatches
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -19,21 +20,21 @@ CODE, NAME = "TM621", "leftover-micro-batches"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "leftovers":
+    incident = evidence.incident
+    if not isinstance(incident, LeftoverMicroBatches):
         return None
-    incident, facts = evidence.incident, evidence.facts
-    left = facts["left"]
+    left = incident.left
     last = f"last {left}" if left > 1 else "last one"
-    fate = "thrown away" if facts["lost"] else "left to the first update of the next epoch"
+    fate = "thrown away" if incident.is_lost else "left to the first update of the next epoch"
     draft = RULE.draft(
         evidence,
         "proven",
-        f"the {last} of {facts['length']} batches of an epoch make no update of their own"
+        f"the {last} of {incident.length} batches of an epoch make no update of their own"
         if left > 1
-        else f"the {last} of {facts['length']} batches of an epoch makes no update of its own",
-        f"{facts['length']} is no multiple of {facts['size']}; the gradients of the {last} are {fate}",
+        else f"the {last} of {incident.length} batches of an epoch makes no update of its own",
+        f"{incident.length} is no multiple of {incident.size}; the gradients of the {last} are {fate}",
     )
-    draft.at(evidence.at("cause", incident.cause, f"comes after every {facts['size']} batches", "step"))
+    draft.at(evidence.at("cause", incident.cause, f"comes after every {incident.size} batches", "step"))
     draft.help("update after the last batch of an epoch too", safety="changes-training")
     return draft.done(severity="note")
 

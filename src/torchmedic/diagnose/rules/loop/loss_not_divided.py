@@ -12,6 +12,7 @@ such as Adam, which divide by the size of the gradients, are not reported.
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import LossNotDivided
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -20,10 +21,10 @@ CODE, NAME = "TM603", "loss-not-divided"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "not divided":
-        return None
     incident = evidence.incident
-    size = evidence.facts["size"]
+    if not isinstance(incident, LossNotDivided):
+        return None
+    size = incident.size
     draft = RULE.draft(
         evidence,
         "likely",
@@ -32,10 +33,10 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.at(
         evidence.at("cause", incident.cause, f"called {size} times per update, with a mean each time", "backward"),
-        evidence.at("surfaced", incident.others["step"], f"as with {size} times the learning rate", "step"),
+        evidence.at("surfaced", incident.update, f"as with {size} times the learning rate", "step"),
     )
     draft.because(
-        f"so in {evidence.facts['cycles']} updates, with {size} batches of one dataset each",
+        f"so in {incident.cycles} updates, with {size} batches of one dataset each",
         "nothing has divided the gradients before the update, and they were not clipped",
     )
     name = evidence.receiver(incident.cause, "backward") or "loss"

@@ -13,6 +13,7 @@ later; compute on the device instead of the CPU. For batches: `pin_memory=True` 
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import NeedlessWait
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -31,12 +32,12 @@ _WORDS = {
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "needless wait":
+    incident = evidence.incident
+    if not isinstance(incident, NeedlessWait):
         return None
-    incident, facts = evidence.incident, evidence.facts
-    name = facts["name"]
+    waited, name = incident.waited, incident.waited.name
     said = _WORDS.get(name, f"{name}()")
-    share = f"{facts['share']:.0%}"
+    share = f"{waited.share:.0%}"
     draft = RULE.draft(
         evidence,
         "proven",
@@ -46,11 +47,11 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     method = name if not name.startswith("__") else said
     draft.at(evidence.at("cause", incident.cause, f"waits for the device in every step: costs {share}", method))
     draft.because(
-        f"a step takes {_ms(facts['step'])}; the host waits here for {_ms(facts['waits'])} of it, and the device "
-        f"then has nothing to do for {_ms(facts['idle'])}",
+        f"a step takes {_ms(waited.step)}; the host waits here for {_ms(waited.waits)} of it, and the device "
+        f"then has nothing to do for {_ms(waited.idle)}",
         "measured by the device itself in steps as they are, and in steps in which the host was ahead of it",
     )
-    return _advised(draft, name, facts["uploads"]).done(severity="note" if facts["uploads"] else "warning")
+    return _advised(draft, name, waited.uploads).done(severity="note" if waited.uploads else "warning")
 
 
 def _advised(draft: Draft, name: str, uploads: bool) -> Draft:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import ast
 
+from torchmedic.detect.loop.incident import OptimizerOfOtherModel, ReplacedParameters
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.tensors import count, listed
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location, syntax_tree
@@ -22,16 +24,16 @@ CODE, NAME = "TM608", "optimizer-of-replaced-parameters"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind == "replaced":
-        return _layer(evidence)
-    if evidence.kind == "other parameters":
-        return _model(evidence)
+    incident = evidence.incident
+    if isinstance(incident, ReplacedParameters):
+        return _layer(evidence, incident)
+    if isinstance(incident, OptimizerOfOtherModel):
+        return _model(evidence, incident)
     return None
 
 
-def _layer(evidence: LoopEvidence) -> Diagnosis:
-    incident, facts = evidence.incident, evidence.facts
-    names = listed([f"`{name}`" for name in facts["names"]])
+def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Diagnosis:
+    names = listed([f"`{name}`" for name in incident.names])
     draft = RULE.draft(
         evidence,
         "proven",
@@ -40,19 +42,18 @@ def _layer(evidence: LoopEvidence) -> Diagnosis:
     )
     draft.at(
         evidence.at("cause", incident.cause, "takes the parameters that the model has at this moment"),
-        _assigned(evidence, facts["names"], "here others take their place"),
+        _assigned(evidence, incident.names, "here others take their place"),
     )
     draft.because(
-        f"the loss reaches {names} ({count(facts['elements'], 'weight')}), which are in no optimizer and do not change",
-        f"the optimizer holds {count(len(facts['old']), 'tensor')} that no model uses and that never get a gradient, "
-        f"of shape {listed([str(shape) for shape in facts['old']])}",
+        f"the loss reaches {names} ({count(incident.elements, 'weight')}), which are in no optimizer and do not change",
+        f"the optimizer holds {count(len(incident.old), 'tensor')} that no model uses and that never get a gradient, "
+        f"of shape {listed([str(shape) for shape in incident.old])}",
     )
     draft.help("build the optimizer after the model is complete", safety="changes-training")
     return draft.done()
 
 
-def _model(evidence: LoopEvidence) -> Diagnosis:
-    incident, facts = evidence.incident, evidence.facts
+def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Diagnosis:
     draft = RULE.draft(
         evidence,
         "proven",
@@ -60,13 +61,13 @@ def _model(evidence: LoopEvidence) -> Diagnosis:
         "not one parameter that the loss reaches is in an optimizer that steps, and not one in it is reached",
     )
     draft.at(
-        evidence.at("cause", incident.cause, f"its {count(facts['held'], 'parameter')} are not in what is trained"),
-        evidence.at("surfaced", incident.others.get("step"), "finds no gradient", "step"),
+        evidence.at("cause", incident.cause, f"its {count(incident.held, 'parameter')} are not in what is trained"),
+        evidence.at("surfaced", incident.update, "finds no gradient", "step"),
     )
     draft.because(
-        f"the loss reaches {count(facts['reached'], 'other parameter')} ({count(facts['elements'], 'weight')}), which "
+        f"the loss reaches {count(incident.reached, 'other parameter')} ({count(incident.elements, 'weight')}), which "
         "did not change",
-        f"{count(facts['updates'], 'update')} had no gradient to apply",
+        f"{count(incident.updates, 'update')} had no gradient to apply",
     )
     draft.help("build the optimizer from the parameters of the model that is trained", safety="changes-training")
     return draft.done()

@@ -10,6 +10,7 @@ Cure: use `for batch in loader:`, or one iterator that is made before the loop.
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import SameBatchEveryStep
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -18,17 +19,17 @@ CODE, NAME = "TM615", "same-batch-every-step"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "same batch":
+    incident = evidence.incident
+    if not isinstance(incident, SameBatchEveryStep):
         return None
-    incident, facts = evidence.incident, evidence.facts
     draft = RULE.draft(
         evidence,
         "proven",
-        f"every step trains on the same batch, the first of {facts['batches']}",
+        f"every step trains on the same batch, the first of {incident.batches}",
         "each step begins a new pass over the data, takes its first batch and drops the pass",
     )
     draft.at(evidence.at("cause", incident.cause, "a new pass, and its first batch", "next"))
-    draft.because(f"the last {facts['times']} batches were made of the same items of the dataset, in the same order")
+    draft.because(f"the last {incident.times} batches were made of the same items of the dataset, in the same order")
     draft.help("go through the loader with `for batch in loader`, or make the iterator once, before the loop")
     return draft.done(severity="warning")
 

@@ -12,6 +12,7 @@ Cure: draw from `torch` or `numpy.random` directly, or seed the generator in a `
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import SameRandomnessInWorkers
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
@@ -21,32 +22,32 @@ CODE, NAME = "TM618", "same-randomness-in-workers"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "same randomness" or not evidence.is_users(evidence.incident.cause):
+    incident = evidence.incident
+    if not isinstance(incident, SameRandomnessInWorkers) or not evidence.is_users(incident.cause):
         return None
-    incident, facts = evidence.incident, evidence.facts
-    name, workers = facts["name"], facts["workers"]
+    name, workers = incident.name, incident.workers
     draft = RULE.draft(
         evidence,
         "proven",
         f"all {workers} workers draw the same random numbers from `self.{name}`",
-        f"`self.{name}` is a {facts['kind']} of the dataset, of which every worker has a copy in the same state",
+        f"`self.{name}` is a {incident.kind} of the dataset, of which every worker has a copy in the same state",
     )
     draft.at(
-        _made(evidence, "copied into every worker as it is")
+        _made(evidence, incident, "copied into every worker as it is")
         or evidence.at("cause", incident.cause, f"draws from `self.{name}`"),
-        evidence.at("surfaced", incident.others["data"], f"{workers} workers read the samples"),
+        evidence.at("surfaced", incident.data, f"{workers} workers read the samples"),
     )
     draft.because("no worker_init_fn is given, and __getitem__ does not seed it")
     draft.help("draw from torch or numpy.random, which are seeded in every worker, or seed it in a worker_init_fn")
     return draft.done(severity="warning")
 
 
-def _made(evidence: LoopEvidence, label: str) -> Location | None:
+def _made(evidence: LoopEvidence, incident: SameRandomnessInWorkers, label: str) -> Location | None:
     """Where the dataset makes its generator."""
-    file = evidence.incident.cause.file
-    owner = evidence.facts["dataset"].__name__
+    file = incident.cause.file
+    owner = incident.dataset.__name__
     for cls in evidence.classes(file):
-        for node in evidence.assignments(file, f"self.{evidence.facts['name']}"):
+        for node in evidence.assignments(file, f"self.{incident.name}"):
             if cls.name == owner and cls.lineno <= node.lineno <= (cls.end_lineno or cls.lineno):
                 return node_location("cause", file, node, label)
     return None

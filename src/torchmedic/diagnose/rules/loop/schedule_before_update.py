@@ -10,6 +10,7 @@ Cure: call `optimizer.step()` first, then `scheduler.step()`.
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import ScheduleBeforeUpdate
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -19,18 +20,18 @@ CODE, NAME = "TM611", "schedule-before-update"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "schedule first":
+    incident = evidence.incident
+    if not isinstance(incident, ScheduleBeforeUpdate):
         return None
-    incident, facts = evidence.incident, evidence.facts
     draft = RULE.draft(
         evidence,
         "proven",
         "the first learning rate of the schedule is never used: it moves on before the first update",
-        f"the schedule begins with {number(facts['first'])}, but the first update used {number(facts['used'])}",
+        f"the schedule begins with {number(incident.first)}, but the first update used {number(incident.used)}",
     )
     draft.at(
         evidence.at("cause", incident.cause, "moves on, although this rate has not been used yet", "step"),
-        evidence.at("surfaced", incident.others["step"], "the update comes afterwards", "step"),
+        evidence.at("surfaced", incident.update, "the update comes afterwards", "step"),
     )
     draft.because("so in every round of the loop: first the schedule, then the update")
     draft.help("call it after the update", safety="changes-training")

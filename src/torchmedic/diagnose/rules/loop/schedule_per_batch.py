@@ -10,6 +10,7 @@ Cure: call it once per epoch, after the loop over the batches; or give the perio
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import SchedulePerBatch
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -18,14 +19,14 @@ CODE, NAME = "TM612", "schedule-per-batch"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "schedule per batch":
+    incident = evidence.incident
+    if not isinstance(incident, SchedulePerBatch):
         return None
-    incident, facts = evidence.incident, evidence.facts
     draft = RULE.draft(
         evidence,
         "likely",
-        f"{facts['schedule']} moves with every batch, although its numbers mean epochs",
-        facts["why"],
+        f"{incident.schedule} moves with every batch, although its numbers mean epochs",
+        incident.why,
     )
     draft.at(evidence.at("cause", incident.cause, "called after every update", "step"))
     draft.help("call it once per epoch, or give it its period in batches", safety="changes-training")

@@ -9,6 +9,7 @@ Cure: call `backward()` for every update, and clear the gradients in between.
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import StepWithoutBackward
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
@@ -17,10 +18,10 @@ CODE, NAME = "TM605", "step-without-backward"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "stale":
-        return None
     incident = evidence.incident
-    updates = evidence.facts["updates"]
+    if not isinstance(incident, StepWithoutBackward):
+        return None
+    updates = incident.updates
     draft = RULE.draft(
         evidence,
         "proven",

@@ -10,8 +10,10 @@ Cure: call `model.train()` at the start of each epoch, or at the end of the vali
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import TrainingInEvalMode
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.tensors import count, listed
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
@@ -19,9 +21,9 @@ CODE, NAME = "TM613", "training-in-eval-mode"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "eval mode":
+    incident = evidence.incident
+    if not isinstance(incident, TrainingInEvalMode):
         return None
-    incident, facts = evidence.incident, evidence.facts
     draft = RULE.draft(
         evidence,
         "proven",
@@ -30,12 +32,12 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.at(
         evidence.at("cause", incident.cause, "from here on the model stays in evaluation mode", "eval"),
-        evidence.at("surfaced", incident.others["forward"], "a training step, in evaluation mode"),
+        evidence.at("surfaced", incident.forward, "a training step, in evaluation mode"),
     )
     draft.because(
-        f"until update {facts['before']} it was in training mode, in the {facts['since']} since then it was not",
-        f"off while it is trained: {_parts(facts['norms'], 'batch normalisation')}" if facts["norms"] else "",
-        f"off while it is trained: {_parts(facts['dropouts'], 'dropout')}" if facts["dropouts"] else "",
+        f"until update {incident.before} it was in training mode, in the {incident.since} since then it was not",
+        f"off while it is trained: {_parts(incident.norms, 'batch normalisation')}" if incident.norms else "",
+        f"off while it is trained: {_parts(incident.dropouts, 'dropout')}" if incident.dropouts else "",
     )
     name = evidence.receiver(incident.cause, "eval") or "model"
     draft.help(f"call {name}.train() when the validation is over", safety="changes-training")

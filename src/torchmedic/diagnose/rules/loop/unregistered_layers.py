@@ -11,6 +11,7 @@ Cure: use `nn.ModuleList` for a list, `nn.ModuleDict` for a dict, `nn.ParameterL
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import UnregisteredLayers
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
@@ -23,40 +24,40 @@ CODE, NAME = "TM607", "unregistered-layers"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "unregistered":
+    incident = evidence.incident
+    if not isinstance(incident, UnregisteredLayers):
         return None
-    incident, facts = evidence.incident, evidence.facts
-    name, kind = facts["name"], facts["kind"]
-    path = ".".join(filter(None, (facts["path"], name)))
+    name, kind = incident.name, incident.kind
+    path = ".".join(filter(None, (incident.path, name)))
     draft = RULE.draft(
         evidence,
         "proven",
-        f"{count(facts['elements'], 'weight')} in the {kind} `{path}` are trained by nobody: they are not parameters "
+        f"{count(incident.elements, 'weight')} in the {kind} `{path}` are trained by nobody: they are not parameters "
         "of the model",
         f"`{path}` is a plain {kind}, so `parameters()` does not list what is in it, and no optimizer has got it",
     )
     draft.at(
-        _assigned(evidence, f"a plain {kind} of {facts['layers']} does not register them"),
+        _assigned(evidence, incident, f"a plain {kind} of {incident.layers} does not register them"),
         evidence.at("surfaced", incident.cause, "leaves them as they are", "step"),
     )
     draft.because(
-        f"the loss reaches {count(facts['tensors'], 'tensor')} there, which no update has changed; all other "
+        f"the loss reaches {count(incident.tensors, 'tensor')} there, which no update has changed; all other "
         "parameters that it reaches are in an optimizer",
         "they are missing from state_dict() too, and .to(device) does not move them",
     )
     wrapper = {"dict": "nn.ModuleDict"}.get(kind, "nn.ModuleList")
-    if not facts["holds_modules"]:
+    if not incident.holds_modules:
         wrapper = {"dict": "nn.ParameterDict"}.get(kind, "nn.ParameterList")
     draft.help(f"put them into {wrapper}(...)", safety="changes-training")
     return draft.done()
 
 
-def _assigned(evidence: LoopEvidence, label: str) -> Location | None:
+def _assigned(evidence: LoopEvidence, incident: UnregisteredLayers, label: str) -> Location | None:
     """Where the attribute is assigned in the class that holds it."""
-    for file, statement in attribute_assignments(evidence.facts["module"], evidence.facts["name"]):
+    for file, statement in attribute_assignments(incident.module, incident.name):
         if is_user_file(file):
             return node_location("cause", file, statement, label)
-    return evidence.at("cause", evidence.incident.cause, label)
+    return evidence.at("cause", incident.cause, label)
 
 
 RULE = Rule(CODE, NAME, check)

@@ -10,8 +10,10 @@ Cure: call `model.eval()` before the validation and `model.train()` after it.
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import ValidationInTrainMode
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.tensors import count, listed
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
@@ -19,10 +21,10 @@ CODE, NAME = "TM614", "validation-in-train-mode"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "train mode":
+    incident = evidence.incident
+    if not isinstance(incident, ValidationInTrainMode):
         return None
-    incident, facts = evidence.incident, evidence.facts
-    norms, dropouts = facts["norms"], facts["dropouts"]
+    norms, dropouts = incident.norms, incident.dropouts
     draft = RULE.draft(
         evidence,
         "proven" if norms else "likely",
@@ -32,7 +34,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.at(
         evidence.at("cause", incident.cause, "the model is in training mode here"),
-        evidence.at("surfaced", incident.others["data"], "data that is not trained on"),
+        evidence.at("surfaced", incident.data, "data that is not trained on"),
     )
     if norms:
         draft.because(

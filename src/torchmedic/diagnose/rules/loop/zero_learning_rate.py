@@ -11,6 +11,7 @@ every step.
 
 from __future__ import annotations
 
+from torchmedic.detect.loop.incident import ZeroLearningRate
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
@@ -20,10 +21,10 @@ CODE, NAME = "TM610", "zero-learning-rate"
 
 
 def check(evidence: LoopEvidence) -> Diagnosis | None:
-    if evidence.kind != "zero rate":
+    incident = evidence.incident
+    if not isinstance(incident, ZeroLearningRate):
         return None
-    incident, facts = evidence.incident, evidence.facts
-    updates = count(facts["updates"], "update")
+    updates = count(incident.updates, "update")
     draft = RULE.draft(
         evidence,
         "proven",
@@ -32,12 +33,12 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.at(
         evidence.at("cause", incident.cause, "this optimizer has a rate of 0"),
-        evidence.at("surfaced", incident.others["step"], "changes nothing", "step"),
+        evidence.at("surfaced", incident.update, "changes nothing", "step"),
     )
-    if facts["scheduled"]:
-        draft.because(f"its schedule has moved {facts['scheduled']} times and has not left 0")
+    if incident.scheduled:
+        draft.because(f"its schedule has moved {incident.scheduled} times and has not left 0")
     draft.help("give it a learning rate above 0", safety="changes-training")
-    return draft.done(severity="error" if facts["alone"] else "warning")
+    return draft.done(severity="error" if incident.is_alone else "warning")
 
 
 RULE = Rule(CODE, NAME, check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from torchmedic.diagnose.cures.edits import rewritten
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.evidence.leaks.length_limits import NO_LIMIT
 from torchmedic.evidence.leaks.source.sites import Site

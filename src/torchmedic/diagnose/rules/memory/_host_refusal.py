@@ -14,7 +14,7 @@ import torch
 from torchmedic.detect.failures.exhaustion import asked_of_host
 from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.memory._table import differentiated, most_held, noticed, shown
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.data_loading import batch_under_way, loading_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.file_reads import file_read

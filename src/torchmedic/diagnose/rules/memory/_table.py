@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from torchmedic.diagnose.rule import Draft
-from torchmedic.diagnose.words.death import size
-from torchmedic.diagnose.words.tensors import count, listed
+from torchmedic.diagnose.words.format import listed, size
+from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.memory.accounting.holder import Holder
 from torchmedic.evidence.memory.attempts import pinned_by_first_attempt
 from torchmedic.evidence.memory.autopsy import Autopsy

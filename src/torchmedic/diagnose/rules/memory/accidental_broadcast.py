@@ -23,7 +23,7 @@ import torch
 from torchmedic.diagnose.cures.memory import add_rewritten
 from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._table import noticed, table
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.storages import memory_of
 from torchmedic.evidence.memory.autopsy import Autopsy

@@ -17,7 +17,8 @@ from multiprocessing import parent_process
 from typing import TYPE_CHECKING
 
 from torchmedic.diagnose.rule import Draft, Rule, RuleAnswer
-from torchmedic.diagnose.words.death import line_location, size
+from torchmedic.diagnose.words.death import line_location
+from torchmedic.diagnose.words.format import size
 from torchmedic.observe.memory.headroom import is_lifted
 from torchmedic.observe.memory.last_numbers import NoRoom
 from torchmedic.observe.memory.limits import Bound, Setter, refusing, setter_of

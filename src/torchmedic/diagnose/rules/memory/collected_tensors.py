@@ -21,7 +21,7 @@ from typing import NamedTuple
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import kind_of, noticed, shown
 from torchmedic.diagnose.rules.memory._warned import was_warned
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.leaks.source.holder_names import called

@@ -19,7 +19,7 @@ import torch
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import differentiated, shown
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.saved_by_graph import leaves_of
 from torchmedic.evidence.memory.autopsy import Autopsy

@@ -17,7 +17,7 @@ from __future__ import annotations
 from torchmedic.diagnose.cures.memory import add_cures
 from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._table import biggest, differentiated, most_held, noticed, shown
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.records import Diagnosis

@@ -20,13 +20,13 @@ import torch
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.rules.memory.collected_tensors import is_collecting
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.book import HEADINGS
 from torchmedic.evidence.memory.accounting.storages import total
 from torchmedic.evidence.memory.attempts import history_of
 from torchmedic.evidence.memory.autopsy import Autopsy
-from torchmedic.observe.step.batches import tensors_in
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
 

@@ -16,7 +16,7 @@ import ast
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._growth import end, limit, measured, period, span, where
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.evidence.leaks.length_limits import NO_LIMIT
 from torchmedic.evidence.leaks.source.holder_names import called

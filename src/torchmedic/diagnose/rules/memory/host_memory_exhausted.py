@@ -14,7 +14,7 @@ from __future__ import annotations
 from torchmedic.diagnose.cures.memory import add_cures
 from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.memory.host import HostMemory
 from torchmedic.observe.memory.limits import mappings

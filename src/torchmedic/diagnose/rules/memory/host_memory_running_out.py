@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from torchmedic.detect.trends.host_memory import WINDOW
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import line_location, size
+from torchmedic.diagnose.words.death import line_location
+from torchmedic.diagnose.words.format import size
 from torchmedic.records import Diagnosis
 from torchmedic.records.memory import HeldMemory, HostAlarm, comparable
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 from torchmedic.diagnose.cures.memory import add_cures
 from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._table import noticed, shown
-from torchmedic.diagnose.words.death import size
-from torchmedic.diagnose.words.tensors import listed
+from torchmedic.diagnose.words.format import listed, size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.attempts import call_under_way, callers_of
 from torchmedic.evidence.memory.autopsy import Autopsy

@@ -18,7 +18,7 @@ import resource
 
 from torchmedic.detect.failures.device_errors import fault_in
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.data_loading import Loading, loading_of
 from torchmedic.evidence.devices.device_room import LITTLE, free_on_device
 from torchmedic.evidence.exception import RaisedEvidence

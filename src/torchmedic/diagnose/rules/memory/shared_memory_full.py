@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from torchmedic.detect.failures.exhaustion import SHARED
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.diagnose.words.death import draft_of, size, who
+from torchmedic.diagnose.words.death import draft_of, who
+from torchmedic.diagnose.words.format import size
 from torchmedic.observe.memory.shared_memory import SharedMemory, shared_memory
 from torchmedic.records import Diagnosis, Location
 from torchmedic.records.death import Death

@@ -1,1 +1,1 @@
-"""TM170 to TM179: modules, optimizers and state dicts that are used in a wrong way."""
+"""TM170 to TM189: modules, optimizers, state dicts and checkpoints that are used in a wrong way."""

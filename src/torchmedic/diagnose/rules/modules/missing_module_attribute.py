@@ -19,7 +19,8 @@ import inspect
 from torch import nn
 
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.diagnose.words.tensors import built_here, layer_name, listed
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import built_here, layer_name
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location

@@ -28,10 +28,7 @@ CODE, NAME = "TM171", "module-not-initialised"
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not isinstance(evidence.error, AttributeError):
         return None
-    module = next(
-        (frame.module for frame in reversed(evidence.library_frames) if frame.module is not None),
-        None,
-    )
+    module = next((frame.module for frame in reversed(evidence.library_frames) if frame.module is not None), None)
     if module is None or "_modules" in module.__dict__:
         return None
     kind = type(module).__name__

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.diagnose.words.tensors import built_here, listed, shape
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import built_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame

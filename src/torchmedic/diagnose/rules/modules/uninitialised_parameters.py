@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.tensors import layer_name, layer_of, listed, shape
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import layer_name, layer_of, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.layers import roots

@@ -14,7 +14,8 @@ that the marked line calls.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import draft_of, line_grade, native_package, shutting_down, who
+from torchmedic.diagnose.rules.process._fatal_signals import died_of
+from torchmedic.diagnose.words.death import native_package
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
@@ -22,16 +23,9 @@ CODE, NAME = "TM802", "abort"
 
 
 def check(death: Death) -> Diagnosis | None:
-    if death.signal != "SIGABRT":
+    draft = died_of("SIGABRT", RULE, death)
+    if draft is None:
         return None
-    when = " while the interpreter was shutting down" if shutting_down(death) else ""
-    draft = draft_of(
-        RULE,
-        death,
-        line_grade(death),
-        f"{who(death)} was aborted by its own native code{when}",
-        "compiled code called `abort()` (SIGABRT); what it printed just before is its reason",
-    )
     package = native_package(death)
     if package:
         draft.help(f"read what was printed last; if it says nothing, update or reinstall `{package}`")

@@ -11,7 +11,7 @@ Cure: check the sizes that the marked line passes to native code, and do not pas
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import draft_of, line_grade, who
+from torchmedic.diagnose.rules.process._fatal_signals import died_of
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
@@ -19,15 +19,9 @@ CODE, NAME = "TM807", "arithmetic-fault"
 
 
 def check(death: Death) -> Diagnosis | None:
-    if death.signal != "SIGFPE":
+    draft = died_of("SIGFPE", RULE, death)
+    if draft is None:
         return None
-    draft = draft_of(
-        RULE,
-        death,
-        line_grade(death),
-        f"{who(death)} died of an integer division without a result",
-        "compiled code divided an integer by zero, or the smallest integer by -1 (SIGFPE)",
-    )
     draft.help("look for an empty batch, a size or a stride of zero in what this line hands to native code")
     return draft.done()
 

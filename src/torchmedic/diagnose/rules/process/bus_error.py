@@ -13,30 +13,25 @@ Cure: never rewrite a mapped file in place: write a new file and rename it. Give
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import draft_of, line_grade, size, who
+from torchmedic.diagnose.rules.process._fatal_signals import died_of
+from torchmedic.diagnose.words.format import size
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
 CODE, NAME = "TM803", "bus-error"
 
-_SMALL = 256 << 20  # bytes: a batch of every worker may well be more
+_SMALL_SHM_BYTES = 256 << 20  # bytes: a batch of every worker may well be more
 
 
 def check(death: Death) -> Diagnosis | None:
-    if death.signal != "SIGBUS":
+    draft = died_of("SIGBUS", RULE, death)
+    if draft is None:
         return None
-    draft = draft_of(
-        RULE,
-        death,
-        line_grade(death),
-        f"{who(death)} died of a bus error",
-        "the page of a mapped file or of shared memory could not be had (SIGBUS)",
-    )
     if death.shm_low is not None:
         of = f" of {size(death.shm_size)}" if death.shm_size else ""
         draft.because(f"least free space in /dev/shm in the last seconds: {size(death.shm_low)}{of}")
     draft.help("look for a mapped file that was cut short or replaced while in use; write a new one and rename it")
-    if death.shm_size is not None and death.shm_size < _SMALL:
+    if death.shm_size is not None and death.shm_size < _SMALL_SHM_BYTES:
         draft.help("give the container more shared memory: `docker run --shm-size=8g`, or `--ipc=host`")
     return draft.done()
 

@@ -12,7 +12,7 @@ Cure: call `dataset[index]` with the reported index: the call fails in the same 
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.tensors import listed
+from torchmedic.diagnose.words.format import listed
 from torchmedic.evidence.data_loading import Loading, loading_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location

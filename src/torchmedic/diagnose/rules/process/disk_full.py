@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import size
+from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.data_loading import loading_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.result_sizes import bytes_in

@@ -12,7 +12,8 @@ Cure: install a build for this processor, or build the extension on the machine 
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import draft_of, line_grade, native_package, who
+from torchmedic.diagnose.rules.process._fatal_signals import died_of
+from torchmedic.diagnose.words.death import native_package
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
@@ -20,15 +21,9 @@ CODE, NAME = "TM804", "illegal-instruction"
 
 
 def check(death: Death) -> Diagnosis | None:
-    if death.signal != "SIGILL":
+    draft = died_of("SIGILL", RULE, death)
+    if draft is None:
         return None
-    draft = draft_of(
-        RULE,
-        death,
-        line_grade(death),
-        f"{who(death)} died of an instruction that this processor does not know",
-        "compiled code reached an illegal instruction (SIGILL)",
-    )
     package = native_package(death)
     what = f"`{package}`" if package else "the library that is called here"
     draft.help(f"install or build {what} for the processor of this machine (`lscpu` lists what it can do)")

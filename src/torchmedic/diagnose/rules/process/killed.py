@@ -14,7 +14,8 @@ kernel log (`dmesg`, as root).
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import draft_of, last_line, size, who
+from torchmedic.diagnose.words.death import draft_of, last_line, who
+from torchmedic.diagnose.words.format import size
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 

@@ -14,14 +14,8 @@ recursion. A native debugger shows the function: `gdb -ex run -ex bt --args pyth
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.death import (
-    draft_of,
-    line_grade,
-    native_package,
-    overflowed,
-    shutting_down,
-    who,
-)
+from torchmedic.diagnose.rules.process._fatal_signals import died_of
+from torchmedic.diagnose.words.death import native_package, overflowed
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
@@ -29,16 +23,9 @@ CODE, NAME = "TM801", "segmentation-fault"
 
 
 def check(death: Death) -> Diagnosis | None:
-    if death.signal != "SIGSEGV":
+    draft = died_of("SIGSEGV", RULE, death)
+    if draft is None:
         return None
-    when = " while the interpreter was shutting down" if shutting_down(death) else ""
-    draft = draft_of(
-        RULE,
-        death,
-        line_grade(death),
-        f"{who(death)} died of a segmentation fault{when}",
-        "compiled code read or wrote an address that is not its own (SIGSEGV)",
-    )
     package = native_package(death)
     if overflowed(death):
         draft.because("the stack is at least 100 Python calls deep: endless recursion overflows the stack of C")

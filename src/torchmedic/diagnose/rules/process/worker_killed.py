@@ -19,7 +19,7 @@ from typing import Any
 
 from torchmedic.detect.failures.death import lost_senders
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.words.tensors import listed
+from torchmedic.diagnose.words.format import listed
 from torchmedic.evidence.data_loading import Request, function_node, iterator_in, samples_code
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe import lifecycle

@@ -76,7 +76,7 @@ def _misfit(call: Call, left: Argument, right: Argument, why: str) -> Misfit:
 
 
 def _dimension(back: int, a: torch.Tensor, b: torch.Tensor) -> int:
-    """As torch counts it: from the left of the longer shape."""
+    """The number that torch gives a dimension: from the left of the longer shape."""
     return max(a.dim(), b.dim()) + back
 
 

@@ -16,7 +16,7 @@ from torchmedic.evidence.memory.fake.fake_step import FakeRunner, device_left_al
 from torchmedic.evidence.memory.fake.optimizer_updates import stepping_on_fakes, update
 from torchmedic.evidence.memory.fake.peak import Counting, Fakes, LiveBytes
 from torchmedic.evidence.memory.fake.rows import Rows, fewer
-from torchmedic.observe.step.batches import tensors_in
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.limits import GRACE, ReplayTooLong, ReplayWaits
 from torchmedic.replay.isolation.sandbox import harmless

@@ -1,0 +1,38 @@
+"""Operations of torchmedic that the user's modes and profilers do not see.
+
+A `TorchDispatchMode` or `TorchFunctionMode` of the user's, and a profiler, would see every look of ours at a tensor: a
+mode may change what it sees, and a profile would count it. While one of them is active, our hooks run outside of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+_record: Callable[[bool], None] = torch._C._autograd._enable_record_function
+
+_hiding = threading.local()
+
+
+def hide() -> Callable[[], None] | None:
+    """Step outside of modes and profilers if there are any. The result steps back in; None: nothing was done."""
+    if not (_function_modes() or _dispatch_modes() or _is_profiling()):
+        return None
+    if getattr(_hiding, "depth", 0):
+        return None  # a hook inside of a hook
+    stack = ExitStack()
+    stack.enter_context(torch._C.DisableTorchFunction())
+    if _dispatch_modes():
+        stack.enter_context(torch._C._DisableTorchDispatch())
+    if _is_profiling():
+        _record(False)
+        stack.callback(_record, True)
+    _hiding.depth = 1
+    stack.callback(setattr, _hiding, "depth", 0)
+    return stack.close

@@ -1,0 +1,106 @@
+"""A batch that a replay may ask for, kept so that nothing of the user's lives longer.
+
+The user's own tensors and objects are referred to weakly. Beside each tensor an alias of it is kept, which shares its
+memory: a step that has overwritten the name of its input can still be replayed. Too large a batch has no aliases.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.observe.step.tensors import is_mapping, tensors_in
+
+_MAX_ALIASED_BYTES = 64 << 20
+_MAX_ITEMS = 256
+_MAX_DEPTH = 4
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_GONE = object()
+
+
+class _Part(NamedTuple):
+    """A tensor or an object: the user's own, and what stands for it when that is gone."""
+
+    own: weakref.ref[Any]
+    substitute: Any
+
+
+class _Items(NamedTuple):
+    """A list, a tuple or a dict, with its parts in order."""
+
+    kind: type
+    names: tuple[Any, ...] | None  # of a dict
+    parts: list[Any]
+
+
+class KeptBatch:
+    """One batch, as the loader yielded it."""
+
+    def __init__(self, batch: Any, *, aliased: bool = True) -> None:
+        self.nbytes = 0
+        self.on_host = True  # all of it
+        tensors = tensors_in(batch)
+        for tensor in tensors:
+            if type(tensor) not in _PLAIN:
+                self.on_host = aliased = False  # to ask a subclass anything may run code of the user's
+                continue
+            if tensor.layout is torch.strided:
+                self.nbytes += tensor.nbytes
+            if not tensor.is_cpu:
+                self.on_host = False
+        self._tree = _kept(batch, aliased and self.nbytes <= _MAX_ALIASED_BYTES, _MAX_DEPTH)
+
+    @property
+    def whole(self) -> Any:
+        """The batch, with aliases for tensors that are gone; None where something is gone for good."""
+        whole = _given_back(self._tree)
+        return None if whole is _GONE else whole
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that are left, in order."""
+        return tensors_in(_given_back(self._tree, partly=True))
+
+
+def _kept(value: Any, aliased: bool, depth: int) -> Any:
+    kind = type(value)
+    if value is None or kind in (int, float, bool, str, bytes):
+        return value
+    if isinstance(value, torch.Tensor):
+        return _Part(weakref.ref(value), value.detach() if aliased and kind in _PLAIN else _GONE)
+    if isinstance(value, list | tuple) and depth and len(value) <= _MAX_ITEMS:
+        return _Items(kind, None, [_kept(item, aliased, depth - 1) for item in value])
+    if kind is dict and depth and len(value) <= _MAX_ITEMS:
+        return _Items(kind, tuple(value), [_kept(item, aliased, depth - 1) for item in value.values()])
+    substitute: Any = _GONE
+    if depth and aliased and is_mapping(value):
+        # A library's mapping, as of a tokenizer: a dict of the same items has to do.
+        try:
+            substitute = _kept(dict(value.items()), aliased, depth - 1)
+        except Exception:
+            substitute = _GONE
+    try:
+        return _Part(weakref.ref(value), substitute)
+    except TypeError:
+        return _GONE
+
+
+def _given_back(kept: Any, *, partly: bool = False) -> Any:
+    if isinstance(kept, _Part):
+        own = kept.own()
+        return own if own is not None else _given_back(kept.substitute, partly=partly)
+    if not isinstance(kept, _Items):
+        return kept
+    parts = [_given_back(part, partly=partly) for part in kept.parts]
+    if partly:
+        return [part for part in parts if part is not _GONE]
+    if any(part is _GONE for part in parts):
+        return _GONE
+    if kept.names is not None:
+        return dict(zip(kept.names, parts, strict=True))
+    make = getattr(kept.kind, "_make", kept.kind)  # a named tuple takes its items one by one
+    try:
+        return make(parts)
+    except Exception:
+        return tuple(parts)

@@ -1,0 +1,35 @@
+"""The tensors inside of a batch, of arguments, of variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def is_mapping(value: Any) -> bool:
+    """By its class alone: to ask the object itself may run a `__getattr__` of the user's, which may be what failed."""
+    return isinstance(value, dict) or callable(getattr(type(value), "items", None))
+
+
+def tensors_in(value: Any, depth: int = 4) -> list[torch.Tensor]:
+    """Every tensor of a nested batch, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if depth == 0:
+        return []
+    kind = type(value)
+    if kind is not list and kind is not tuple and is_mapping(value):
+        try:
+            value = list(value.values())
+        except Exception:
+            return []
+    if isinstance(value, list | tuple):
+        found: list[torch.Tensor] = []
+        for item in value[:256]:
+            if isinstance(item, torch.Tensor):
+                found.append(item)
+            else:
+                found += tensors_in(item, depth - 1)
+        return found
+    return []

@@ -1,0 +1,312 @@
+"""What a script can see of torchmedic: nothing. Each script prints what it sees, without torchmedic and with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pairs import plainly, watched
+
+pytestmark = pytest.mark.timeout(300)  # processes that import torch
+
+HEAD = """
+import hashlib, io, pickle, sys, warnings, weakref
+import torch
+from torch import nn
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, Dataset
+
+
+def digest(model):
+    seen = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        seen.update(tensor.detach().float().numpy().tobytes())
+    return seen.hexdigest()
+
+
+torch.manual_seed(0)
+"""
+
+# A module takes a function of torch in the middle of an evaluation, and is saved afterwards.
+CAPTURED_FUNCTION = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.drop = self.attend = None
+
+    def forward(self, x):
+        if not self.training and self.drop is None:
+            self.drop, self.attend = F.dropout, F.scaled_dot_product_attention
+        return self.b(F.dropout(self.a(x), 0.1, self.training))
+
+
+originals = F.dropout, F.scaled_dot_product_attention
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    model.train()
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        model(torch.randn(4, 8))
+    print(F.dropout is originals[0], model.drop is originals[0], model.attend is originals[1])
+    torch.save(model, io.BytesIO())
+"""
+
+# A dispatch mode of the user's that adds noise, and counts what it sees.
+USERS_MODE = """
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Noise(TorchDispatchMode):
+    calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        Noise.calls.append(str(func))
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.is_floating_point() and "detach" not in str(func):
+            out = out + 1e-3
+        return out
+
+
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    with Noise():
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 8) * step).square().mean()
+        loss.backward()
+        optimizer.step()
+print(len(Noise.calls), digest(model))
+print(sorted(set(Noise.calls)))
+"""
+
+USERS_FUNCTION_MODE = """
+from torch.overrides import TorchFunctionMode
+
+
+class Count(TorchFunctionMode):
+    names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        Count.names.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+with Count():
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(torch.ones(4, 8) * step), torch.zeros(4, 1))
+        loss.backward()
+        optimizer.step()
+model.eval()
+with torch.no_grad(), Count():
+    model(torch.ones(2, 8))
+print(len(Count.names), digest(model))
+print(Count.names)
+"""
+
+SUBCLASS = """
+class Logged(torch.Tensor):
+    calls = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Logged.calls.append(getattr(func, "__name__", str(func)))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class Items(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.full((8,), float(index)), float(index)
+
+
+def collate(items):
+    return torch.stack([x for x, _ in items]).as_subclass(Logged), torch.tensor([y for _, y in items])
+
+
+for x, y in DataLoader(Items(), batch_size=4, collate_fn=collate):
+    optimizer.zero_grad()
+    loss = (model(x).squeeze(1) - y).square().mean()
+    loss.backward()
+    optimizer.step()
+print(len(Logged.calls), Logged.calls)
+print(digest(model))
+"""
+
+PROFILED = """
+from torch.profiler import ProfilerActivity, profile
+
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with profile(activities=[ProfilerActivity.CPU]) as prof:
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(torch.ones(4, 8) * step), torch.zeros(4, 1))
+        loss.backward()
+        optimizer.step()
+        loss.item()
+for event in sorted(prof.key_averages(), key=lambda event: event.key):
+    print(event.key, event.count)
+"""
+
+# When each object of a step is freed, by line.
+LIFETIMES = """
+class Box:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+class Items(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.full((256, 64), float(index))
+
+
+def collate(items):
+    kind = collate.kind
+    tensor = torch.stack(items)
+    made = {"box": lambda: Box(tensor), "tensor": lambda: tensor, "dict": lambda: {"x": tensor},
+            "list": lambda: [tensor], "array": lambda: tensor.numpy()}[kind]()
+    collate.alive.append(weakref.ref(tensor))
+    return made
+
+
+def alive(refs):
+    return [ref() is not None for ref in refs]
+
+
+def train(kind):
+    collate.kind, collate.alive = kind, []
+    model = nn.Linear(64, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for batch in DataLoader(Items(), batch_size=4, collate_fn=collate):
+        x = batch if kind == "tensor" else batch.tensor if kind == "box" else batch["x"] if kind == "dict" else batch[0]
+        x = torch.as_tensor(x).reshape(-1, 64)
+        output = model(x)
+        loss = output.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        refs = [weakref.ref(x), weakref.ref(output), weakref.ref(loss)]
+        print(kind, "before step", alive(refs))
+        optimizer.step()
+        print(kind, "after step", alive(refs))
+        del output, loss
+        print(kind, "outputs deleted", alive(refs))
+        del batch, x
+        print(kind, "batch deleted", alive(refs), alive(collate.alive))
+    refs = [weakref.ref(model), weakref.ref(optimizer), weakref.ref(model.weight)]
+    del model, optimizer
+    print(kind, "model deleted", alive(refs))
+
+
+for kind in ("tensor", "box", "dict", "list", "array"):
+    train(kind)
+"""
+
+WARNINGS = """
+warnings.filterwarnings("error", module="nothing")
+warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*", module="torch.optim.lr_scheduler")
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 1)
+
+    def forward(self, x):
+        warnings.warn("forward of the user", stacklevel=2)
+        return self.inner(x)
+
+
+model = nn.Sequential(Noisy())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
+for step in range(4):
+    optimizer.zero_grad()
+    output = model(torch.ones(4, 8))
+    loss = F.mse_loss(output, torch.zeros(4, 1))
+    warnings.warn(f"user {step % 2}")
+    loss.backward()
+    loss.grad  # warns: not a leaf
+    optimizer.step()
+    schedule.step(step)  # warns: the argument is deprecated
+    try:
+        model(torch.ones(4, 7))
+    except RuntimeError:
+        import traceback
+        traceback.print_exc()
+    try:
+        loss.backward()
+    except RuntimeError:
+        traceback.print_exc()
+torch.nn.utils.clip_grad_norm_([], 1.0)
+"""
+
+SETTINGS = """
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+seen = set()
+
+
+class Look(nn.Module):
+    def forward(self, x):
+        seen.add((torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled(), torch.is_grad_enabled()))
+        return x
+
+
+stack = nn.Sequential(model, Look())
+for step in range(6):
+    optimizer.zero_grad()
+    loss = stack(torch.ones(4, 8)).square().mean()
+    seen.add((torch.is_anomaly_enabled(), "after forward"))
+    node = loss.grad_fn
+    loss.register_hook(lambda gradient: seen.add((torch.is_anomaly_enabled(), "in backward")))
+    loss.backward()
+    seen.add(str(node.metadata))
+    optimizer.step()
+print(sorted(map(str, seen)))
+"""
+
+SCRIPTS = {
+    "function captured in an evaluation": CAPTURED_FUNCTION,
+    "dispatch mode": USERS_MODE,
+    "function mode": USERS_FUNCTION_MODE,
+    "tensor subclass": SUBCLASS,
+    "profiler": PROFILED,
+    "lifetimes": LIFETIMES,
+    "warnings and tracebacks": WARNINGS,
+    "settings": SETTINGS,
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_sees_nothing_of_torchmedic(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.py").write_text(HEAD + SCRIPTS[name])
+
+    plain, other = plainly(tmp_path, "train.py"), watched(tmp_path, "train.py")
+
+    assert plain.status == 0, plain.stderr
+    assert other.status == plain.status, other.stderr
+    assert other.stdout == plain.stdout
+    assert without_times(other.stderr) == without_times(plain.stderr)
+
+
+def without_times(text: str) -> str:
+    """What a script wrote, but the lines in which the profiler tells the time."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("USDT:"))
