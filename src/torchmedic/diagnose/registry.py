@@ -50,7 +50,7 @@ class Family(tuple[str, ...], Generic[E_contra]):
         return family
 
 
-# Among those: who is to blame that memory ran out. What only says that it did stands behind them.
+# First tier of the rules about memory that ran out: who is to blame.
 EXHAUSTED: Family[RaisedEvidence] = Family(
     "memory.accidental_broadcast",
     "memory.retained_graph",
@@ -65,12 +65,21 @@ EXHAUSTED: Family[RaisedEvidence] = Family(
     "memory.allocator_thrash",
 )
 
-# Asked in a DataLoader worker that ran out of memory: it knows who holds what, and the main process does not.
-OF_WORKER: Family[RaisedEvidence] = Family(
-    *EXHAUSTED,
+# Second tier: what only says that memory ran out, and which limit was reached.
+OUT_OF_MEMORY: Family[RaisedEvidence] = Family(
     "memory.address_space_limit",
     "memory.cgroup_limit",
     "memory.host_memory_exhausted",
+    "memory.does_not_fit",
+)
+
+# Rules that are not asked once one of these others has answered: its answer says more, even if it is less certain.
+UNLESS: dict[str, tuple[str, ...]] = dict.fromkeys(OUT_OF_MEMORY, EXHAUSTED)
+
+# Asked in a DataLoader worker that ran out of memory: it knows who holds what, and the main process does not.
+OF_WORKER: Family[RaisedEvidence] = Family(
+    *EXHAUSTED,
+    *OUT_OF_MEMORY,
 )
 
 # Asked in the process that raised, while its frames are alive.
@@ -80,10 +89,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "memory.pinned_memory_refused",
     "process.disk_full",
     *EXHAUSTED,
-    "memory.address_space_limit",
-    "memory.cgroup_limit",
-    "memory.host_memory_exhausted",
-    "memory.does_not_fit",
+    *OUT_OF_MEMORY,
     "process.worker_killed",
     "devices.cuda_in_forked_process",
     "devices.cuda_not_available",

@@ -29,13 +29,13 @@ FACTORIES = frozenset(
 )
 _MAKERS = FACTORIES | {"from_numpy", "Tensor", "FloatTensor", "LongTensor", "frombuffer", "load"}
 _MOVES = frozenset({"to", "cuda", "cpu"})
-_MOST = 4  # explanations
+_MAX_EXPLANATIONS = 4
 
 
 def reasons_of(strays: list[Stray]) -> list[tuple[Stray, Reason]]:
     """All explanations that hold, the most telling first: which of them matters, a trial has to show."""
     found = [(stray, reason) for stray in strays for explain in _EXPLANATIONS if (reason := explain(stray)) is not None]
-    return found[:_MOST]
+    return found[:_MAX_EXPLANATIONS]
 
 
 def _made_in_step(stray: Stray) -> Reason | None:

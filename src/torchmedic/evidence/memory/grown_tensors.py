@@ -29,7 +29,7 @@ class Grown(NamedTuple):
 
 
 def grown_tensors(autopsy: Autopsy, least: float) -> list[Grown]:
-    """Those of at least so many bytes, the largest first; what the source cuts or starts anew is none."""
+    """Tensors of at least so many bytes that a loop joins more to, the largest first; none that the source cuts."""
     found: dict[int, tuple[Holder, int]] = {}
     for each in autopsy.found:
         if (

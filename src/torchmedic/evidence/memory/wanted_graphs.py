@@ -19,7 +19,7 @@ from torchmedic.source.vocabulary import BACKWARD_CALLS
 
 
 def in_parts(held: Retained) -> str:
-    """What to do about graphs that are wanted: only of losses it is known that each can go backward by itself."""
+    """Advice for graphs that are wanted. Only losses are known to be able to go backward one by one."""
     name = held.holder.path
     if held.is_scalar:
         return f"go backward through each part by itself: `{name}` holds the graphs of all of them"
@@ -27,7 +27,7 @@ def in_parts(held: Retained) -> str:
 
 
 def is_wanted(held: Retained, evidence: RaisedEvidence) -> bool:
-    """Whether it is of this step, for a backward that is still to come."""
+    """Whether the graphs are of this step, for a backward that is still to come."""
     holder = held.holder
     if held.for_nothing or held.outlived or not held.is_young:
         return False

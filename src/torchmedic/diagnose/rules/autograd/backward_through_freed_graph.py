@@ -58,6 +58,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _replayed(failure: BackwardFailure) -> Draft | None:
+    failure.replay()
     found = _looked_at(failure)
     if found is None:
         return None

@@ -61,7 +61,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     failure = BackwardFailure(evidence)
     provenance = Provenance()
-    played = failure.step.runner.play(provenance) if failure.step is not None else None
+    step = failure.replay()
+    played = step.runner.play(provenance) if step is not None else None
     finding = _find(failure, provenance, played.roots[-1]) if played is not None and played.roots else None
     if finding is None:
         return _nothing_found(evidence, failure)

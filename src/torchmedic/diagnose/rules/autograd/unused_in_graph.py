@@ -118,10 +118,11 @@ def _reaches(roots: list[torch.Tensor], tensor: torch.Tensor) -> bool:
 
 def _cut(failure: BackwardFailure, index: int) -> tuple[FunctionCall, str, bool] | None:
     """The call that cut the input off, or that made it require a gradient too late."""
-    if failure.step is None:
+    step = failure.replay()
+    if step is None:
         return None
     provenance = Provenance()
-    played = failure.step.runner.play(provenance)
+    played = step.runner.play(provenance)
     call = played.backward_calls[-1] if played.backward_calls else None
     if call is None or index >= len(call.inputs):
         return None

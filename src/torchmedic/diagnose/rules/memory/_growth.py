@@ -122,7 +122,7 @@ def edited(site: Site, part: ast.expr, text: str) -> str:
 
 
 def detached(part: ast.expr, *, scalar: bool) -> str:
-    """The same value without its graph."""
+    """The source of a value without its graph."""
     text = ast.unparse(part)
     if not isinstance(part, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
         text = f"({text})"

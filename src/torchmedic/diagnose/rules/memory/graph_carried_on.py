@@ -45,7 +45,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
 
 
 def _added(node: ast.AST) -> ast.expr | None:
-    """What is added up, where it stands there by itself."""
+    """The expression that is added up, if it stands by itself."""
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.value, ast.Name):
         return node.value
     return None

@@ -30,7 +30,7 @@ _PRODUCTS = frozenset("mul mm bmm matmul addcmul dot mv addmv linear prod".split
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
-    op, captured = evidence.op, evidence.captured
+    op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or evidence.birth is None or evidence.birth.kind != "nan":
         return None
     infinite = [tensor for tensor in captured.tensors if tensor.is_floating_point() and bool(tensor.isinf().any())]

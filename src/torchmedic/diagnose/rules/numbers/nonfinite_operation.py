@@ -28,7 +28,7 @@ CODE, NAME = "TM299", "nonfinite-operation"
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
-    op, captured = evidence.op, evidence.captured
+    op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None:
         return _without_origin(evidence)
     if is_diverging(evidence):

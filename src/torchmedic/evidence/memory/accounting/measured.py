@@ -11,8 +11,7 @@ import msgspec
 import torch
 
 from torchmedic.detect.failures.exhaustion import Exhaustion
-from torchmedic.observe.memory import cuda_refusals
-from torchmedic.observe.memory.cuda_refusals import Refusal
+from torchmedic.observe.memory.cuda_refusals import Refusal, last_refusal
 from torchmedic.observe.memory.host import HostMemory, host_memory
 
 # cuBLAS keeps memory of its own for every thread and stream: these are the sizes that torch gives it.
@@ -61,7 +60,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 def refusal_of(exhaustion: Exhaustion) -> Refusal | None:
     """What the allocator told of this very allocation."""
-    refusal = cuda_refusals.last[0] if cuda_refusals.last else None
+    refusal = last_refusal()
     if refusal is None or exhaustion.beside:
         return None
     if exhaustion.where != "cuda" or (exhaustion.index or 0) != refusal.device:

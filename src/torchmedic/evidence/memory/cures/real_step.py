@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.evidence.exception import is_short
+from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.evidence.memory.fake.whole_step import Change, NotRows, WholeStep
 from torchmedic.replay.isolation.limits import Bounds, ReplayTooBig, ReplayTooLong
 from torchmedic.replay.isolation.outside_world import sealed
@@ -98,11 +98,11 @@ class RealStep(WholeStep):
             return Outcome(None)
         except Exception as failure:
             words = f"{OTHER_ERROR} {type(failure).__name__}: {failure}".splitlines()[0][:80]
-            return Outcome(False, "it ran out of memory as well" if is_short(failure) else words)
+            return Outcome(False, "it ran out of memory as well" if is_out_of_memory(failure) else words)
         return outcome
 
     def _turns(self, stack: contextlib.ExitStack, change: Change) -> Iterator[int]:
-        """Of a smaller batch it takes several for one update: the second finds the gradients of the first."""
+        """Turns of the step: a smaller batch takes several for one update, and the second has gradients to add to."""
         yield 1
         if change.rows is not None and not self.evaluation:
             stack.enter_context(_gradients_stay())
