@@ -122,6 +122,11 @@ class FiniteWatch:
         return self._losses.is_scaled
 
     @property
+    def reads_late(self) -> bool:
+        """Whether losses of this run are read after their step is over."""
+        return self._losses.late.are_usual
+
+    @property
     def is_alarmed(self) -> bool:
         """Whether the last loss was not finite."""
         return self._losses.last_is_bad
