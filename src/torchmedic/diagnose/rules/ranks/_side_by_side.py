@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torchmedic.detect.ranks.culprit import deciding_branch, deciding_frame
 from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.diagnose.words.listing import listed
+from torchmedic.diagnose.words.format import listed
 from torchmedic.records import Location, Role
 from torchmedic.records.ranks import Collective, Difference, Job, RankState
 from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
