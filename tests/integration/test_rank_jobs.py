@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pages import check_failure, check_health, rank_scripts
+from rank_jobs import CASES as CASES_FOLDER
 from rank_jobs import Case, cases, complaint, run_ranks
 
 pytestmark = pytest.mark.timeout(200)
@@ -35,3 +36,12 @@ def test_the_failing_script_of_a_page(tmp_path: Path, code: str, ranks: int, sou
 @pytest.mark.parametrize(("code", "ranks", "source"), rank_scripts("passes"))
 def test_the_healthy_script_of_a_page(tmp_path: Path, code: str, ranks: int, source: str) -> None:
     check_health(run_ranks(tmp_path, source, ranks))
+
+
+@pytest.mark.parametrize("path", sorted((CASES_FOLDER / "healthy").glob("*.py")), ids=lambda path: path.stem)
+def test_ranks_that_differ_on_purpose_are_left_alone(tmp_path: Path, path: Path) -> None:
+    source = path.read_text()
+    finished = run_ranks(tmp_path, source, int(source.split()[2]))
+    assert finished.returncode == 0, finished.stderr
+    assert [found.code for found in finished.report.diagnoses if found.severity != "note"] == []
+    assert "torchmedic" not in finished.stderr

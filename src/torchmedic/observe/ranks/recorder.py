@@ -101,7 +101,11 @@ class Recorder:
         @functools.wraps(original)
         def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
             note(op, group, args, kwargs)
-            return original(group, *args, **kwargs)
+            try:
+                return original(group, *args, **kwargs)
+            except BaseException as error:
+                patches.without_our_frame(error)
+                raise
 
         return collective
 
@@ -111,7 +115,11 @@ class Recorder:
 
         @functools.wraps(original)
         def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-            made = original(*args, **kwargs)
+            try:
+                made = original(*args, **kwargs)
+            except BaseException as error:
+                patches.without_our_frame(error)
+                raise
             begin(*args[:3])
             return made
 
@@ -129,7 +137,11 @@ class Recorder:
         def _pre_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
             if module.require_backward_grad_sync and torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 note(FORWARD, module.process_group, (), kwargs)
-            return original(module, *args, **kwargs)
+            try:
+                return original(module, *args, **kwargs)
+            except BaseException as error:
+                patches.without_our_frame(error)
+                raise
 
         return _pre_forward
 
@@ -139,7 +151,11 @@ class Recorder:
         @functools.wraps(original)
         def _new_group_with_tag(*args: Any, **kwargs: Any) -> Any:
             note("new_group", None, args, kwargs)
-            return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                patches.without_our_frame(error)
+                raise
 
         return _new_group_with_tag
 

@@ -17,6 +17,8 @@ from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks,
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Collective, Job
 
+CODE, NAME = "TM703", "collective-contents-differ"
+
 
 def check(job: Job) -> Diagnosis | None:
     difference = job.difference
@@ -62,4 +64,4 @@ def _difference(call: Collective, expected: Collective) -> tuple[str, str, str]:
     return "", "", ""
 
 
-RULE = Rule("TM703", "collective-contents-differ", check)
+RULE = Rule(CODE, NAME, check)

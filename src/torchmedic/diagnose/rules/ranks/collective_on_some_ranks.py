@@ -29,6 +29,8 @@ from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Difference, Job
 
+CODE, NAME = "TM701", "collective-on-some-ranks"
+
 
 def check(job: Job) -> Diagnosis | None:
     difference = job.difference
@@ -86,4 +88,4 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
     return draft.done()
 
 
-RULE = Rule("TM701", "collective-on-some-ranks", check)
+RULE = Rule(CODE, NAME, check)

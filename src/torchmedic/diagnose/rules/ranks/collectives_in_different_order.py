@@ -17,6 +17,8 @@ from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Collective, Difference, Job
 from torchmedic.source.branches import is_after_in_block
 
+CODE, NAME = "TM702", "collectives-in-different-order"
+
 
 def check(job: Job) -> Diagnosis | None:
     difference = job.difference
@@ -59,4 +61,4 @@ def _comes_after(first: Collective, second: Collective) -> bool:
     return below is not None and below != frame.line
 
 
-RULE = Rule("TM702", "collectives-in-different-order", check)
+RULE = Rule(CODE, NAME, check)

@@ -17,6 +17,8 @@ from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, words
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Collective, Job
 
+CODE, NAME = "TM705", "message-without-partner"
+
 
 def check(job: Job) -> Diagnosis | None:
     if not job.unmatched:
@@ -55,4 +57,4 @@ def _last(call: Collective | None) -> str:
     return f"{words(call)} at {place(call)}" if call is not None else "nothing"
 
 
-RULE = Rule("TM705", "message-without-partner", check)
+RULE = Rule(CODE, NAME, check)

@@ -22,6 +22,8 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.layer_construction import built_at
 
+CODE, NAME = "TM707", "parameters-differ-between-ranks"
+
 _SHAPE = re.compile(r"params\[(\d+)\] in this process with sizes (\[[\d, ]*\])")
 _COUNT = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent (\d+)")
 
@@ -61,4 +63,4 @@ def _owner(evidence: RaisedEvidence, index: int) -> tuple[str, Any]:
     return "", None
 
 
-RULE = Rule("TM707", "parameters-differ-between-ranks", check)
+RULE = Rule(CODE, NAME, check)

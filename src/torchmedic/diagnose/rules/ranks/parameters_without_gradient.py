@@ -28,6 +28,8 @@ from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.layer_construction import built_at, class_node
 from torchmedic.source.user_code import is_user_file
 
+CODE, NAME = "TM706", "parameters-without-gradient"
+
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _MAX_NAMED = 6  # parameters
 
@@ -99,4 +101,4 @@ def _uses(root: torch.nn.Module, layer: str) -> Iterator[tuple[str, ast.expr]]:
             yield written[0], node
 
 
-RULE = Rule("TM706", "parameters-without-gradient", check)
+RULE = Rule(CODE, NAME, check)

@@ -18,6 +18,8 @@ from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Job
 
+CODE, NAME = "TM704", "rank-left-the-loop"
+
 
 def check(job: Job) -> Diagnosis | None:
     difference = job.difference
@@ -53,4 +55,4 @@ def check(job: Job) -> Diagnosis | None:
     return draft.done()
 
 
-RULE = Rule("TM704", "rank-left-the-loop", check)
+RULE = Rule(CODE, NAME, check)
