@@ -10,6 +10,7 @@ import msgspec
 
 from torchmedic.detect.failures.death import fatal_signal, read_stacks
 from torchmedic.detect.ranks import alignment, culprit
+from torchmedic.diagnose.registry import is_silent
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks import ring
 from torchmedic.records import BoxContents, Diagnosis, StackFrame
@@ -18,6 +19,7 @@ from torchmedic.runfolder import files, layout, questions
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.proc import process
 
+_VICTIM_LIMITS = 1.9  # times the limit for a stall that the rank waited for is given to be explained
 _SPEAKER = ".speaker"  # there as soon as the parent of one rank speaks for all
 
 
@@ -97,6 +99,21 @@ def verdict(run: Path, *, still: float = 0.0) -> Diagnosis | None:
 
     job = read_job(run, still=still)
     return ask(job, registry.RANKS) if job is not None else None
+
+
+def is_victim(run: Path, rank: int, still: float, limit: float) -> bool:
+    """Whether a rank only waits for another that does not come to its next call, and which is not yet explained.
+
+    After some time without an explanation the wait itself is told.
+    """
+    if any(not is_silent(found) for found in files.errors_of_others(run, rank)):
+        return True
+    job = read_job(run)
+    difference = job.difference if job is not None else None
+    if job is None or difference is None or difference.kind != "stopped" or rank in difference.culprits:
+        return False
+    late = [job.of(each) for each in difference.culprits]
+    return still < _VICTIM_LIMITS * limit and all(state is not None and state.fate == "running" for state in late)
 
 
 def give_back(run: Path) -> None:

@@ -49,6 +49,7 @@ class Response:
         self._amend = amend
         self._say = say
         self._saving: dict[int, float] = {}  # by process that was asked to save: the deadline
+        self._explained = False  # an error of some process was told
         self._job: Diagnosis | None = None  # the diagnosis of all ranks
         self.killed = False  # torchmedic has killed the run
 
@@ -75,7 +76,10 @@ class Response:
 
         diagnosis = ask(stall, registry.STALLED)
         if diagnosis is not None and diagnosis.name == _WAITS_FOR_RANKS and diagnosis.severity == "error":
-            diagnosis = ranks.verdict(self._run, still=stall.still) or diagnosis
+            of_job = ranks.verdict(self._run, still=stall.still)
+            if of_job is None and (self._explained or ranks.is_victim(self._run, stall.rank, stall.still, stall.limit)):
+                return  # a rank that stands elsewhere is the cause, and is examined itself
+            diagnosis = of_job or diagnosis
             if self._job is not None or not ranks.claim(self._run):
                 if self._wants == "kill":
                     self._kill(root)
@@ -94,6 +98,7 @@ class Response:
         if diagnosis.severity != "error":
             return
         case.said = diagnosis
+        self._explained = True
         if self._wants == "kill":
             self._kill(root)
         elif self._wants == "checkpoint" and questions.ask(self._run, stall.pid, questions.SAVE):
