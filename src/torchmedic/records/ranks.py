@@ -75,20 +75,16 @@ class RankLog(msgspec.Struct, frozen=True, kw_only=True):
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of a job as the parent sees it.
 
-    `at` is the user's line that its main thread is in, or was last seen in. `waits` is that it waits there for other
-    ranks. `signal` is what it died of. `error` is the exception that ended it, `echo` that this exception only tells
-    of another rank. `updates` is how many updates of the weights it has made. `skipped` is the line of a forward that
+    `at` are the user's frames of its main thread when it was asked, innermost first. `signal` is what it died of.
+    `updates` is how many updates of the weights it has made. `skipped` is the line of a forward that
     no backward followed, though one follows on this rank as a rule.
     """
 
     rank: int
     fate: Fate = "unknown"
     log: RankLog | None = None
-    at: StackFrame | None = None
-    waits: bool = False
+    at: tuple[StackFrame, ...] = ()
     signal: str = ""
-    error: str = ""
-    echo: bool = False
     updates: int = 0
     skipped: StackFrame | None = None
 

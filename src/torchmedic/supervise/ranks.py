@@ -48,17 +48,15 @@ def _state(run: Path, folder: Path) -> RankState | None:
     box = read_box(folder)
     answer = questions.read_answer(run, log.pid)
     main = answer.main if answer is not None else None
-    frame = main.user_frame if main is not None else None
+    frames = [frame for frame in main.frames if frame.user] if main is not None else []
     skipped = alignment.forward_without_backward(log)
     fate, signal = _fate(run, folder, log.pid, box)
-    error = next((line.symptom for line in files.read_events(folder) if isinstance(line, files.ExceptionLine)), "")
     return RankState(
         rank=log.rank,
         fate=fate,
         signal=signal,
         log=log,
-        at=StackFrame(file=frame.file, line=frame.line, function=frame.function) if frame is not None else None,
-        error=error,
+        at=tuple(StackFrame(file=frame.file, line=frame.line, function=frame.function) for frame in frames),
         updates=box.last.updates if box is not None and box.last is not None else 0,
         skipped=next(iter(skipped.frames), None) if skipped is not None else None,
     )

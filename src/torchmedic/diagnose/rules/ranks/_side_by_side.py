@@ -127,8 +127,8 @@ def _left(job: Job, difference: Difference) -> tuple[str, Loop] | None:
             if (frame.file, loop.line) not in earlier:
                 continue
             inside = any(file == frame.file and loop.line <= line <= loop.end for file, line in last)
-            if inside and alone:
-                return None  # a call for this rank only, in a turn of the loop
+            if inside and (alone or difference.call is None):
+                return None  # a call for this rank only in a turn of the loop, or a turn that is not over
             if not inside and (last or _has_gone(job, difference)):
                 found.append((frame.file, loop))
     return _telling(found)
@@ -150,12 +150,12 @@ def _has_gone(job: Job, difference: Difference) -> bool:
 
 
 def _last_line(job: Job, difference: Difference) -> list[tuple[str, int]]:
-    """Where the first culprit is: the lines of its next call, else the line of its main thread."""
+    """Where the first culprit is: the lines of its next call, else those of its main thread."""
     if difference.call is not None:
         return list(difference.call.site)
     state = job.of(difference.culprits[0])
-    if state is not None and state.fate == "running" and state.at is not None:
-        return [(state.at.file, state.at.line)]
+    if state is not None and state.fate == "running":
+        return [(frame.file, frame.line) for frame in state.at]
     return []
 
 
