@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from torchmedic.source.blocks import FUNCTIONS, LOOPS, blocks
+from torchmedic.source.blocks import blocks
+from torchmedic.source.syntax import FUNCTIONS, LOOPS
 
 Exit = Literal["continue", "break", "return", "raise"]
 
@@ -142,7 +143,7 @@ def _branch(node: ast.If, *, taken: bool, exit: Exit | None = None) -> Branch:
 
 def _exits(statement: ast.stmt) -> Iterator[Branch]:
     """The `if` statements in a statement whose body ends in `continue`, `break`, `return` or `raise`."""
-    if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
+    if isinstance(statement, FUNCTIONS | ast.ClassDef):
         return
     if isinstance(statement, ast.If):
         for block, taken in ((statement.body, True), (statement.orelse, False)):
