@@ -24,7 +24,9 @@ def test_the_rank_and_the_line_to_blame_are_named(tmp_path: Path, case: Case) ->
 @pytest.mark.parametrize("case", CASES)
 def test_the_healthy_twin_is_left_alone(tmp_path: Path, case: Case) -> None:
     finished = run_ranks(tmp_path, case.twin, case.ranks)
-    check_health(finished)
+    assert finished.returncode == 0, finished.stderr
+    # A note is not printed: on a machine that is taken, an import may be silent for longer than the limit.
+    assert [found for found in finished.report.diagnoses if found.severity != "note"] == []
     assert "torchmedic" not in finished.stderr
 
 
