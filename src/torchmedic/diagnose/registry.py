@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torchmedic.observe.memory.last_numbers import NoRoom
     from torchmedic.records.death import Death
     from torchmedic.records.memory import HostAlarm
+    from torchmedic.records.ranks import Job
     from torchmedic.records.stall import Stall
 
 _RULES = "torchmedic.diagnose.rules."
@@ -108,6 +109,8 @@ RAISED: Family[RaisedEvidence] = Family(
     "autograd.wrong_number_of_gradients",
     "autograd.wrong_gradient_shape_or_dtype",
     "autograd.missing_or_bad_backward",
+    "ranks.parameters_without_gradient",
+    "ranks.parameters_differ_between_ranks",
     "autograd.unused_in_graph",
     "autograd.checkpoint_mismatch",
     "autograd.inference_tensor_in_graph",
@@ -308,6 +311,15 @@ STALLED: Family[Stall] = Family(
     hang=True,
 )
 
+# Asked in the parent, of a job of several ranks that has failed or stands still.
+RANKS: Family[Job] = Family(
+    "ranks.collective_contents_differ",
+    "ranks.collectives_in_different_order",
+    "ranks.rank_left_the_loop",
+    "ranks.collective_on_some_ranks",
+    "ranks.message_without_partner",
+)
+
 # Asked by nobody: what remains when all others are silent.
 LAST: Family[Any] = Family("cause_not_known", fallback=True)
 
@@ -321,6 +333,7 @@ _FAMILIES: tuple[Family[Any], ...] = (
     HOST,
     DEATHS,
     STALLED,
+    RANKS,
     LAST,
 )
 ALL: tuple[str, ...] = tuple(dict.fromkeys(rule for family in _FAMILIES for rule in family))

@@ -33,6 +33,8 @@ from torchmedic.observe.memory.memory_series import MemorySeries, most_memory
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.numbers.kept_steps import KeptBackwards
 from torchmedic.observe.numbers.weight_copies import Rewind
+from torchmedic.observe.ranks import flight_recorder
+from torchmedic.observe.ranks.recorder import Recorder
 from torchmedic.observe.silent_watch import Suspicions
 from torchmedic.observe.stages import Finding, Quantity, Stages, UpdateStage
 from torchmedic.observe.step.batches import Batches
@@ -83,6 +85,7 @@ class Agent:
         )
         self.marks = DeviceMarks()
         self.listener = Listener(self, self.stages.locate_holders)
+        self.collectives = Recorder(lambda: self.open().path)
         self.device_lost = False  # and that has been explained
         self.signals = FatalSignals(self)
         self.hides_forks = False  # of a process that only tries something
@@ -109,6 +112,12 @@ class Agent:
         self.clock.gauge.on_reading = series.reading
         reserve(folder.path)
         return folder
+
+    @contained("observe.rank_log")
+    def publish_collectives(self) -> None:
+        """Write down which collectives this process has called, for the parents of all ranks."""
+        if self._folder is not None:
+            flight_recorder.publish(self._folder.path)
 
     def fault(self, fault: Fault) -> None:
         """Write down a bug of torchmedic's own where the parent will find it."""
@@ -147,6 +156,7 @@ class Agent:
     def _explain(self, error: BaseException) -> None:
         self.open()
         self.clock.flush()
+        self.publish_collectives()
         self.habits.stop()
         self.checkup.stop()
         with self.examining(), exceptions.undisturbed():
@@ -197,6 +207,7 @@ class Agent:
         if self.clock.box is not None:
             self.clock.flush()
             self.clock.box.mark_clean_exit()
+        self.publish_collectives()
         self.habits.judge()
         self.checkup.exiting()
 
@@ -206,6 +217,7 @@ class Agent:
         if self._folder is not None:
             self._folder.events.close()
         self._folder = self._claimed = None
+        self.collectives.forked()
         self.habits.reset()
         self.checkup.stop()
         self.leaks.stop()

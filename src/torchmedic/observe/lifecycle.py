@@ -55,6 +55,7 @@ def install(run_dir: str, stages: Callable[[ProcessContext], Stages]) -> None:
     contained("observe.out_of_memory")(cuda_refusals.install)()
     contained("observe.out_of_memory")(headroom.reserve)()
     contained("observe.endings")(exceptions.install)(_on_exception, _on_child_end, _on_giving_up)
+    contained("observe.ranks")(agent.collectives.install)()
     contained("observe.ear")(agent.listener.open)()
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_on_fork)
     atexit.register(_on_exit)

@@ -19,6 +19,7 @@ from torchmedic.runfolder.layout import is_confidential, process_folders, rank_o
 REPORT = "report.json"
 BLACK_BOX = "blackbox"
 EVENTS = "events.jsonl"
+RANK_LOG = "collectives.json"
 STACKS = "stacks"
 _PARTS = ".parts"
 _SPARE = ".spare"

@@ -7,6 +7,8 @@ worker-<N>.<pid>/           events and diagnoses of a DataLoader worker of rank 
 rank<N>[.<pid>]/            one folder per watched process
     blackbox                the memory-mapped ring buffer
     events.jsonl            events, one per line
+    collectives             the ring buffer of the collectives that it called, if it is one of several ranks
+    collectives.json        the same with the calls that torch made itself; written on a question, a failure, at the end
     diagnosis-<n>.json      diagnoses made in that process; the parent merges them into report.json
     .spare                  disk space that is released on a failure; exists only during the run
     repro-<n>.json          the operation that failed, with its values in repro-<n>.safetensors
@@ -26,6 +28,7 @@ import fcntl
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +37,7 @@ from torchmedic.errors import UsageError
 _JOB = ".job"
 _CONFIDENTIAL = ".confidential"
 _NO_CHECKUP = ".no-checkup"
+_SIGNED_SECONDS = 5.0  # that a rank may take from making the folder of the job to signing it
 
 
 def create(requested: str | None, script: str, cwd: Path, job: str | None = None) -> Path:
@@ -63,12 +67,26 @@ def create(requested: str | None, script: str, cwd: Path, job: str | None = None
 
 
 def _is_taken(path: Path, job: str | None) -> bool:
-    if job is not None and _signature(path) == job:
+    if job is not None and _is_of_job(path, job):
         return False
     try:
         return path.is_file() or (path.is_dir() and any(path.iterdir()))
     except OSError:
         return False  # making the folder will report the error
+
+
+def _is_of_job(path: Path, job: str) -> bool:
+    """Whether the folder belongs to the job. Another rank that has just made the folder is about to sign it."""
+    end = time.monotonic() + _SIGNED_SECONDS
+    while _signature(path) != job:
+        try:
+            is_new = path.is_dir() and time.time() - path.stat().st_ctime < _SIGNED_SECONDS
+        except OSError:
+            return False
+        if not is_new or _signature(path) or time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _private_temporary() -> Path:

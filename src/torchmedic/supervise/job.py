@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -82,5 +82,13 @@ def merged(parts: list[Report]) -> Report:
     outcome = telling[0].outcome if telling else Outcome()
     return Report(
         outcome=replace(outcome, steps=max((part.outcome.steps for part in parts), default=0)),
-        diagnoses=tuple(diagnosis for part in parts for diagnosis in part.diagnoses),
+        diagnoses=_once(diagnosis for part in parts for diagnosis in part.diagnoses),
     )
+
+
+def _once(diagnoses: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
+    """Drop what several ranks have found alike; the lowest rank keeps it."""
+    found: dict[object, Diagnosis] = {}
+    for diagnosis in diagnoses:
+        found.setdefault(same_finding(diagnosis), diagnosis)
+    return tuple(found.values())

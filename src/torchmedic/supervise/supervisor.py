@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from torchmedic.contained import contained, fault_line, on_fault
 from torchmedic.detect.failures.death import signal_name
-from torchmedic.diagnose.registry import is_hang, is_silent
+from torchmedic.diagnose.registry import is_fallback, is_hang, is_silent
 from torchmedic.errors import ExitStatus
 from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.death import Death
@@ -20,11 +20,13 @@ from torchmedic.report.emit import Emitter
 from torchmedic.runfolder import files, questions
 from torchmedic.runfolder.files import confidential
 from torchmedic.settings import Settings
-from torchmedic.supervise import deaths, job, memory_warnings, short_of_memory
+from torchmedic.supervise import deaths, job, memory_warnings, ranks, short_of_memory
 from torchmedic.supervise.child.signals import shell_status
 from torchmedic.supervise.findings import Findings
 from torchmedic.supervise.host.watch import HostWatch
 from torchmedic.supervise.stall.response import Response
+
+_ABORTED = "abort"  # gloo ends a process so when the tensors of two ranks do not fit
 
 
 class Supervisor:
@@ -123,7 +125,8 @@ class Supervisor:
             self._add(diagnosis)
         dead = [] if self._stalls.killed else deaths.find(left, self._host, pid, status, through_shell=through_shell)
         if status != 0:  # with status 0, the run recovered from whatever was raised or died
-            for diagnosis in self._findings.roots([self._explained(death) for death in dead]):
+            roots = self._findings.roots([self._explained(death) for death in dead])
+            for diagnosis in roots if self._stalls.killed else self._of_job(roots):
                 self._add(diagnosis)
             for diagnosis in short_of_memory.explained(self._findings.folders()):
                 self._add(diagnosis)
@@ -132,6 +135,16 @@ class Supervisor:
         files.drop_empty_stacks(self._run)
         questions.remove(self._run, over=self._rank is None)
         self._emitter.finish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
+
+    def _of_job(self, roots: list[Diagnosis]) -> list[Diagnosis]:
+        """What nobody could explain, and aborts of gloo, may come from ranks that went different ways: told once."""
+        if not roots or not all(is_fallback(found) or found.name == _ABORTED for found in roots):
+            return roots
+        found = ranks.verdict(self._run)
+        if found is None:
+            return roots
+        told = any(job.same_finding(each) == job.same_finding(found) for each in self._diagnoses)
+        return [found] if ranks.claim(self._run) and not told else []
 
     def _explained(self, death: Death) -> Diagnosis:
         from torchmedic.diagnose import registry

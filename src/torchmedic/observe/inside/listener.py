@@ -132,6 +132,7 @@ class Listener:
             questions.write(run, checkpoint.saved(self._agent))
         if questions.LOOK not in words and questions.GLANCE not in words:
             return
+        self._agent.publish_collectives()
         seen = view.looked_at(self._agent, self._born)
         if not device.in_use():
             questions.write(run, seen)

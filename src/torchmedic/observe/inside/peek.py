@@ -91,7 +91,7 @@ def expression(frame: FrameType) -> tuple[str, ast.expr | None]:
         node = node.items[-1].context_expr
     if isinstance(node, ast.expr):
         return ast.unparse(node), node
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip(), None
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).strip(), None
 
 
 def value_of(node: ast.expr | None, frame: FrameType, known: dict[str, Any]) -> Any:
