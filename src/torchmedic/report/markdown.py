@@ -10,6 +10,7 @@ from torchmedic.report import terminal
 from torchmedic.report.visible import clipped, one_line, visible
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!@&$])")
+_CODE = re.compile(r"(`[^`]+`)")  # a code span: what is in it stays as it is
 _FENCE = re.compile(r"`{3,}")
 _MAX_TEXT = 2000  # characters of one field
 
@@ -69,7 +70,8 @@ def proof(treatment: Treatment) -> str:
 
 def escaped(text: str) -> str:
     """Text of the run as Markdown that shows exactly this text, on one line."""
-    return _SPECIAL.sub(r"\\\1", clipped(one_line(text), _MAX_TEXT))
+    parts = _CODE.split(clipped(one_line(text), _MAX_TEXT))
+    return "".join(part if _CODE.fullmatch(part) else _SPECIAL.sub(r"\\\1", part) for part in parts)
 
 
 def fenced(text: str, language: str) -> Iterator[str]:

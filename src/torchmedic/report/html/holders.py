@@ -1,0 +1,123 @@
+"""Who holds memory, and who waits for whom: bounded lists that the pictures and their tables share."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+
+from torchmedic.records.inside import InsideView, PyFrame, PyThread
+from torchmedic.records.stall import Stall
+from torchmedic.report.html.run_data import Autopsy
+from torchmedic.source.text import relative
+
+_MAX_BLOCKS = 12
+_MAX_LINES = 10
+_MAX_WAITERS = 12
+SAVED = "saved activations"
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of memory; `parts` add up to it."""
+
+    name: str
+    nbytes: int
+    parts: tuple[Block, ...] = ()
+
+
+class Waiter(msgspec.Struct, frozen=True, kw_only=True):
+    """A thread that stood still: where, what it waited for, and the number of the waiter who holds that."""
+
+    name: str
+    place: str = ""
+    code: str = ""
+    waits_for: str = ""
+    holds: tuple[str, ...] = ()
+    target: int | None = None
+
+
+def memory_split(autopsy: Autopsy, *, lines: bool = True) -> Block | None:
+    """What was in memory when it ran out: headings, and below saved activations the lines that saved them.
+
+    Args:
+        autopsy: The record of the run.
+        lines: Whether source lines may be named.
+    """
+    rows = sorted(((size, name) for name, size in autopsy.rows.items() if size > 0), reverse=True)
+    if not rows:
+        return None
+    blocks = [
+        Block(name=name, nbytes=size, parts=_saved_by_line(autopsy, size) if lines and name == SAVED else ())
+        for size, name in rows[:_MAX_BLOCKS]
+    ]
+    if rest := sum(size for size, _ in rows[_MAX_BLOCKS:]):
+        blocks.append(Block(name="everything else", nbytes=rest))
+    where = "of the process" if autopsy.where == "host" else f"on {autopsy.where}"
+    return Block(name=f"memory {where}", nbytes=sum(block.nbytes for block in blocks), parts=tuple(blocks))
+
+
+def _saved_by_line(autopsy: Autopsy, size: int) -> tuple[Block, ...]:
+    """The lines, with what is left as a part of its own; none where they hold more than their heading says."""
+    named = [line for line in autopsy.lines if line.nbytes > 0]
+    named.sort(key=lambda line: line.nbytes, reverse=True)
+    shown = [
+        Block(name=f"{relative(line.file)}:{line.line}" if line.file else "no line of yours", nbytes=line.nbytes)
+        for line in named[:_MAX_LINES]
+    ]
+    rest = size - sum(block.nbytes for block in shown)
+    if not shown or rest < 0:
+        return ()
+    return (*shown, Block(name="other lines", nbytes=rest)) if rest else tuple(shown)
+
+
+def waiters(stall: Stall) -> tuple[Waiter, ...]:
+    """Every Python thread that waited, those of the process that stood still first."""
+    views = sorted(stall.inside.values(), key=lambda view: view.pid != stall.pid)
+    found = [(view, thread) for view in views for thread in view.threads if _tells(thread)]
+    found = list(itertools.islice(found, _MAX_WAITERS))
+    return tuple(
+        Waiter(
+            name=_name(view, thread, stall),
+            place=f"{relative(frame.file)}:{frame.line}" if (frame := _frame(thread)) is not None else "",
+            code=frame.code if frame is not None else "",
+            waits_for=_wanted(thread),
+            holds=tuple(lock.name or lock.kind for lock in thread.holds[:4]),
+            target=_target(view, thread, found),
+        )
+        for view, thread in found
+    )
+
+
+def _tells(thread: PyThread) -> bool:
+    return thread.main or thread.waits_for is not None or bool(thread.holds)
+
+
+def _frame(thread: PyThread) -> PyFrame | None:
+    return thread.user_frame or next(iter(thread.frames), None)
+
+
+def _name(view: InsideView, thread: PyThread, stall: Stall) -> str:
+    name = "main thread" if thread.main else f"thread {thread.name or thread.tid or thread.ident}"
+    return name if view.pid == stall.pid and len(stall.inside) == 1 else f"{name} of process {view.pid}"
+
+
+def _wanted(thread: PyThread) -> str:
+    lock = thread.waits_for
+    if lock is None:
+        return f"the file {relative(thread.lock_file.path)}" if thread.lock_file is not None else ""
+    return f"{lock.kind} {lock.name}".strip() if lock.name != lock.kind else lock.kind
+
+
+def _target(view: InsideView, thread: PyThread, found: list[tuple[InsideView, PyThread]]) -> int | None:
+    lock = thread.waits_for
+    if lock is None:
+        return None
+    for number, (other_view, other) in enumerate(found):
+        if other is thread:
+            continue
+        same = other_view.pid == view.pid
+        if same and (other.ident == lock.owner or any(held.identity == lock.identity for held in other.holds)):
+            return number
+        if lock.process is not None and other_view.pid == lock.process and other.main:
+            return number
+    return None

@@ -1,0 +1,240 @@
+"""Curves and strips from what a process left behind: pure functions, bounded before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import msgspec
+
+from torchmedic.records import BoxContents, Phase
+from torchmedic.report.html.run_data import Process
+
+MAX_POINTS = 600
+MAX_BARS = 120
+_STRIP_BINS = 240
+_SPIKE = 4.0  # a step that takes so many times as long as the 90th percentile is cut off in the picture
+_MARKED = ("exception", "nonfinite", "silent", "death", "lost-rank")
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One curve. None where nothing was measured."""
+
+    name: str
+    values: tuple[float | None, ...]
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment that is marked in a curve."""
+
+    x: float
+    text: str
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """Curves over one axis. Points are `x` with the values of every line."""
+
+    title: str
+    x_name: str
+    unit: str
+    x: tuple[float, ...]
+    lines: tuple[Line, ...]
+    marks: tuple[Mark, ...] = ()
+
+
+class StepBar(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds by phase, of one step or on average of several consecutive ones."""
+
+    first: int
+    last: int
+    seconds: dict[Phase, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+
+class StepStrip(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps that the black box still holds. `ceiling` is the height of the picture in seconds."""
+
+    bars: tuple[StepBar, ...]
+    ceiling: float
+    cut: int = 0
+    open_phase: Phase | None = None
+    open_step: int = 0
+
+    @property
+    def shares(self) -> dict[Phase, float]:
+        """Share of all time by phase, from 0 to 1."""
+        totals = {
+            phase: sum(bar.seconds.get(phase, 0.0) * (bar.last - bar.first + 1) for bar in self.bars)
+            for phase in get_args(Phase)
+        }
+        whole = sum(totals.values()) or 1.0
+        return {phase: seconds / whole for phase, seconds in totals.items()}
+
+    @property
+    def usual(self) -> float:
+        """The median time of a step."""
+        return sorted(bar.total for bar in self.bars)[len(self.bars) // 2]
+
+
+class RankRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One process over time: phases with their share of the width, from 0 to 1. `quiet` is the last sign of life."""
+
+    name: str
+    spans: tuple[tuple[Phase, float, float], ...]
+    last_step: int
+    last_phase: Phase
+    quiet: float
+
+
+class RankStrip(msgspec.Struct, frozen=True, kw_only=True):
+    seconds: float
+    rows: tuple[RankRow, ...]
+    first_quiet: str = ""
+
+
+def memory_curve(process: Process) -> Curve | None:
+    """Memory of one process over time, from its events and from its black box; None below three points."""
+    start = process.started
+    if start is None:
+        return None
+    moments = process.box.moments if process.box is not None else ()
+    points: dict[float, tuple[float | None, ...]] = {
+        moment.time: (moment.rss or None, moment.device_memory or None, None) for moment in moments
+    }
+    points |= {line.time: (line.rss, line.allocated, line.reserved) for line in process.memory}
+    ordered = [(when - start, values) for when, values in sorted(points.items()) if any(values) and when >= start]
+    if len(ordered) < 3:
+        return None
+    kept = [ordered[number] for number in thinned([values[0] or values[1] or 0 for _, values in ordered], MAX_POINTS)]
+    names = ("resident memory of the process", "allocated on the device", "reserved on the device")
+    lines = tuple(
+        Line(name=name, values=tuple(values[number] for _, values in kept))
+        for number, name in enumerate(names)
+        if any(values[number] for _, values in kept)
+    )
+    return Curve(
+        title="Memory over time",
+        x_name="seconds since the start",
+        unit="bytes",
+        x=tuple(round(when, 3) for when, _ in kept),
+        lines=lines,
+        marks=_marks(process, start),
+    )
+
+
+def _marks(process: Process, start: float) -> tuple[Mark, ...]:
+    found = [event for event in process.events if event.kind in _MARKED]
+    return tuple(
+        Mark(
+            x=round(event.time - start, 3),
+            text=(event.text or event.kind) + (f", step {event.step}" if event.step is not None else ""),
+        )
+        for event in found[:5]
+    )
+
+
+def thinned(values: Sequence[float], most: int) -> list[int]:
+    """Indices of at most `most` points that keep the first, the last, and the extremes of every stretch."""
+    if len(values) <= most:
+        return list(range(len(values)))
+    stretches = (most - 2) // 2
+    inner = range(1, len(values) - 1)
+    kept = {0, len(values) - 1}
+    for number in range(stretches):
+        part = inner[number * len(inner) // stretches : (number + 1) * len(inner) // stretches]
+        kept |= {min(part, key=lambda index: values[index]), max(part, key=lambda index: values[index])}
+    return sorted(kept)
+
+
+def step_strip(box: BoxContents | None) -> StepStrip | None:
+    """Time by phase of the last steps; None below two whole steps.
+
+    A moment of the black box says that a phase begins; it ends with the next moment. The oldest step may have lost its
+    beginning, and the newest has not ended, so neither is shown.
+    """
+    if box is None or len(box.moments) < 4:
+        return None
+    steps: dict[int, dict[Phase, float]] = {}
+    for moment, after in zip(box.moments, box.moments[1:], strict=False):
+        of_step = steps.setdefault(moment.step, {})
+        of_step[moment.phase] = of_step.get(moment.phase, 0.0) + max(0.0, after.time - moment.time)
+    last = box.moments[-1]
+    steps.pop(last.step, None)
+    if box.moments[0].step:
+        steps.pop(box.moments[0].step, None)
+    if len(steps) < 2:
+        return None
+    bars = _grouped([StepBar(first=step, last=step, seconds=seconds) for step, seconds in sorted(steps.items())])
+    heights = sorted(bar.total for bar in bars)
+    high = heights[int(0.9 * (len(heights) - 1))]
+    ceiling = heights[-1] if heights[-1] <= _SPIKE * high or not high else 1.5 * high
+    return StepStrip(
+        bars=tuple(bars),
+        ceiling=ceiling or 1e-9,
+        cut=sum(bar.total > ceiling for bar in bars),
+        open_phase=None if box.clean_exit else last.phase,
+        open_step=last.step,
+    )
+
+
+def _grouped(bars: list[StepBar]) -> list[StepBar]:
+    size = -(-len(bars) // MAX_BARS)
+    if size == 1:
+        return bars
+    groups = [bars[start : start + size] for start in range(0, len(bars), size)]
+    return [
+        StepBar(
+            first=group[0].first,
+            last=group[-1].last,
+            seconds={
+                phase: sum(bar.seconds.get(phase, 0.0) for bar in group) / len(group)
+                for phase in get_args(Phase)
+                if any(phase in bar.seconds for bar in group)
+            },
+        )
+        for group in groups
+    ]
+
+
+def rank_strip(processes: Sequence[Process]) -> RankStrip | None:
+    """What every process did on one axis of time; None for a single process."""
+    boxes = [(process.name, process.box) for process in processes if process.box is not None and process.box.moments]
+    if len(boxes) < 2:
+        return None
+    begin = max(box.moments[0].time for _, box in boxes)
+    end = max(box.moments[-1].time for _, box in boxes)
+    if end <= begin:
+        return None
+    rows = [
+        RankRow(
+            name=name,
+            spans=_spans(box, begin, end),
+            last_step=box.moments[-1].step,
+            last_phase=box.moments[-1].phase,
+            quiet=max(0.0, (box.moments[-1].time - begin) / (end - begin)),
+        )
+        for name, box in boxes
+    ]
+    first = min(rows, key=lambda row: row.quiet)
+    return RankStrip(seconds=end - begin, rows=tuple(rows), first_quiet=first.name if first.quiet < 0.98 else "")
+
+
+def _spans(box: BoxContents, begin: float, end: float) -> tuple[tuple[Phase, float, float], ...]:
+    """The phase at the middle of each bin, with equal neighbours joined."""
+    spans: list[tuple[Phase, float, float]] = []
+    at = 0
+    for number in range(_STRIP_BINS):
+        when = begin + (number + 0.5) / _STRIP_BINS * (end - begin)
+        if when > box.moments[-1].time:
+            break
+        while at + 1 < len(box.moments) and box.moments[at + 1].time <= when:
+            at += 1
+        phase, right = box.moments[at].phase, (number + 1) / _STRIP_BINS
+        if spans and spans[-1][0] == phase:
+            spans[-1] = (phase, spans[-1][1], right)
+        else:
+            spans.append((phase, number / _STRIP_BINS, right))
+    return tuple(spans)
