@@ -96,9 +96,19 @@ class Supervisor:
 
     def _write(self) -> frozenset[object]:
         # A full disk must not keep a diagnosis off the screen.
+        said: frozenset[object] = frozenset()
         with contextlib.suppress(OSError):
-            return self._ledger.publish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
-        return frozenset()
+            said = self._ledger.publish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
+        if self._diagnoses or (self._run / files.HTML).exists():
+            self._write_page()
+        return said
+
+    @contained("report.html")
+    def _write_page(self) -> None:
+        from torchmedic.report.html import page
+
+        with contextlib.suppress(OSError):
+            page.write(self._run)
 
     def conclude(self, pid: int, status: int, *, through_shell: bool) -> int:
         """Explain what is still open after the child's end, close the report, and return the exit status."""

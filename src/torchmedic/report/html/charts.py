@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -81,7 +82,8 @@ def curve_plot(curve: Curve) -> Plot:
     """The lines of a curve from zero up, with its marks."""
     low, high = curve.x[0], max(curve.x[-1], *(mark.x for mark in curve.marks), curve.x[0] + 1e-9)
     values = [value for line in curve.lines for value in line.values if value is not None]
-    top = 1.08 * max(values, default=1.0) or 1.0
+    heights = _heights(max(values, default=1.0))
+    top = heights[-1]
     shown = size if curve.unit == "bytes" else _number
     return Plot(
         paths=tuple(
@@ -90,8 +92,14 @@ def curve_plot(curve: Curve) -> Plot:
         ),
         marks=tuple(Tick(at=_share(mark.x, low, high), text=mark.text) for mark in curve.marks),
         x_ticks=tuple(Tick(at=part, text=duration(low + part * (high - low))) for part in (0.0, 0.5, 1.0)),
-        y_ticks=tuple(Tick(at=part, text=shown(part * top)) for part in (0.0, 0.5, 1.0)),
+        y_ticks=tuple(Tick(at=height / top, text=shown(height)) for height in heights),
     )
+
+
+def _heights(most: float) -> list[float]:
+    """Three to five values from zero to above `most`, at a power of two from each other, which suits bytes."""
+    step = 2.0 ** math.ceil(math.log2(most / 4)) if most > 0 else 1.0
+    return [number * step for number in range(math.ceil(most / step) + 1)]
 
 
 def _number(value: float) -> str:
@@ -113,8 +121,8 @@ def _path(x: tuple[float, ...], values: tuple[float | None, ...], low: float, hi
     return "".join(parts)
 
 
-def step_plot(strip: StepStrip) -> Plot:
-    """One stacked bar per step or group of steps."""
+def step_plot(strip: StepStrip, found: Sequence[tuple[int | None, str]] = ()) -> Plot:
+    """One stacked bar per step or group of steps; `found` are steps with the code of what was found there."""
     rects = []
     width = WIDTH / len(strip.bars)
     for number, bar in enumerate(strip.bars):
@@ -136,8 +144,15 @@ def step_plot(strip: StepStrip) -> Plot:
                 )
             bottom = top
     first, last = strip.bars[0].first, strip.bars[-1].last
+    marks = [
+        Tick(at=round((number + 0.43) * width / WIDTH, 4), text=f"{code}, step {step}")
+        for step, code in found
+        for number, bar in enumerate(strip.bars)
+        if step is not None and bar.first <= step <= bar.last
+    ]
     return Plot(
         rects=tuple(rects),
+        marks=tuple(marks[:3]),
         x_ticks=(Tick(at=0.0, text=f"step {first}"), Tick(at=1.0, text=f"step {last}")),
         y_ticks=tuple(Tick(at=part, text=duration(part * strip.ceiling)) for part in (0.5, 1.0)),
     )

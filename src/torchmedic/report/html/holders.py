@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 
 import msgspec
 
@@ -12,6 +13,7 @@ from torchmedic.report.html.run_data import Autopsy
 from torchmedic.source.text import relative
 
 _MAX_BLOCKS = 12
+_MIN_SHARE = 0.001  # of a block that is named; the others are shown together
 _MAX_LINES = 10
 _MAX_WAITERS = 12
 SAVED = "saved activations"
@@ -36,32 +38,37 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     target: int | None = None
 
 
-def memory_split(autopsy: Autopsy, *, lines: bool = True) -> Block | None:
+def memory_split(autopsy: Autopsy, known: Collection[str] = (), *, lines: bool = True) -> Block | None:
     """What was in memory when it ran out: headings, and below saved activations the lines that saved them.
 
     Args:
         autopsy: The record of the run.
+        known: Names of files as the report has them.
         lines: Whether source lines may be named.
     """
     rows = sorted(((size, name) for name, size in autopsy.rows.items() if size > 0), reverse=True)
-    if not rows:
+    whole = sum(size for size, _ in rows)
+    if not whole:
         return None
+    named = [row for row in rows if row[0] >= _MIN_SHARE * whole][:_MAX_BLOCKS]
     blocks = [
-        Block(name=name, nbytes=size, parts=_saved_by_line(autopsy, size) if lines and name == SAVED else ())
-        for size, name in rows[:_MAX_BLOCKS]
+        Block(name=name, nbytes=size, parts=_saved_by_line(autopsy, size, known) if lines and name == SAVED else ())
+        for size, name in named
     ]
-    if rest := sum(size for size, _ in rows[_MAX_BLOCKS:]):
+    if rest := whole - sum(size for size, _ in named):
         blocks.append(Block(name="everything else", nbytes=rest))
     where = "of the process" if autopsy.where == "host" else f"on {autopsy.where}"
-    return Block(name=f"memory {where}", nbytes=sum(block.nbytes for block in blocks), parts=tuple(blocks))
+    return Block(name=f"memory {where}", nbytes=whole, parts=tuple(blocks))
 
 
-def _saved_by_line(autopsy: Autopsy, size: int) -> tuple[Block, ...]:
+def _saved_by_line(autopsy: Autopsy, size: int, known: Collection[str]) -> tuple[Block, ...]:
     """The lines, with what is left as a part of its own; none where they hold more than their heading says."""
     named = [line for line in autopsy.lines if line.nbytes > 0]
     named.sort(key=lambda line: line.nbytes, reverse=True)
     shown = [
-        Block(name=f"{relative(line.file)}:{line.line}" if line.file else "no line of yours", nbytes=line.nbytes)
+        Block(
+            name=f"{short_name(line.file, known)}:{line.line}" if line.file else "no line of yours", nbytes=line.nbytes
+        )
         for line in named[:_MAX_LINES]
     ]
     rest = size - sum(block.nbytes for block in shown)
@@ -70,7 +77,12 @@ def _saved_by_line(autopsy: Autopsy, size: int) -> tuple[Block, ...]:
     return (*shown, Block(name="other lines", nbytes=rest)) if rest else tuple(shown)
 
 
-def waiters(stall: Stall) -> tuple[Waiter, ...]:
+def short_name(file: str, known: Collection[str]) -> str:
+    """A file as the report names it: the page may be written in another working directory than that of the run."""
+    return next((name for name in known if file.endswith(f"/{name}")), relative(file))
+
+
+def waiters(stall: Stall, known: Collection[str] = ()) -> tuple[Waiter, ...]:
     """Every Python thread that waited, those of the process that stood still first."""
     views = sorted(stall.inside.values(), key=lambda view: view.pid != stall.pid)
     found = [(view, thread) for view in views for thread in view.threads if _tells(thread)]
@@ -78,7 +90,7 @@ def waiters(stall: Stall) -> tuple[Waiter, ...]:
     return tuple(
         Waiter(
             name=_name(view, thread, stall),
-            place=f"{relative(frame.file)}:{frame.line}" if (frame := _frame(thread)) is not None else "",
+            place=f"{short_name(frame.file, known)}:{frame.line}" if (frame := _frame(thread)) is not None else "",
             code=frame.code if frame is not None else "",
             waits_for=_wanted(thread),
             holds=tuple(lock.name or lock.kind for lock in thread.holds[:4]),

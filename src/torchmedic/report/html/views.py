@@ -131,7 +131,8 @@ def build(data: RunData, report: Report, left_out: int) -> Page:
         if (curve := series.memory_curve(process)) is not None:
             curves.append((title, curve, charts.curve_plot(curve)))
         if (strip := series.step_strip(process.box)) is not None:
-            strips.append((title, strip, charts.step_plot(strip)))
+            found = [(each.step, each.code) for each in report.diagnoses if each.rank == process.rank]
+            strips.append((title, strip, charts.step_plot(strip, found)))
     ranks = series.rank_strip(data.processes)
     return Page(
         name=data.name,
@@ -173,15 +174,16 @@ def _entries() -> dict[str, catalogue.Entry]:
 
 def _code_frame(frame: Frame) -> CodeFrame:
     lines: list[CodeLine] = []
+    outer = min(place.indent for place in frame.places)
     for place in frame.places:
         gap = bool(lines) and place.line > lines[-1].number + 1
-        lines.append(_code_line(place, gap))
+        lines.append(_code_line(place, gap, place.indent - outer))
     head = frame.head
     return CodeFrame(title=f"{head.file}:{head.line}:{head.column}", lines=tuple(lines))
 
 
-def _code_line(place: Location, gap: bool) -> CodeLine:
-    indent = " " * min(place.indent, 8)  # as in the terminal: deep nesting is shown less deep
+def _code_line(place: Location, gap: bool, depth: int) -> CodeLine:
+    indent = " " * min(depth, 16)  # deep nesting is shown less deep
     start = max(0, place.column - 1 - place.indent)
     length = max(0, place.end_column - place.column)
     return CodeLine(
@@ -203,9 +205,15 @@ def _cure(number: int, treatment: Treatment) -> Cure:
         proven=treatment.proven,
         proof=proof(treatment),
         result=treatment.result,
-        changes=tuple(change for hunk in hunks(treatment.patch) for change in (*hunk.removed, *hunk.added)),
+        changes=_dedented([change for hunk in hunks(treatment.patch) for change in (*hunk.removed, *hunk.added)]),
         number=number,
     )
+
+
+def _dedented(changes: list[Change]) -> tuple[Change, ...]:
+    """The same lines without the indentation that all of them share. What is copied keeps it."""
+    outer = min((len(each.text) - len(each.text.lstrip(" ")) for each in changes if each.text.strip()), default=0)
+    return tuple(Change(each.sign, each.number, each.text[outer:]) for each in changes)
 
 
 def _ending(outcome: Outcome) -> str:
@@ -221,10 +229,14 @@ def _started(processes: Sequence[Process]) -> str:
     return f"{datetime.datetime.fromtimestamp(min(times), datetime.UTC):%Y-%m-%d %H:%M} UTC"
 
 
+def _known(data: RunData) -> set[str]:
+    return {place.file for diagnosis in data.report.diagnoses for place in diagnosis.locations}
+
+
 def _splits(data: RunData) -> Iterator[MemoryPicture]:
     for process in data.processes:
         for autopsy in process.autopsies[-1:]:
-            block = holders.memory_split(autopsy, lines=not data.confidential)
+            block = holders.memory_split(autopsy, _known(data), lines=not data.confidential)
             if block is not None:
                 yield MemoryPicture(
                     process=process.name,
@@ -245,7 +257,7 @@ def _held(data: RunData) -> tuple[HeldMemory, ...]:
 
 def _waits(data: RunData) -> Iterator[WaitPicture]:
     for stall in data.stalls:
-        found = holders.waiters(stall)
+        found = holders.waiters(stall, _known(data))
         if found:
             yield WaitPicture(
                 waiters=found,

@@ -58,17 +58,27 @@
       pen.save();
       pen.strokeStyle = colour("--error");
       pen.lineWidth = 2 * devicePixelRatio;
-      curve.marks.forEach(function (mark) {
+      curve.marks.forEach(function (mark, row) {
         var x = plot.valToPos(mark.x, "x", true);
         if (x < plot.bbox.left || x > plot.bbox.left + plot.bbox.width) { return; }
         pen.beginPath();
         pen.moveTo(x, plot.bbox.top);
         pen.lineTo(x, plot.bbox.top + plot.bbox.height);
         pen.stroke();
+        var left = x > plot.bbox.left + plot.bbox.width / 2;
+        pen.fillStyle = colour("--error");
+        pen.font = "600 " + 13 * devicePixelRatio + "px system-ui, sans-serif";
+        pen.textAlign = left ? "right" : "left";
+        pen.textBaseline = "top";
+        pen.fillText(mark.text, x + (left ? -6 : 6) * devicePixelRatio, plot.bbox.top + (2 + 16 * row) * devicePixelRatio);
       });
       pen.restore();
     }]}};
   }
+
+  // Labels of bytes stand at powers of two from each other.
+  var steps = [];
+  for (var power = -20; power < 60; power += 1) { steps.push(Math.pow(2, power)); }
 
   var drawn = [];
 
@@ -92,10 +102,10 @@
       legend: {live: true}, cursor: {drag: {x: true, y: false}},
       scales: {x: {time: false, range: function (plot, low, high) {
         return low === curve.x[0] && high === curve.x[curve.x.length - 1] ? [low, last] : [low, high];
-      }}, y: {range: function (plot, low, high) { return [0, (high || 1) * 1.08]; }}},
+      }}, y: {range: function (plot, low, high) { return [0, (high || 1) * 1.15]; }}},
       axes: [
         Object.assign({values: function (plot, values) { return values.map(function (value) { return value + " s"; }); }}, axis),
-        Object.assign({size: 78, values: function (plot, values) { return values.map(shown); }}, axis)
+        Object.assign({size: 78, incrs: steps, values: function (plot, values) { return values.map(shown); }}, axis)
       ]
     }, [curve.x].concat(curve.lines.map(function (line) { return line.values; })), live);
     drawn.push([plot, live]);
