@@ -10,7 +10,6 @@ from torchmedic.records import Diagnosis, Report, encode
 from torchmedic.settings import Format
 
 
-
 def line(diagnosis: Diagnosis, chosen: Format) -> str | None:
     """A diagnosis in a format of lines; None where the format is a document, or is made for a terminal."""
     if chosen == "concise":

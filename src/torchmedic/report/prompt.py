@@ -23,7 +23,7 @@ def document(report: Report, shown: Iterable[Diagnosis], run: Path | None, token
 
     Sections come in the order of their worth; the one that does not fit is cut, and the rest is left out.
     """
-    room = max(tokens, MIN_TOKENS) * _CHARACTERS_PER_TOKEN - 1
+    room = max(tokens, MIN_TOKENS) * _CHARACTERS_PER_TOKEN - len(_CUT) - 1
     found = list(shown)
     sections = [_head(report.outcome, len(found))]
     for number, diagnosis in enumerate(found):
@@ -35,13 +35,11 @@ def document(report: Report, shown: Iterable[Diagnosis], run: Path | None, token
         )
     text = ""
     for section in sections:
-        left = room - len(text) - 2
-        if len(section) <= left:
-            text += f"{section}\n\n"
-            continue
-        if left - len(_CUT) >= _MIN_SECTION:
-            text += section[: left - len(_CUT)].rstrip() + _CUT + "\n\n"
-        break
+        left = room - len(text)
+        if len(section) + 2 > left:
+            part = section[:left].rstrip() if left >= _MIN_SECTION else ""
+            return (text + part).rstrip("\n") + _CUT + "\n"
+        text += f"{section}\n\n"
     return text.rstrip("\n") + "\n"
 
 

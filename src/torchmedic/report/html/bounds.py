@@ -34,8 +34,8 @@ def bounded(report: Report, budget: int) -> tuple[Report, int]:
 def _short(diagnosis: Diagnosis, field: int) -> Diagnosis:
     return replace(
         diagnosis,
-        code=clipped(diagnosis.code, 40),
-        name=clipped(diagnosis.name, 100),
+        code=clipped(diagnosis.code, 200),
+        name=clipped(diagnosis.name, 200),
         message=clipped(diagnosis.message, field),
         cause=clipped(diagnosis.cause, field),
         locations=tuple(_short_place(place, field) for place in diagnosis.locations[:_MAX_LOCATIONS]),

@@ -16,11 +16,12 @@ from markupsafe import Markup, escape
 from torchmedic.report.html import charts, run_data, views
 from torchmedic.report.html.bounds import bounded
 from torchmedic.report.html.run_data import RunData
-from torchmedic.report.visible import visible
+from torchmedic.report.visible import visible, visible_json
 from torchmedic.runfolder import files
 
 MAX_BYTES = 500_000
-_BUDGETS = (120_000, 60_000, 25_000, 8_000)  # bytes of the report; escaping can multiply them
+# Bytes of the report, which escaping can multiply, and processes that are drawn.
+_BUDGETS = ((120_000, 4), (60_000, 4), (25_000, 2), (8_000, 1))
 _HERE = Path(__file__).parent
 _CODE = re.compile(r"`([^`]+)`")
 
@@ -41,10 +42,10 @@ def write(run: Path) -> None:
 def render(data: RunData) -> bytes:
     """The page, below `MAX_BYTES`: texts are cut shorter until it is."""
     text = b""
-    for budget in _BUDGETS:
+    for budget, pictured in _BUDGETS:
         report, left_out = bounded(data.report, budget)
         calls = {number: call for number, call in data.calls.items() if len(call) <= budget // 4}
-        page = views.build(msgspec.structs.replace(data, calls=calls), report, left_out)
+        page = views.build(msgspec.structs.replace(data, calls=calls), report, left_out, pictured)
         text = _document(page, _json(page, report)).encode()
         if len(text) <= MAX_BYTES:
             break
@@ -55,14 +56,19 @@ def _document(page: views.Page, data: Markup) -> str:
     library = _vendored("uPlot.iife.min.js") if page.curves else ""
     script = f"{library}\n{_text('templates/page.js')}" if library else _text("templates/page.js")
     style = (_vendored("uPlot.min.css") if page.curves else "") + _text("templates/page.css")
-    return _environment().get_template("page.html.j2").render(
-        page=page,
-        data=data,
-        # Both are files of ours, never text of the run.
-        script=Markup(script),
-        style=Markup(style),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    text = (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            page=page,
+            data=data,
+            # Both are files of ours, never text of the run.
+            script=Markup(script),
+            style=Markup(style),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
     )
+    return visible(text)  # wherever it came from
 
 
 def _json(page: views.Page, report: Any) -> Markup:
@@ -76,20 +82,12 @@ def _json(page: views.Page, report: Any) -> Markup:
         "memory": [picture.block for picture in page.splits],
         "waits": [picture.waiters for picture in page.waits],
     }
-    text = msgspec.json.encode(record).decode()
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
+    return Markup(visible_json(msgspec.json.encode(record).decode()))
 
 
 def prose(text: str) -> Markup:
     """Text of the run with its `code` set as code."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(visible(text)))))
-
-
-def _visible(value: Any) -> Any:
-    # What is already Markup was escaped by us.
-    return visible(value) if type(value) is str else value
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 @cache
@@ -97,7 +95,6 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "templates"),
         autoescape=True,
-        finalize=_visible,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

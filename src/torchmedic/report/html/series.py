@@ -13,6 +13,7 @@ from torchmedic.report.html.run_data import Process
 MAX_POINTS = 600
 MAX_BARS = 120
 _STRIP_BINS = 240
+_MAX_SPANS = 4800  # of all processes
 _SPIKE = 4.0  # a step that takes so many times as long as the 90th percentile is cut off in the picture
 _MARKED = ("exception", "nonfinite", "silent", "death", "lost-rank")
 
@@ -55,9 +56,14 @@ class StepBar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepStrip(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps that the black box still holds. `ceiling` is the height of the picture in seconds."""
+    """The steps that the black box still holds.
+
+    `usual` is the median time of a step and `ceiling` the height of the picture, in seconds. `cut` bars are higher.
+    `open_phase` is the phase that step `open_step` was in when the process ended, None where it ended well.
+    """
 
     bars: tuple[StepBar, ...]
+    usual: float
     ceiling: float
     cut: int = 0
     open_phase: Phase | None = None
@@ -72,11 +78,6 @@ class StepStrip(msgspec.Struct, frozen=True, kw_only=True):
         }
         whole = sum(totals.values()) or 1.0
         return {phase: seconds / whole for phase, seconds in totals.items()}
-
-    @property
-    def usual(self) -> float:
-        """The median time of a step."""
-        return sorted(bar.total for bar in self.bars)[len(self.bars) // 2]
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +150,7 @@ def thinned(values: Sequence[float], most: int) -> list[int]:
     return sorted(kept)
 
 
-def step_strip(box: BoxContents | None) -> StepStrip | None:
+def step_strip(box: BoxContents | None, most: int = MAX_BARS) -> StepStrip | None:
     """Time by phase of the last steps; None below two whole steps.
 
     A moment of the black box says that a phase begins; it ends with the next moment. The oldest step may have lost its
@@ -167,12 +168,14 @@ def step_strip(box: BoxContents | None) -> StepStrip | None:
         steps.pop(box.moments[0].step, None)
     if len(steps) < 2:
         return None
-    bars = _grouped([StepBar(first=step, last=step, seconds=seconds) for step, seconds in sorted(steps.items())])
+    single = [StepBar(first=step, last=step, seconds=seconds) for step, seconds in sorted(steps.items())]
+    bars = _grouped(single, most)
     heights = sorted(bar.total for bar in bars)
     high = heights[int(0.9 * (len(heights) - 1))]
     ceiling = heights[-1] if heights[-1] <= _SPIKE * high or not high else 1.5 * high
     return StepStrip(
         bars=tuple(bars),
+        usual=sorted(bar.total for bar in single)[len(single) // 2],
         ceiling=ceiling or 1e-9,
         cut=sum(bar.total > ceiling for bar in bars),
         open_phase=None if box.clean_exit else last.phase,
@@ -180,8 +183,8 @@ def step_strip(box: BoxContents | None) -> StepStrip | None:
     )
 
 
-def _grouped(bars: list[StepBar]) -> list[StepBar]:
-    size = -(-len(bars) // MAX_BARS)
+def _grouped(bars: list[StepBar], most: int) -> list[StepBar]:
+    size = -(-len(bars) // most)
     if size == 1:
         return bars
     groups = [bars[start : start + size] for start in range(0, len(bars), size)]
@@ -208,10 +211,11 @@ def rank_strip(processes: Sequence[Process]) -> RankStrip | None:
     end = max(box.moments[-1].time for _, box in boxes)
     if end <= begin:
         return None
+    bins = min(_STRIP_BINS, _MAX_SPANS // len(boxes))
     rows = [
         RankRow(
             name=name,
-            spans=_spans(box, begin, end),
+            spans=_spans(box, begin, end, bins),
             last_step=box.moments[-1].step,
             last_phase=box.moments[-1].phase,
             quiet=max(0.0, (box.moments[-1].time - begin) / (end - begin)),
@@ -222,19 +226,19 @@ def rank_strip(processes: Sequence[Process]) -> RankStrip | None:
     return RankStrip(seconds=end - begin, rows=tuple(rows), first_quiet=first.name if first.quiet < 0.98 else "")
 
 
-def _spans(box: BoxContents, begin: float, end: float) -> tuple[tuple[Phase, float, float], ...]:
+def _spans(box: BoxContents, begin: float, end: float, bins: int) -> tuple[tuple[Phase, float, float], ...]:
     """The phase at the middle of each bin, with equal neighbours joined."""
     spans: list[tuple[Phase, float, float]] = []
     at = 0
-    for number in range(_STRIP_BINS):
-        when = begin + (number + 0.5) / _STRIP_BINS * (end - begin)
+    for number in range(bins):
+        when = begin + (number + 0.5) / bins * (end - begin)
         if when > box.moments[-1].time:
             break
         while at + 1 < len(box.moments) and box.moments[at + 1].time <= when:
             at += 1
-        phase, right = box.moments[at].phase, (number + 1) / _STRIP_BINS
+        phase, right = box.moments[at].phase, (number + 1) / bins
         if spans and spans[-1][0] == phase:
             spans[-1] = (phase, spans[-1][1], right)
         else:
-            spans.append((phase, number / _STRIP_BINS, right))
+            spans.append((phase, number / bins, right))
     return tuple(spans)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import itertools
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -19,9 +21,12 @@ from torchmedic.report.markdown import proof
 from torchmedic.report.patches import Change, hunks
 
 _MAX_EVENTS = 60
-_MAX_CURVES = 8  # processes whose memory is drawn
 _MAX_HOLDERS = 12
-_KINDS = {"safe": "does not change the training", "changes-training": "changes the training", "edit": "edit of the source"}
+_KINDS = {
+    "safe": "does not change the training",
+    "changes-training": "changes the training",
+    "edit": "edit of the source",
+}
 _EVENTS = {
     "start": "process started",
     "exception": "exception",
@@ -63,13 +68,13 @@ class Cure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One diagnosis. `meaning` is what `torchmedic explain` says, `call` the failing operation as source."""
+    """One diagnosis. `meaning` are the paragraphs of `torchmedic explain`, `call` the failing operation as source."""
 
     diagnosis: Diagnosis
     number: int
     frames: tuple[CodeFrame, ...]
     cures: tuple[Cure, ...]
-    meaning: str = ""
+    meaning: tuple[str, ...] = ()
     call: str = ""
 
     @property
@@ -112,6 +117,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     splits: tuple[MemoryPicture, ...]
     held: tuple[HeldMemory, ...]
     ranks: tuple[series.RankStrip, list[tuple[str, charts.Plot]]] | None
+    pictured: int
     waits: tuple[WaitPicture, ...]
     facts: tuple[tuple[str, str], ...]
     events: tuple[tuple[str, str, str, str, str], ...]
@@ -121,16 +127,23 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.curves or self.strips or self.splits or self.held or self.ranks or self.waits)
 
 
-def build(data: RunData, report: Report, left_out: int) -> Page:
-    """The page of a run. `report` is the part of the run's report that is shown."""
+def build(data: RunData, report: Report, left_out: int, pictured: int) -> Page:
+    """The page of a run.
+
+    Args:
+        data: Everything that is known.
+        report: The part of the run's report that is shown.
+        left_out: How many diagnoses are not part of it.
+        pictured: Of how many processes memory and steps are drawn.
+    """
     findings = [_finding(number, each, data) for number, each in enumerate(report.diagnoses)]
     several = len(data.processes) > 1
     curves, strips = [], []
-    for process in data.processes[:_MAX_CURVES]:
+    for process in data.processes[:pictured]:
         title = f" of {process.name}" if several else ""
         if (curve := series.memory_curve(process)) is not None:
             curves.append((title, curve, charts.curve_plot(curve)))
-        if (strip := series.step_strip(process.box)) is not None:
+        if (strip := series.step_strip(process.box, series.MAX_BARS // (1 + several))) is not None:
             found = [(each.step, each.code) for each in report.diagnoses if each.rank == process.rank]
             strips.append((title, strip, charts.step_plot(strip, found)))
     ranks = series.rank_strip(data.processes)
@@ -146,10 +159,11 @@ def build(data: RunData, report: Report, left_out: int) -> Page:
         left_out=left_out,
         curves=tuple(curves),
         strips=tuple(strips),
-        splits=tuple(_splits(data)),
+        splits=tuple(itertools.islice(_splits(data), pictured)),
         held=_held(data),
         ranks=(ranks, charts.rank_plot(ranks)) if ranks is not None else None,
-        waits=tuple(_waits(data)),
+        pictured=min(pictured, len(data.processes)),
+        waits=tuple(itertools.islice(_waits(data), pictured)),
         facts=tuple(_facts(data)),
         events=tuple(_events(data.processes)),
     )
@@ -162,9 +176,15 @@ def _finding(number: int, diagnosis: Diagnosis, data: RunData) -> Finding:
         number=number,
         frames=tuple(_code_frame(frame) for frame in frames(diagnosis)),
         cures=tuple(_cure(place, treatment) for place, treatment in enumerate(diagnosis.treatments)),
-        meaning=entry.doc if entry is not None else "",
+        meaning=_paragraphs(entry.doc) if entry is not None else (),
         call=data.calls.get(number, ""),
     )
+
+
+def _paragraphs(doc: str) -> tuple[str, ...]:
+    """Text whose lines may be broken anew; lists and code keep their lines."""
+    parts = doc.split("\n\n")
+    return tuple(part if re.search(r"^(\s|[-*] )", part, re.MULTILINE) else " ".join(part.split()) for part in parts)
 
 
 @cache
