@@ -41,7 +41,8 @@ def hunks(patch: str) -> Iterator[Hunk]:
             continue
         old, new = int(match[1]), int(match[3])
         left = [int(match[2] or 1), int(match[4] or 1)]
-        removed, added = [], []
+        removed: list[Change] = []
+        added: list[Change] = []
         while any(left) and (line := next(lines, "@")) and line[0] in "-+":
             if line[0] == "-":
                 removed.append(Change("-", old + len(removed), line[1:]))
