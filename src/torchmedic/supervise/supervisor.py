@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from torchmedic.contained import contained, fault_line, on_fault
 from torchmedic.detect.failures.death import signal_name
 from torchmedic.diagnose.registry import is_hang, is_silent
-from torchmedic.errors import ExitStatus
+from torchmedic.errors import ExitStatus, UnreadableRun
 from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.death import Death
 from torchmedic.report.emit import Emitter
@@ -107,7 +107,7 @@ class Supervisor:
     def _write_page(self) -> None:
         from torchmedic.report.html import page
 
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnreadableRun):  # as above: the disk is full
             page.write(self._run)
 
     def conclude(self, pid: int, status: int, *, through_shell: bool) -> int:

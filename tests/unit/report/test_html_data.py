@@ -119,7 +119,13 @@ def test_processes_share_one_axis_of_time() -> None:
     quiet = replace(first, name="rank1", box=replace(box(30), moments=box(30).moments[:60]))
     strip = series.rank_strip([first, quiet])
     assert strip is not None
-    assert strip.first_quiet == "rank1"
+    assert strip.first_quiet is not None
+    assert (strip.first_quiet.name, strip.first_quiet.last_step) == ("rank1", 14)
+    # A process that ended well did not stop: it was done.
+    assert quiet.box is not None
+    done = series.rank_strip([first, replace(quiet, box=replace(quiet.box, clean_exit=True))])
+    assert done is not None
+    assert done.first_quiet is None
     assert strip.rows[1].quiet == pytest.approx(59 / 119, abs=0.01)
     for row in strip.rows:
         assert all(left[2] == pytest.approx(right[1]) for left, right in zip(row.spans, row.spans[1:], strict=False))

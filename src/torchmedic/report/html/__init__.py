@@ -1,1 +1,1 @@
-"""`report.html`: `run_data` reads a run folder, `views` prepares what is shown, `charts` draws, `page` renders."""
+"""`report.html`: `run_data` reads a run folder, `series` and `holders` prepare data, `charts` draws, `page` renders."""

@@ -91,9 +91,11 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankStrip(msgspec.Struct, frozen=True, kw_only=True):
+    """All processes. `first_quiet` is the one that stopped first, well before the last, without a clean exit."""
+
     seconds: float
     rows: tuple[RankRow, ...]
-    first_quiet: str = ""
+    first_quiet: RankRow | None = None
 
 
 def memory_curve(process: Process) -> Curve | None:
@@ -222,8 +224,9 @@ def rank_strip(processes: Sequence[Process]) -> RankStrip | None:
         )
         for name, box in boxes
     ]
-    first = min(rows, key=lambda row: row.quiet)
-    return RankStrip(seconds=end - begin, rows=tuple(rows), first_quiet=first.name if first.quiet < 0.98 else "")
+    cut_off = [row for row, (_, box) in zip(rows, boxes, strict=True) if not box.clean_exit and row.quiet < 0.98]
+    first = min(cut_off, key=lambda row: row.quiet, default=None)
+    return RankStrip(seconds=end - begin, rows=tuple(rows), first_quiet=first)
 
 
 def _spans(box: BoxContents, begin: float, end: float, bins: int) -> tuple[tuple[Phase, float, float], ...]:

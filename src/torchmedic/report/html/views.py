@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 import msgspec
 
 from torchmedic import __version__
-from torchmedic.diagnose import catalogue
-from torchmedic.records import Diagnosis, Location, Outcome, Report, Treatment
+from torchmedic.records import Outcome, Report
 from torchmedic.records.memory import HeldMemory
-from torchmedic.report.frames import Frame, frames
 from torchmedic.report.html import charts, holders, series
+from torchmedic.report.html.findings import Finding, finding
 from torchmedic.report.html.run_data import Process, RunData
-from torchmedic.report.markdown import proof
-from torchmedic.report.patches import Change, hunks
 
 _MAX_EVENTS = 60
 _MAX_HOLDERS = 12
-_KINDS = {
-    "safe": "does not change the training",
-    "changes-training": "changes the training",
-    "edit": "edit of the source",
-}
 _EVENTS = {
     "start": "process started",
     "exception": "exception",
@@ -37,49 +27,6 @@ _EVENTS = {
     "death": "process died",
     "lost-rank": "connection to another rank lost",
 }
-
-
-class CodeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A marked source line, cut into the text before the mark, the mark, and the text after it."""
-
-    number: int
-    before: str
-    marked: str
-    after: str
-    label: str
-    is_cause: bool
-    column: int
-    gap: bool = False
-
-
-class CodeFrame(msgspec.Struct, frozen=True, kw_only=True):
-    title: str
-    lines: tuple[CodeLine, ...]
-
-
-class Cure(msgspec.Struct, frozen=True, kw_only=True):
-    title: str
-    kind: str
-    proven: bool
-    proof: str
-    result: str
-    changes: tuple[Change, ...]
-    number: int
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One diagnosis. `meaning` are the paragraphs of `torchmedic explain`, `call` the failing operation as source."""
-
-    diagnosis: Diagnosis
-    number: int
-    frames: tuple[CodeFrame, ...]
-    cures: tuple[Cure, ...]
-    meaning: tuple[str, ...] = ()
-    call: str = ""
-
-    @property
-    def place(self) -> Location | None:
-        return self.diagnosis.cause_location or next(iter(self.diagnosis.locations), None)
 
 
 class MemoryPicture(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +83,7 @@ def build(data: RunData, report: Report, left_out: int, pictured: int) -> Page:
         left_out: How many diagnoses are not part of it.
         pictured: Of how many processes memory and steps are drawn.
     """
-    findings = [_finding(number, each, data) for number, each in enumerate(report.diagnoses)]
+    found = [finding(number, each, data.calls.get(number, "")) for number, each in enumerate(report.diagnoses)]
     several = len(data.processes) > 1
     curves, strips = [], []
     for process in data.processes[:pictured]:
@@ -144,8 +91,8 @@ def build(data: RunData, report: Report, left_out: int, pictured: int) -> Page:
         if (curve := series.memory_curve(process)) is not None:
             curves.append((title, curve, charts.curve_plot(curve)))
         if (strip := series.step_strip(process.box, series.MAX_BARS // (1 + several))) is not None:
-            found = [(each.step, each.code) for each in report.diagnoses if each.rank == process.rank]
-            strips.append((title, strip, charts.step_plot(strip, found)))
+            steps = [(each.step, each.code) for each in report.diagnoses if each.rank == process.rank]
+            strips.append((title, strip, charts.step_plot(strip, steps)))
     ranks = series.rank_strip(data.processes)
     return Page(
         name=data.name,
@@ -154,8 +101,8 @@ def build(data: RunData, report: Report, left_out: int, pictured: int) -> Page:
         ending=_ending(report.outcome),
         started=_started(data.processes),
         confidential=data.confidential,
-        findings=tuple(each for each in findings if each.diagnosis.severity != "note"),
-        notes=tuple(each for each in findings if each.diagnosis.severity == "note"),
+        findings=tuple(each for each in found if each.diagnosis.severity != "note"),
+        notes=tuple(each for each in found if each.diagnosis.severity == "note"),
         left_out=left_out,
         curves=tuple(curves),
         strips=tuple(strips),
@@ -167,73 +114,6 @@ def build(data: RunData, report: Report, left_out: int, pictured: int) -> Page:
         facts=tuple(_facts(data)),
         events=tuple(_events(data.processes)),
     )
-
-
-def _finding(number: int, diagnosis: Diagnosis, data: RunData) -> Finding:
-    entry = _entries().get(diagnosis.code)
-    return Finding(
-        diagnosis=diagnosis,
-        number=number,
-        frames=tuple(_code_frame(frame) for frame in frames(diagnosis)),
-        cures=tuple(_cure(place, treatment) for place, treatment in enumerate(diagnosis.treatments)),
-        meaning=_paragraphs(entry.doc) if entry is not None else (),
-        call=data.calls.get(number, ""),
-    )
-
-
-def _paragraphs(doc: str) -> tuple[str, ...]:
-    """Text whose lines may be broken anew; lists and code keep their lines."""
-    parts = doc.split("\n\n")
-    return tuple(part if re.search(r"^(\s|[-*] )", part, re.MULTILINE) else " ".join(part.split()) for part in parts)
-
-
-@cache
-def _entries() -> dict[str, catalogue.Entry]:
-    return {entry.code: entry for entry in catalogue.entries()}  # the source of every rule is read for this
-
-
-def _code_frame(frame: Frame) -> CodeFrame:
-    lines: list[CodeLine] = []
-    outer = min(place.indent for place in frame.places)
-    for place in frame.places:
-        gap = bool(lines) and place.line > lines[-1].number + 1
-        lines.append(_code_line(place, gap, place.indent - outer))
-    head = frame.head
-    return CodeFrame(title=f"{head.file}:{head.line}:{head.column}", lines=tuple(lines))
-
-
-def _code_line(place: Location, gap: bool, depth: int) -> CodeLine:
-    indent = " " * min(depth, 16)  # deep nesting is shown less deep
-    start = max(0, place.column - 1 - place.indent)
-    length = max(0, place.end_column - place.column)
-    return CodeLine(
-        number=place.line,
-        before=indent + place.code[:start],
-        marked=place.code[start : start + length],
-        after=place.code[start + length :],
-        label=place.label,
-        is_cause=place.role == "cause",
-        column=min(len(indent) + start, 60),
-        gap=gap,
-    )
-
-
-def _cure(number: int, treatment: Treatment) -> Cure:
-    return Cure(
-        title=treatment.title,
-        kind=_KINDS[treatment.safety],
-        proven=treatment.proven,
-        proof=proof(treatment),
-        result=treatment.result,
-        changes=_dedented([change for hunk in hunks(treatment.patch) for change in (*hunk.removed, *hunk.added)]),
-        number=number,
-    )
-
-
-def _dedented(changes: list[Change]) -> tuple[Change, ...]:
-    """The same lines without the indentation that all of them share. What is copied keeps it."""
-    outer = min((len(each.text) - len(each.text.lstrip(" ")) for each in changes if each.text.strip()), default=0)
-    return tuple(Change(each.sign, each.number, each.text[outer:]) for each in changes)
 
 
 def _ending(outcome: Outcome) -> str:
