@@ -1,4 +1,4 @@
-"""A real Chromium, driven through a pipe: the protocol of its developer tools, with no other package."""
+"""Drives a real Chromium through a pipe, by the protocol of its developer tools; needs no other package."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torchmedic.runfolder import layout
 
 
 def find(run: Path, diagnosis: Diagnosis) -> Recipe | None:
-    """The recording that belongs to a diagnosis; None where none was made, or it is damaged."""
+    """The recording that belongs to a diagnosis; None if there is none, or if it is damaged."""
     if layout.is_confidential(run):
         return None
     for folder in layout.process_folders(run):
@@ -27,7 +27,7 @@ def find(run: Path, diagnosis: Diagnosis) -> Recipe | None:
 
 
 def text(recipe: Recipe) -> str:
-    """Inputs, calls and outcome, a line each. The values are not part of it: `torchmedic repro` writes a script."""
+    """Inputs, calls and outcome, a line each. Values are left out: `torchmedic repro` writes a script with them."""
     lines = [f"# {each.name}: {each.dtype} {list(each.shape)} on {each.device}" for each in recipe.inputs]
     lines += [statement(line) for line in recipe.lines]
     outcome = recipe.outcome

@@ -11,7 +11,7 @@ from torchmedic.settings import Format
 
 
 def line(diagnosis: Diagnosis, chosen: Format) -> str | None:
-    """A diagnosis in a format of lines; None where the format is a document, or is made for a terminal."""
+    """A diagnosis in a format of lines; None if the format is a document or is made for a terminal."""
     if chosen == "concise":
         from torchmedic.report import terminal
 
@@ -26,13 +26,13 @@ def line(diagnosis: Diagnosis, chosen: Format) -> str | None:
 
 
 def document(report: Report, chosen: Format, run: Path | None, *, notes: bool = False, tokens: int = 0) -> str:
-    """The text that a format adds once the report is whole; empty for a format that has said everything by then.
+    """The text that a format adds at the end of a run; empty for formats that consist of lines only.
 
     Args:
         report: What was found.
         chosen: The format.
-        run: The run folder, for what `report.json` does not hold.
-        notes: Whether diagnoses of severity `note` are part of it.
+        run: The run folder, for data that `report.json` does not contain.
+        notes: Whether to include diagnoses of severity `note`.
         tokens: The bound of `prompt`; 0 is its default.
     """
     shown = [diagnosis for diagnosis in report.diagnoses if notes or diagnosis.severity != "note"]

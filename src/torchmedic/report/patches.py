@@ -1,4 +1,4 @@
-"""The patch of a treatment, read as the lines that go and the lines that come."""
+"""Reads the patch of a treatment: which lines are removed and which are added."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Hunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive lines of one file. Where nothing is removed, the new lines come after line `start`."""
+    """Consecutive lines of one file. If no line is removed, the new lines come after line `start`."""
 
     file: str
     start: int
@@ -29,7 +29,7 @@ class Hunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hunks(patch: str) -> Iterator[Hunk]:
-    """The hunks of a unified diff without context lines; lines that do not belong to one are passed over."""
+    """The hunks of a unified diff without context lines; other lines are skipped."""
     lines = iter(patch.splitlines())
     file = ""
     for line in lines:

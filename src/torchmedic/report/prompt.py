@@ -21,7 +21,7 @@ _CUT = "\n[cut: see report.json]"
 def document(report: Report, shown: Iterable[Diagnosis], run: Path | None, tokens: int = DEFAULT_TOKENS) -> str:
     """A self-contained text of at most `tokens` tokens, counted as four characters each.
 
-    Sections come in the order of their worth; the one that does not fit is cut, and the rest is left out.
+    The most important sections come first; the section that does not fit is cut, and the rest is left out.
     """
     room = max(tokens, MIN_TOKENS) * _CHARACTERS_PER_TOKEN - len(_CUT) - 1
     found = list(shown)

@@ -123,6 +123,6 @@ def _replacement(hunk: Hunk) -> dict[str, Any]:
 
 
 def _fingerprint(diagnosis: Diagnosis, primary: Location | None) -> str:
-    """Equal for the same finding after lines above it have moved it."""
+    """An identifier of the finding that stays the same when lines above it are added or removed."""
     place = f"{primary.file}\n{primary.code or primary.line}" if primary is not None else ""
     return hashlib.sha256(f"{diagnosis.code}\n{place}".encode(errors="replace")).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Text that came from the run, made safe to show: characters that hide or reorder text become visible escapes."""
+"""Makes text from the run safe to show: characters that hide or reorder text become visible escapes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def write_stall(run: Path, stall: Stall, rank: int | None = None) -> None:
 
 
 def read_stalls(run: Path) -> Iterator[Stall]:
-    """The last examination of every rank; a damaged one is passed over."""
+    """The last examination of every rank; damaged files are skipped."""
     for path in sorted(run.glob("stall*.json")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             if path.stat().st_size <= _MAX_BYTES:

@@ -92,7 +92,7 @@ def test_nothing_is_loaded_from_anywhere() -> None:
     assert "default-src 'none'" in text
 
 
-def test_every_table_and_picture_has_words_for_those_who_listen() -> None:
+def test_tables_pictures_and_headings_suit_a_screen_reader() -> None:
     text = page.render(whole()).decode()
     assert text.count("<table") == text.count("<caption")
     for svg in re.findall(r"<svg[^>]*>", text):

@@ -1,4 +1,4 @@
-"""How much of a report the page holds: long texts are cut, and of many diagnoses the first ones are shown."""
+"""Bounds of the report on the page: long texts are cut, and only the first diagnoses are shown."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Arrow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """Boxes from top to bottom, and arrows from who waits to who holds."""
+    """Boxes from top to bottom, and arrows from the thread that waits to the thread that holds."""
 
     width: float
     height: float
@@ -115,7 +115,7 @@ def _path(x: tuple[float, ...], values: tuple[float | None, ...], low: float, hi
     pen = "M"
     for when, value in zip(x, values, strict=True):
         if value is None or not math.isfinite(value):
-            continue  # the other source of the curve did not measure it then
+            continue  # measured by another source of the curve
         parts.append(f"{pen}{_share(when, low, high) * WIDTH:.1f} {HEIGHT * (1 - value / top):.2f}")
         pen = "L"
     return "".join(parts)
@@ -159,7 +159,7 @@ def step_plot(strip: StepStrip, found: Sequence[tuple[int | None, str]] = ()) ->
 
 
 def rank_plot(strip: RankStrip) -> list[tuple[str, Plot]]:
-    """One drawing per process, all on the same axis of time."""
+    """One drawing per process, all on the same time axis."""
     return [
         (
             row.name,
@@ -210,7 +210,7 @@ def _part(x: float, y: float, width: float, height: float, colour: str, block: B
 
 
 def wait_graph(waiters: tuple[Waiter, ...]) -> WaitGraph | None:
-    """Who waits for whom; None where nobody of them waits for another."""
+    """Boxes and arrows of the waiting threads; None if no thread waits for another one of them."""
     edges = [(number, each.target) for number, each in enumerate(waiters) if each.target is not None]
     if not edges:
         return None

@@ -126,6 +126,6 @@ def _cure(number: int, treatment: Treatment) -> Cure:
 
 
 def _dedented(changes: list[Change]) -> tuple[Change, ...]:
-    """The same lines without the indentation that all of them share. What is copied keeps it."""
+    """The lines without their common indentation. The copied patch keeps it."""
     outer = min((len(each.text) - len(each.text.lstrip(" ")) for each in changes if each.text.strip()), default=0)
     return tuple(Change(each.sign, each.number, each.text[outer:]) for each in changes)

@@ -1,4 +1,4 @@
-"""Who holds memory, and who waits for whom: bounded lists that the pictures and their tables share."""
+"""What holds memory, and which thread waits for which: bounded lists for the pictures and their tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiter(msgspec.Struct, frozen=True, kw_only=True):
-    """A thread that stood still: where, what it waited for, and the number of the waiter who holds that."""
+    """A thread that made no progress: its line, what it waits for, and the index of the waiter that holds it."""
 
     name: str
     place: str = ""
@@ -62,7 +62,7 @@ def memory_split(autopsy: Autopsy, known: Collection[str] = (), *, lines: bool =
 
 
 def _saved_by_line(autopsy: Autopsy, size: int, known: Collection[str]) -> tuple[Block, ...]:
-    """The lines, with what is left as a part of its own; none where they hold more than their heading says."""
+    """The lines, and the rest as one more part; none if the lines add up to more than the heading."""
     named = [line for line in autopsy.lines if line.nbytes > 0]
     named.sort(key=lambda line: line.nbytes, reverse=True)
     shown = [
@@ -83,7 +83,7 @@ def short_name(file: str, known: Collection[str]) -> str:
 
 
 def waiters(stall: Stall, known: Collection[str] = ()) -> tuple[Waiter, ...]:
-    """Every Python thread that waited, those of the process that stood still first."""
+    """Every waiting Python thread; first those of the process that made no progress."""
     views = sorted(stall.inside.values(), key=lambda view: view.pid != stall.pid)
     found = [(view, thread) for view in views for thread in view.threads if _tells(thread)]
     found = list(itertools.islice(found, _MAX_WAITERS))

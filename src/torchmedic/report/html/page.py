@@ -27,7 +27,7 @@ _CODE = re.compile(r"`([^`]+)`")
 
 
 def write(run: Path) -> None:
-    """Write `report.html` if the run has something to say, and renew one that is there.
+    """Write `report.html` if something was found, and update an existing one.
 
     Raises:
         UnreadableRun: There is no report, or it is damaged.
@@ -68,7 +68,7 @@ def _document(page: views.Page, data: Markup) -> str:
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         )
     )
-    return visible(text)  # wherever it came from
+    return visible(text)  # wherever in the page it stands
 
 
 def _json(page: views.Page, report: Any) -> Markup:

@@ -1,4 +1,4 @@
-"""Everything that a run folder holds and the page shows. Damaged and missing files are passed over."""
+"""Reads everything from a run folder that the page shows. Damaged and missing files are skipped."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Autopsy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holders(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of kind `holders`: the user's containers that held most memory at that moment."""
+    """A line of kind `holders`: the containers of the script that held most memory at that moment."""
 
     time: float
     step: int = 0
@@ -92,7 +92,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunData(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it was left. `calls` is the source text of the failing operations, by the number of the diagnosis."""
+    """The data of a run. `calls` is the source text of the failing operations, by the number of the diagnosis."""
 
     name: str
     report: Report

@@ -1,4 +1,4 @@
-"""Curves and strips from what a process left behind: pure functions, bounded before anything is written."""
+"""Curves and strips from the recorded data of a process: pure functions whose results are bounded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MARKED = ("exception", "nonfinite", "silent", "death", "lost-rank")
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One curve. None where nothing was measured."""
+    """One curve; None at points without a measurement."""
 
     name: str
     values: tuple[float | None, ...]
@@ -59,7 +59,7 @@ class StepStrip(msgspec.Struct, frozen=True, kw_only=True):
     """The steps that the black box still holds.
 
     `usual` is the median time of a step and `ceiling` the height of the picture, in seconds. `cut` bars are higher.
-    `open_phase` is the phase that step `open_step` was in when the process ended, None where it ended well.
+    `open_phase` is the phase that step `open_step` was in when the process ended, None if the process ended cleanly.
     """
 
     bars: tuple[StepBar, ...]
@@ -205,7 +205,7 @@ def _grouped(bars: list[StepBar], most: int) -> list[StepBar]:
 
 
 def rank_strip(processes: Sequence[Process]) -> RankStrip | None:
-    """What every process did on one axis of time; None for a single process."""
+    """The phases of every process on one time axis; None for a single process."""
     boxes = [(process.name, process.box) for process in processes if process.box is not None and process.box.moments]
     if len(boxes) < 2:
         return None
