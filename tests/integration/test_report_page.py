@@ -35,7 +35,7 @@ def test_a_run_that_has_something_to_say_writes_a_page(tmp_path: Path) -> None:
     assert "report: run/report.html" in finished.stderr
     text = (finished.run / "report.html").read_text()
     assert "SecretNorm" not in text.partition('class="finding')[0]
-    for part in ("TM201", "train.py:7", "x.std(-1, keepdim=True)", "Step time by phase", "Memory over time"):
+    for part in ("TM201", "train.py:7", "x.std(-1, keepdim=True)", "Step time by phase"):
         assert part in text
     block = text.partition('id="torchmedic-data">')[2].partition("</script>")[0]
     assert json.loads(block)["report"] == json.loads((finished.run / "report.json").read_text())

@@ -78,6 +78,14 @@ def test_the_memory_curve_joins_both_sources_and_marks_the_failure() -> None:
     assert series.memory_curve(replace(process, box=None, memory=process.memory[:2])) is None
 
 
+def test_a_short_and_flat_memory_curve_is_no_picture() -> None:
+    process = replace(whole().processes[0], box=None)
+    flat = tuple(replace(line, time=100 + line.time / 1000, rss=500, allocated=None) for line in process.memory)
+    assert series.memory_curve(replace(process, memory=flat)) is None
+    growing = tuple(replace(line, rss=500 + 10 * number) for number, line in enumerate(flat))
+    assert series.memory_curve(replace(process, memory=growing)) is not None
+
+
 def test_memory_is_split_into_parts_that_add_up() -> None:
     lines = tuple(AutopsyLine(nbytes=10, file=f"f{number}.py", line=1) for number in range(15))
     rows = {"saved activations": 200, "parameters": 800, "tiny": 0} | {f"row {number}": 9 for number in range(30)}

@@ -15,6 +15,7 @@ MAX_BARS = 120
 _STRIP_BINS = 240
 _MAX_SPANS = 4800  # of all processes
 _SPIKE = 4.0  # a step that takes so many times as long as the 90th percentile is cut off in the picture
+_MIN_SECONDS, _MIN_CHANGE = 1.0, 0.1  # a curve that is shorter and changes less tells nothing
 _MARKED = ("exception", "nonfinite", "silent", "death", "lost-rank")
 
 
@@ -99,7 +100,7 @@ class RankStrip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def memory_curve(process: Process) -> Curve | None:
-    """Memory of one process over time, from its events and from its black box; None below three points."""
+    """Memory of one process over time, from its events and from its black box; None if that tells nothing."""
     start = process.started
     if start is None:
         return None
@@ -110,6 +111,10 @@ def memory_curve(process: Process) -> Curve | None:
     points |= {line.time: (line.rss, line.allocated, line.reserved) for line in process.memory}
     ordered = [(when - start, values) for when, values in sorted(points.items()) if any(values) and when >= start]
     if len(ordered) < 3:
+        return None
+    sizes = [value for _, values in ordered for value in values[:1] if value]
+    is_short = ordered[-1][0] - ordered[0][0] < _MIN_SECONDS
+    if is_short and max(sizes, default=0) <= (1 + _MIN_CHANGE) * min(sizes, default=0):
         return None
     kept = [ordered[number] for number in thinned([values[0] or values[1] or 0 for _, values in ordered], MAX_POINTS)]
     names = ("resident memory of the process", "allocated on the device", "reserved on the device")
