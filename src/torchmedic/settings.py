@@ -12,7 +12,7 @@ import msgspec
 
 from torchmedic.errors import UsageError
 
-Format = Literal["full", "concise", "json"]
+Format = Literal["full", "concise", "json", "jsonl", "github", "sarif", "markdown", "prompt"]
 FailOn = Literal["error", "warning", "never"]
 OnStall = Literal["report", "kill", "checkpoint"]
 

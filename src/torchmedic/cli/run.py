@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 from torchmedic.errors import UsageError
-from torchmedic.settings import load
+from torchmedic.settings import Format, load
 
 NAME = "run"
 
@@ -24,7 +25,7 @@ NAME = "run"
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="DIR", help="the run folder (default: .torchmedic/<time>-<script>)")
     parser.add_argument(
-        "-f", "--format", choices=("full", "concise", "json"), help="format of the diagnoses on stderr (default: full)"
+        "-f", "--format", choices=get_args(Format), help="format of the diagnoses on stderr (default: full)"
     )
     parser.add_argument(
         "--fail-on",

@@ -17,6 +17,7 @@ from torchmedic.records import Diagnosis, Fault, Report, StackFrame, encode
 from torchmedic.runfolder.layout import is_confidential, process_folders, rank_of, worker_folders
 
 REPORT = "report.json"
+HTML = "report.html"
 BLACK_BOX = "blackbox"
 EVENTS = "events.jsonl"
 RANK_LOG = "collectives.json"

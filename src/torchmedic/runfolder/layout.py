@@ -1,6 +1,8 @@
 """The run folder: private, never overwritten, shared by all processes of the run. Its contents:
 
 report.json                 the report, one for all processes of the run
+report.html                 the report as a page; exists if something was found
+stall[.<rank>].json         the last examination of a process that made no progress
 stacks/<pid>.txt            stacks written by faulthandler when a process dies
 .parts/<rank>.json          the report of one rank, if every rank has its own torchmedic; report.json merges them
 worker-<N>.<pid>/           events and diagnoses of a DataLoader worker of rank N that has found something

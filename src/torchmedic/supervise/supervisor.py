@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from torchmedic.contained import contained, fault_line, on_fault
 from torchmedic.detect.failures.death import signal_name
 from torchmedic.diagnose.registry import is_fallback, is_hang, is_silent
-from torchmedic.errors import ExitStatus
+from torchmedic.errors import ExitStatus, UnreadableRun
 from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.death import Death
 from torchmedic.report.emit import Emitter
@@ -98,9 +98,19 @@ class Supervisor:
 
     def _write(self) -> frozenset[object]:
         # A full disk must not keep a diagnosis off the screen.
+        said: frozenset[object] = frozenset()
         with contextlib.suppress(OSError):
-            return self._ledger.publish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
-        return frozenset()
+            said = self._ledger.publish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
+        if self._diagnoses or (self._run / files.HTML).exists():
+            self._write_page()
+        return said
+
+    @contained("report.html")
+    def _write_page(self) -> None:
+        from torchmedic.report.html import page
+
+        with contextlib.suppress(OSError, UnreadableRun):  # as above: the disk is full
+            page.write(self._run)
 
     def conclude(self, pid: int, status: int, *, through_shell: bool) -> int:
         """Explain what is still open after the child's end, close the report, and return the exit status."""

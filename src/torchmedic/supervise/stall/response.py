@@ -14,6 +14,7 @@ import msgspec
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
 from torchmedic.runfolder import questions
+from torchmedic.runfolder.stall import write_stall
 from torchmedic.settings import Settings
 from torchmedic.supervise import ranks
 from torchmedic.supervise.host.watch import HostWatch
@@ -43,6 +44,7 @@ class Response:
         say: Callable[[str], None],
     ) -> None:
         self._run = run
+        self._rank = rank
         self._wants = settings.on_stall
         self._watch = StallWatch(run, rank, settings.stall_after)
         self._tell = tell
@@ -94,6 +96,8 @@ class Response:
             case.notes.append(diagnosis)
         while diagnosis.severity != "note" and case.notes:
             self._amend(case.notes.pop(), None)  # superseded
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeError):
+            write_stall(self._run, stall, self._rank)
         self._tell(diagnosis)
         if diagnosis.severity != "error":
             return
