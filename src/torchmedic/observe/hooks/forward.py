@@ -18,10 +18,8 @@ from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.step.clock import FORWARD
 
 _CALL = torch.nn.Module._call_impl.__code__
-_CALLS = (
-    _CALL,
-    *(part for part in _CALL.co_consts if isinstance(part, CodeType)),
-)  # with and without hooks of a module
+# The call of a module without hooks of its own, and the function inside it that runs them.
+_CALLS = (_CALL, *(part for part in _CALL.co_consts if isinstance(part, CodeType)))
 
 
 class _AskedHooks(OrderedDict[int, Any]):
@@ -31,7 +29,7 @@ class _AskedHooks(OrderedDict[int, Any]):
     every traceback and for every warning that counts frames. All else is passed on to torch's own dict.
     """
 
-    def __init__(self, hooks: OrderedDict[int, Any], asked: Callable[[FrameType], None]) -> None:
+    def __init__(self, hooks: dict[int, Any], asked: Callable[[FrameType], None]) -> None:
         super().__init__()
         self._hooks = hooks
         self._asked = asked
@@ -61,7 +59,7 @@ class ForwardHooks:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._hooks = nn_module._global_forward_pre_hooks
+        self._hooks: dict[int, Any] = nn_module._global_forward_pre_hooks
         self._asking = _AskedHooks(self._hooks, self._asked)
         self._is_expected = False
         self._compiled_watched = False
