@@ -44,11 +44,15 @@ def _no_compiler(callback: Any) -> Any:
 step_aside: Callable[[Any], Any] = _no_compiler
 
 
-def _nothing() -> None:
+def _nothing() -> Any:
     return None
 
 
-# The agent puts here what hides operations of ours from the user's modes and profilers. What it returns ends that.
+# The agent puts here whether modes of the user's and profilers would see operations of ours, and what hides those.
+# What `hide` returns ends the hiding. Three questions, as one function of ours would take longer than all three.
+has_function_modes: Callable[[], object] = _nothing
+has_dispatch_modes: Callable[[], object] = _nothing
+is_profiling: Callable[[], object] = _nothing
 hide: Callable[[], Callable[[], None] | None] = _nothing
 
 
@@ -115,7 +119,7 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
             if where in _broken:
                 return None
             compiler = step_aside(None)
-            shown = hide()
+            shown = hide() if has_function_modes() or has_dispatch_modes() or is_profiling() else None
             if compiler is None and shown is None and where != _injected:  # the fast path
                 try:
                     return hook(*args, **kwargs)

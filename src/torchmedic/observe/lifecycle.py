@@ -37,7 +37,7 @@ def install(run_dir: str, stages: Callable[[ProcessContext], Stages]) -> None:
         return
     _agent = agent = Agent(Path(run_dir), stages)
     containment.step_aside = set_eval_frame
-    containment.hide = hidden_work.hide
+    hidden_work.install()
     containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None)
     if multiprocessing.parent_process() is None:
         contained("observe.open")(agent.open)()
