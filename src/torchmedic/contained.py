@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from torchmedic.records import Fault
+from torchmedic.records.plain_text import visible
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,7 +66,7 @@ def on_fault(report: Callable[[Fault], None] | None) -> None:
 
 def fault_line(fault: Fault, details: str = "") -> str:
     """The line that tells the user about a contained fault."""
-    more = fault.error + (f"; details in {details}" if details else "")
+    more = visible(fault.error + (f"; details in {details}" if details else ""))
     return f"torchmedic: a fault of its own in {fault.where} was contained, the run was not affected ({more})\n"
 
 

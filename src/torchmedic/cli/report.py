@@ -54,26 +54,28 @@ def execute(args: argparse.Namespace) -> int:
         if not shown:
             console.print(f"nothing was found: {report.outcome.steps} steps, exit status {report.outcome.exit_status}")
         return ExitStatus.OK
+    from torchmedic.records.plain_text import visible
     from torchmedic.report import formats
 
     lines = (formats.line(diagnosis, args.format) for diagnosis in shown)
     text = "".join(f"{line}\n" for line in lines if line is not None)
     text += formats.document(report, args.format, folder, notes=args.notes, tokens=args.tokens)
     if args.output is None:
-        sys.stdout.write(text)
+        sys.stdout.write(visible(text))
     else:
         _write(args.output, text.encode("utf-8", "replace"))
     return ExitStatus.OK
 
 
 def _html(run: Path, output: Path | None, *, show: bool) -> int:
+    from torchmedic.report.console import stdout_console
     from torchmedic.report.html import page, run_data
     from torchmedic.runfolder import files
 
     folder = run if run.is_dir() else run.parent
     path = output or folder / files.HTML
     _write(path, page.render(run_data.read(run)))
-    print(f"wrote {path}")
+    stdout_console().print(f"wrote {path}", soft_wrap=True)
     if show:
         import webbrowser
 

@@ -43,7 +43,9 @@ from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.events import Events
 from torchmedic.observe.step.step_notes import StepNotes
 from torchmedic.records import Fault
+from torchmedic.records.plain_text import visible
 from torchmedic.runfolder import questions
+from torchmedic.runfolder.confidential import is_confidential, shown_fault
 from torchmedic.runfolder.files import BLACK_BOX, reserve
 from torchmedic.runfolder.layout import claim_process_folder
 from torchmedic.settings import rank
@@ -125,7 +127,8 @@ class Agent:
             self.open()
         if self._folder is None or not self._folder.events.fault(fault):
             # Nothing can be written, perhaps on a full disk: then only the user can be told.
-            sys.stderr.write(f"torchmedic: a fault of its own was contained, the run goes on ({fault.error})\n")
+            error = visible(shown_fault(fault).error if is_confidential(self.run) else fault.error)
+            sys.stderr.write(f"torchmedic: a fault of its own was contained, the run goes on ({error})\n")
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from torchmedic.records import Diagnosis, Report
+from torchmedic.records.plain_text import visible
 from torchmedic.settings import Settings
 from torchmedic.source.text import relative
 
@@ -44,5 +45,5 @@ class Emitter:
 
 
 def _write(text: str) -> None:
-    sys.stderr.write(text)
+    sys.stderr.write(visible(text))
     sys.stderr.flush()

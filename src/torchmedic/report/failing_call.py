@@ -11,11 +11,12 @@ from torchmedic.repro import recipe as recipes
 from torchmedic.repro.recipe import Bad, Raises, Recipe
 from torchmedic.repro.wording import statement
 from torchmedic.runfolder import layout
+from torchmedic.runfolder.confidential import is_confidential
 
 
 def find(run: Path, diagnosis: Diagnosis) -> Recipe | None:
     """The recording that belongs to a diagnosis; None if there is none, or if it is damaged."""
-    if layout.is_confidential(run):
+    if is_confidential(run):
         return None
     for folder in layout.process_folders(run):
         for path in recipes.recipes(folder):

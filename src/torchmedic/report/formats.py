@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.records import Diagnosis, Report, encode
+from torchmedic.records import Diagnosis, Report, encode, encode_line
+from torchmedic.records.plain_text import visible_json
 from torchmedic.settings import Format
 
 
@@ -60,4 +61,4 @@ def document(report: Report, chosen: Format, run: Path | None, *, notes: bool = 
 
 
 def _json_line(kind: str, record: msgspec.Struct) -> str:
-    return msgspec.json.encode({"kind": kind, **msgspec.to_builtins(record)}).decode()
+    return visible_json(encode_line({"kind": kind, **msgspec.to_builtins(record)}).decode())

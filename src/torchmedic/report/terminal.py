@@ -106,9 +106,9 @@ def _snippet(place: Location, gutter: int, style: str, width: int) -> Iterator[T
         return
     room = max(width - gutter - 4, _MIN_WIDTH - 8)
     margin_left = min(place.indent, 8)  # deep indentation is shortened
-    start = max(0, place.column - 1 - place.indent)
-    length = max(1, place.end_column - place.column)
-    code, start = _window(place.code, start, length, room - margin_left)
+    start = min(max(0, place.column - 1 - place.indent), len(place.code))
+    length = min(max(1, place.end_column - place.column), len(place.code) + 1)
+    code, start = _window(place.code.replace("\n", " "), start, length, room - margin_left)
     yield Text(f"{place.line:>{gutter + 1}} | ", _GUTTER).append(" " * margin_left + code, "not blue")
     length = max(1, min(length, len(code) - start))
     mark, colour = ("^", style) if place.role == "cause" else ("-", "bold blue")

@@ -10,8 +10,9 @@ import msgspec
 
 from torchmedic.records import encode
 from torchmedic.records.stall import Stall
+from torchmedic.runfolder import reading
+from torchmedic.runfolder.confidential import is_confidential
 from torchmedic.runfolder.files import write_atomically
-from torchmedic.runfolder.layout import is_confidential
 
 _MAX_BYTES = 8 << 20
 
@@ -26,5 +27,4 @@ def read_stalls(run: Path) -> Iterator[Stall]:
     """The last examination of every rank; damaged files are skipped."""
     for path in sorted(run.glob("stall*.json")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            if path.stat().st_size <= _MAX_BYTES:
-                yield msgspec.json.decode(path.read_bytes(), type=Stall)
+            yield reading.decode(reading.read(path, _MAX_BYTES), Stall)

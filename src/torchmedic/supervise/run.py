@@ -7,12 +7,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torchmedic.contained import contained, fault_line, on_fault
 from torchmedic.errors import UsageError
 from torchmedic.records import Fault
+from torchmedic.records.plain_text import visible
 from torchmedic.runfolder import layout
+from torchmedic.runfolder.confidential import in_use, mark_confidential, shown_fault
 from torchmedic.settings import Settings, rank
 from torchmedic.supervise.child import launch, tee
 from torchmedic.supervise.child.kernel_messages import KernelMessages
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from torchmedic.supervise.supervisor import Supervisor
 
 
-def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) -> int:
+def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool, output: str | None = None) -> int:
     """Run a command under supervision, and return its exit status, which `--fail-on` may raise.
 
     Args:
@@ -33,14 +35,30 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
         name: A name for the run folder.
         hide: Whether to hide the added environment variables from the script. Must be false for a shell or a launcher,
             which passes its environment on.
+        output: The run folder from the command line. The setting `output` is a folder for the folders of all runs.
     """
     job = identity(os.environ)
-    folder = _run_folder(settings, name, job)
-    environment = dict(os.environ) if folder is None else launch.environment(folder, hide=hide)
+    with contextlib.ExitStack() as kept:
+        folders = _run_folder(settings, "run" if settings.confidential else name, job, output)
+        if folders is not None:
+            kept.enter_context(in_use(folders.work))
+        return _run(command, settings, folders, job, hide=hide)
+
+
+class _Folders(NamedTuple):
+    """The run folder, and the folder in which the processes work: the same unless the run is confidential."""
+
+    run: Path
+    work: Path
+
+
+def _run(command: Sequence[str], settings: Settings, folders: _Folders | None, job: str | None, *, hide: bool) -> int:
+    work = folders.work if folders is not None else None
+    environment = dict(os.environ) if work is None else launch.environment(work, hide=hide)
     faults: list[Fault] = []
     on_fault(faults.append)
     number = rank() if job else None
-    messages = KernelMessages(folder, number) if folder is not None else None
+    messages = KernelMessages(work, number) if work is not None else None
     forwarder = Forwarder()
     stream = contained("supervise.tee")(tee.choose)(messages.feed) if messages is not None else None
     stream = stream or Stream()
@@ -51,8 +69,8 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
             raise UsageError(f"cannot start {command[0]}: {error.strerror}") from None
         stream.start()
         supervisor = None
-        if folder is not None:
-            supervisor = contained("supervise.start")(_supervisor)(folder, settings, number, stream)
+        if folders is not None:
+            supervisor = contained("supervise.start")(_supervisor)(folders, settings, number, stream)
 
         def watch() -> None:
             stream.look()
@@ -68,7 +86,8 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
             if messages is not None:
                 messages.flush()
             if supervisor is None:
-                sys.stderr.writelines(fault_line(fault) for fault in faults[:1])
+                shown = [shown_fault(fault) if settings.confidential else fault for fault in faults[:1]]
+                sys.stderr.writelines(fault_line(fault) for fault in shown)
                 return shell_status(status)
             for fault in faults:
                 supervisor.note_fault(fault)  # from before the supervisor existed
@@ -80,20 +99,20 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
         forwarder.release()
 
 
-def _run_folder(settings: Settings, name: str, job: str | None) -> Path | None:
+def _run_folder(settings: Settings, name: str, job: str | None, output: str | None) -> _Folders | None:
     try:
-        folder = layout.create(settings.output, name, Path(os.getcwd()), job)
-        if settings.confidential:
-            layout.mark_confidential(folder)
+        run = layout.create(output, name, Path(os.getcwd()), job, parent=settings.output)
+        work = mark_confidential(run) if settings.confidential else run
         if not settings.checkup:
-            layout.mark_no_checkup(folder)
+            layout.mark_no_checkup(work)
     except OSError as error:
-        sys.stderr.write(f"torchmedic: not watching, no run folder can be made: {error.strerror or error}\n")
+        reason = visible(error.strerror or str(error))
+        sys.stderr.write(f"torchmedic: not watching, no run folder can be made: {reason}\n")
         return None
-    return folder
+    return _Folders(run, work)
 
 
-def _supervisor(folder: Path, settings: Settings, rank: int | None, stream: Stream) -> Supervisor:
+def _supervisor(folders: _Folders, settings: Settings, rank: int | None, stream: Stream) -> Supervisor:
     from torchmedic.supervise.supervisor import Supervisor
 
-    return Supervisor(folder, settings, rank, stream.speaking)
+    return Supervisor(folders.run, settings, rank, stream.speaking, work=folders.work)

@@ -16,9 +16,10 @@ from torchmedic.diagnose.registry import is_fallback, is_hang, is_silent
 from torchmedic.errors import ExitStatus, UnreadableRun
 from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.death import Death
+from torchmedic.records.plain_text import visible
 from torchmedic.report.emit import Emitter
 from torchmedic.runfolder import files, questions
-from torchmedic.runfolder.files import confidential
+from torchmedic.runfolder.confidential import shown_fault
 from torchmedic.settings import Settings
 from torchmedic.supervise import deaths, job, memory_warnings, ranks, short_of_memory
 from torchmedic.supervise.child.signals import shell_status
@@ -30,7 +31,7 @@ _ABORTED = "abort"  # gloo ends a process so when the tensors of two ranks do no
 
 
 class Supervisor:
-    """The parent's side of one run.
+    """The parent's side of one run. `work` is the folder in which its processes work (default: the run folder).
 
     `speaking` is entered around every message while the child runs, so that it comes after the child's own output.
     """
@@ -41,17 +42,19 @@ class Supervisor:
         settings: Settings,
         rank: int | None = None,
         speaking: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        *,
+        work: Path | None = None,
     ) -> None:
-        self._run = run
+        self._run = work = work or run
         self._rank = rank
         self._speaking = speaking
         self._emitter = Emitter(run, settings)
         self._settings = settings
-        self._findings = Findings(run, rank)
-        self._ledger = job.Ledger(run, rank)
+        self._findings = Findings(work, rank)
+        self._ledger = job.Ledger(work, rank, run, settings.confidential)
         self._diagnoses: list[Diagnosis] = []
-        self._host = HostWatch(run, rank)
-        self._stalls = Response(run, rank, settings, self._add, self._amend, self._say)
+        self._host = HostWatch(work, rank)
+        self._stalls = Response(work, rank, settings, self._add, self._amend, self._say)
         self._outcome = Outcome()
         self._fault: Fault | None = None
         on_fault(self.note_fault)
@@ -74,18 +77,14 @@ class Supervisor:
     def _add(self, diagnosis: Diagnosis) -> None:
         if diagnosis.code in self._settings.ignore and is_silent(diagnosis):  # a user may know better about these only
             return
-        if self._settings.confidential:
-            diagnosis = confidential(diagnosis)
         self._diagnoses = memory_warnings.folded(self._diagnoses, diagnosis)
         diagnosis = self._diagnoses[-1]
         said = self._write() | {job.same_finding(each) for each in self._diagnoses[:-1] if each.rank != diagnosis.rank}
         if job.same_finding(diagnosis) not in said:
             with self._speaking():
-                self._emitter.say(diagnosis)
+                self._emitter.say(self._ledger.shown(diagnosis))
 
     def _amend(self, before: Diagnosis, after: Diagnosis | None) -> None:
-        if self._settings.confidential:  # as it was when it was added
-            before, after = confidential(before), None if after is None else confidential(after)
         self._diagnoses = [
             found for each in self._diagnoses if (found := after if each == before else each) is not None
         ]
@@ -93,7 +92,7 @@ class Supervisor:
 
     def _say(self, line: str) -> None:
         with self._speaking():
-            sys.stderr.write(f"torchmedic: {line}\n")
+            sys.stderr.write(f"torchmedic: {visible(line)}\n")
             sys.stderr.flush()
 
     def _write(self) -> frozenset[object]:
@@ -101,7 +100,7 @@ class Supervisor:
         said: frozenset[object] = frozenset()
         with contextlib.suppress(OSError):
             said = self._ledger.publish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
-        if self._diagnoses or (self._run / files.HTML).exists():
+        if self._diagnoses or (self._ledger.run / files.HTML).exists():
             self._write_page()
         return said
 
@@ -110,7 +109,7 @@ class Supervisor:
         from torchmedic.report.html import page
 
         with contextlib.suppress(OSError, UnreadableRun):  # as above: the disk is full
-            page.write(self._run)
+            page.write(self._ledger.run)
 
     def conclude(self, pid: int, status: int, *, through_shell: bool) -> int:
         """Explain what is still open after the child's end, close the report, and return the exit status."""
@@ -144,7 +143,8 @@ class Supervisor:
         self._write()
         files.drop_empty_stacks(self._run)
         questions.remove(self._run, over=self._rank is None)
-        self._emitter.finish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
+        shown = tuple(self._ledger.shown(each) for each in self._diagnoses)
+        self._emitter.finish(Report(outcome=self._outcome, diagnoses=shown))
 
     def _of_job(self, roots: list[Diagnosis]) -> list[Diagnosis]:
         """What nobody could explain, and aborts of gloo, may come from ranks that went different ways: told once."""
@@ -185,5 +185,7 @@ class Supervisor:
         ]
         if self._fault is not None:
             faults.append((self._fault, None))
+        if self._settings.confidential:
+            faults = [(shown_fault(fault), None) for fault, _ in faults]
         for fault, folder in faults[:1]:
             sys.stderr.write(fault_line(fault, "" if folder is None else str(folder / files.EVENTS)))

@@ -10,9 +10,9 @@ import pytest
 
 from torchmedic.cli import main
 from torchmedic.records import Diagnosis, Location, Outcome, Report, Treatment
+from torchmedic.records.plain_text import visible
 from torchmedic.report import formats, github, markdown, prompt, sarif, terminal
 from torchmedic.report.patches import hunks
-from torchmedic.report.visible import visible
 from torchmedic.runfolder import files
 
 PATCH = "--- model.py\n+++ model.py\n@@ -2 +2 @@\n-    return s / d\n+    return s / (d + 1e-6)\n@@ -3,0 +4 @@\n+x()\n"

@@ -10,7 +10,7 @@ from runs import ORDER, box, whole
 
 from torchmedic.report.html import charts, holders, run_data, series
 from torchmedic.report.html.run_data import Autopsy, AutopsyLine
-from torchmedic.runfolder import files, layout
+from torchmedic.runfolder import confidential, files
 from torchmedic.runfolder.stall import read_stalls, write_stall
 
 
@@ -149,7 +149,7 @@ def test_a_stall_is_kept_unless_the_run_is_confidential(tmp_path: Path) -> None:
     assert list(read_stalls(tmp_path)) == [stall]
     secret = tmp_path / "secret"
     secret.mkdir()
-    layout.mark_confidential(secret)
+    confidential.mark_confidential(secret)
     write_stall(secret, stall)
     assert list(read_stalls(secret)) == []
 

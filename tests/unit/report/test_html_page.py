@@ -16,7 +16,7 @@ from runs import diagnosis, whole
 from torchmedic.cli import main
 from torchmedic.records import Report
 from torchmedic.report.html import page, run_data
-from torchmedic.runfolder import files, layout
+from torchmedic.runfolder import confidential, files
 
 NASTY = (
     "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\"'--> \u202e\x1b[31m\x00\u2028 `<i>` {{7*7}}"
@@ -182,6 +182,6 @@ def test_a_confidential_page_names_no_holder_and_no_source_line(tmp_path: Path) 
     text = page.render(data).decode()
     assert "Containers that held most" not in text
     assert ":3</td>" not in text
-    layout.mark_confidential(tmp_path)
+    confidential.mark_confidential(tmp_path)
     files.write_report(tmp_path, Report(diagnoses=(diagnosis(),)))
     assert run_data.read(tmp_path).confidential

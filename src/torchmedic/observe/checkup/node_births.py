@@ -9,7 +9,6 @@ no graph is built, nothing is asked and nothing is spent.
 from __future__ import annotations
 
 import dis
-import importlib
 import pydoc
 import sys
 import warnings
@@ -108,7 +107,7 @@ class NodeBirths:
         """Begin to note; False where that would disturb another tool."""
         if self.armed or self.refused:
             return self.armed
-        traces = importlib.import_module("torch.fx.traceback")
+        traces = __import__("torch.fx.traceback", fromlist=["*"])
         if torch.is_anomaly_enabled() or not hasattr(traces, "format_stack"):
             self.refused = torch.is_anomaly_enabled()
             return False

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import PHASES, BoxContents, Moment, Phase
+from torchmedic.runfolder import reading
 
 MAGIC = b"TMBLKBOX"
 VERSION = 1
@@ -33,6 +34,7 @@ _RING_AT = _TABLE_AT + _TABLE_SIZE
 _SLOT = struct.Struct("<QdIIHHIQQQQ")  # sequence, time, step, micro, phase, file, line, rss, device, updates, sequence
 _FRONT = struct.Struct("<Q")
 _SIZE = _RING_AT + SLOTS * _SLOT.size
+_MAX_TIME = 4e9  # seconds since 1970
 
 assert _SLOT.size == 64
 
@@ -53,6 +55,7 @@ class BlackBox:
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
+            os.fchmod(descriptor, 0o600)
             # Real blocks, not a hole: a write to a hole of a mapped file kills the process when the disk is full.
             os.write(descriptor, bytes(_SIZE))
             self._map = mmap.mmap(descriptor, _SIZE)
@@ -119,7 +122,7 @@ def read(path: Path) -> BoxContents:
         UnreadableRun: The file is missing, truncated or not a black box.
     """
     try:
-        data = path.read_bytes()
+        data = reading.read(path, _SIZE, cut=True)
     except OSError as error:
         raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
     if len(data) < _SIZE or not data.startswith(MAGIC):
@@ -127,13 +130,15 @@ def read(path: Path) -> BoxContents:
     _, version, _, pid, started, clean = _HEADER.unpack_from(data, 0)
     if version != VERSION:
         raise UnreadableRun(f"cannot read {path}: black box version {version}, this is version {VERSION}")
+    if not (0 < pid < 1 << 31 and _is_time(started)):
+        raise UnreadableRun(f"cannot read {path}: it is damaged")
     files = _read_table(data)
     moments = []
     for slot in range(SLOTS):
         front, when, step, micro, phase, file, line, rss, device, updates, back = _SLOT.unpack_from(
             data, _RING_AT + slot * _SLOT.size
         )
-        if front == back != 0 and phase < len(PHASES):
+        if front == back != 0 and phase < len(PHASES) and _is_time(when):
             moments.append((front, when, step, micro, phase, file, line, rss, device, updates))
     moments.sort()
     return BoxContents(
@@ -155,6 +160,11 @@ def read(path: Path) -> BoxContents:
             for _, when, step, micro, phase, file, line, rss, device, updates in moments
         ),
     )
+
+
+def _is_time(seconds: float) -> bool:
+    """Whether a number can be a time: not NaN, not infinite, not in another century."""
+    return 0 <= seconds < _MAX_TIME
 
 
 class Follower:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from torchmedic.replay.isolation.python_state import python_left_alone
 def harmless(frame: FrameType) -> Iterator[None]:
     """Keep the block from the world outside, and put back what it changes in Python."""
     with contextlib.suppress(Exception):
-        importlib.import_module("torch._dynamo")  # else a replay would load it, and find our answers
+        __import__("torch._dynamo")  # else a replay would load it, and find our answers
     with signals_deferred(), python_left_alone(frame) as one_way, sealed(), reading_refused(one_way):
         yield
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -75,7 +74,7 @@ class Difference(NamedTuple):
 @contextlib.contextmanager
 def watch_checkpoints(seen: list[Checkpoint]) -> Iterator[None]:
     """Record both runs of every checkpoint that is not reentrant."""
-    module: Any = importlib.import_module("torch.utils.checkpoint")
+    module: Any = __import__("torch.utils.checkpoint", fromlist=["*"])
     name = "_checkpoint_without_reentrant_generator"
     original: Callable[..., Any] = getattr(module, name)
 

@@ -13,10 +13,11 @@ import jinja2
 import msgspec
 from markupsafe import Markup, escape
 
+from torchmedic.records import encode_line
+from torchmedic.records.plain_text import visible, visible_json
 from torchmedic.report.html import charts, run_data, views
 from torchmedic.report.html.bounds import bounded
 from torchmedic.report.html.run_data import RunData
-from torchmedic.report.visible import visible, visible_json
 from torchmedic.runfolder import files
 
 MAX_BYTES = 500_000
@@ -82,7 +83,7 @@ def _json(page: views.Page, report: Any) -> Markup:
         "memory": [picture.block for picture in page.splits],
         "waits": [picture.waiters for picture in page.waits],
     }
-    return Markup(visible_json(msgspec.json.encode(record).decode()))
+    return Markup(visible_json(encode_line(record).decode(), in_html=True))
 
 
 def prose(text: str) -> Markup:

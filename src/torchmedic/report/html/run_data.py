@@ -15,7 +15,8 @@ from torchmedic.records.gpu import GpuHealth
 from torchmedic.records.memory import HeldMemory
 from torchmedic.records.stall import Stall
 from torchmedic.report import failing_call
-from torchmedic.runfolder import files, layout
+from torchmedic.runfolder import files, layout, reading
+from torchmedic.runfolder.confidential import is_confidential
 from torchmedic.runfolder.gpu import read_gpu_health
 from torchmedic.runfolder.stall import read_stalls
 
@@ -111,7 +112,7 @@ def read(run: Path) -> RunData:
     """
     report = files.read_report(run)
     folder = run if run.is_dir() else run.parent
-    hidden = layout.is_confidential(folder)
+    hidden = is_confidential(folder)
     calls = {}
     for number, diagnosis in enumerate(report.diagnoses):
         recipe = failing_call.find(folder, diagnosis)
@@ -137,7 +138,7 @@ def _process(folder: Path) -> Process:
     start: dict[str, Any] = {}
     for line in _lines(folder / files.EVENTS):
         with contextlib.suppress(msgspec.DecodeError):
-            fields = msgspec.json.decode(line, type=dict[str, Any])
+            fields = reading.decode(line, dict[str, Any])
             kind = str(fields.get("kind"))
             if kind in types:
                 found[kind].append(msgspec.convert(fields, types[kind]))
@@ -162,9 +163,6 @@ def _process(folder: Path) -> Process:
 
 def _lines(path: Path) -> list[bytes]:
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _MAX_EVENT_BYTES))
-            return file.read().splitlines()
+        return reading.read(path, cut=True)[-_MAX_EVENT_BYTES:].splitlines()
     except OSError:
         return []
