@@ -30,7 +30,7 @@ def check(evidence: CheckUp) -> Diagnosis | None:
         draft = RULE.draft(
             evidence,
             "proven",
-            f"torch.cuda.amp.{name} is an old name, which torch will take away",
+            f"torch.cuda.amp.{name} is a deprecated name, which torch will remove",
             "it still works, and warns",
         )
         draft.at(node_location("cause", graph.key[0], node, "the old name"))

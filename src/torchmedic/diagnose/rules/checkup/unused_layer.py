@@ -141,7 +141,7 @@ def _diagnosis(evidence: CheckUp, tensor: torch.Tensor, place: Location, why: st
     )
     draft.at(place)
     draft.because(f"no gradient in {steps} steps: `{name}`")
-    draft.help("use what it gives, or remove the layer")
+    draft.help("use its result, or remove the layer")
     return draft.done(step=steps, severity="warning")
 
 

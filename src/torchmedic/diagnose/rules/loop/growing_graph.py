@@ -1,4 +1,4 @@
-"""The graph of the loss grows from step to step: backward goes through all earlier steps again.
+"""The graph of the loss grows from step to step: backward backward goes through all earlier steps again.
 
 What: a tensor is carried from one step to the next with its graph, so the loss of step 100 depends on all steps back to
 the first one. Every step takes longer and holds more memory than the one before, and backward computes gradients for
@@ -39,7 +39,9 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         f"{what} is carried from step to step with its graph",
     )
     bound = _bound(held) if held is not None else None
-    backward = evidence.at("surfaced" if bound else "cause", incident.cause, "goes through all earlier steps again")
+    backward = evidence.at(
+        "surfaced" if bound else "cause", incident.cause, "backward goes through all earlier steps again"
+    )
     draft.at(bound, backward)
     draft.because(f"{old} of the operations in step {last} are of earlier steps")
     draft.help(

@@ -38,12 +38,12 @@ def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Diagnosis:
     draft = RULE.draft(
         evidence,
         "proven",
-        f"{names} are trained by nobody: the optimizer still holds what was there before",
+        f"{names} are not trained: the optimizer still holds the parameters that they replaced",
         "the optimizer was built before these parameters took the place of others",
     )
     draft.at(
         evidence.at("cause", incident.cause, "takes the parameters that the model has at this moment"),
-        _assigned(evidence, incident.names, "here others take their place"),
+        _assigned(evidence, incident.names, "the parameters are replaced here"),
     )
     draft.because(
         f"the loss reaches {names} ({count(incident.elements, 'weight')}), which are in no optimizer and do not change",

@@ -36,7 +36,7 @@ def where(evidence: LeakEvidence) -> str:
     if evidence.worker is None:
         return ""
     worker, workers = evidence.worker
-    others = f", one of {workers}: each has a copy of its own" if workers > 1 else ""
+    others = f", one of {workers}: each worker has its own copy" if workers > 1 else ""
     return f"that is in DataLoader worker {worker}{others}"
 
 
@@ -44,7 +44,7 @@ def measured(evidence: LeakEvidence) -> str:
     """How the memory of the process went meanwhile."""
     growth = evidence.growth
     if not evidence.measured:
-        return "so far that is too little to be seen in the memory of the process"
+        return "so far the growth is too small to be visible in the memory of the process"
     kind = "memory allocated on the GPU" if evidence.on_device else "resident memory"
     each = evidence.measured / max(1, growth.periods)
     return f"{kind} grew by {size(evidence.measured)} {span(evidence)}, {size(int(each))} per {period(evidence)}"
@@ -87,7 +87,7 @@ def limit(evidence: LeakEvidence) -> str:
     if evidence.far_limit is None:
         return ""
     items, nbytes = evidence.far_limit
-    return f"it may have {items:,} items, but so many would take {size(nbytes)}"
+    return f"its limit is {items:,} items, but so many would take {size(nbytes)}"
 
 
 def rounded(count: int) -> str:

@@ -85,11 +85,11 @@ class HostRefusal:
         if worker is not None and loading is not None:
             draft.at(
                 loading.at_user_frame("cause", "refused here"),
-                loading.at_loop("surfaced", "the batch was asked for here"),
+                loading.at_loop("surfaced", "the batch was requested here"),
             )
             draft.because(loading.process)
         elif (made := self._unfinished) is not None:
-            draft.at(made.frame.location("cause", "all that is made here is held until the end"))
+            draft.at(made.frame.location("cause", "everything that is made here stays in memory until the loop ends"))
             draft.at(*noticed(self.autopsy) if self.autopsy is not None else ())
             draft.because(f"{size(made.gone)} went away when it failed: no name led to what was being collected")
         elif self.autopsy is not None and (most := most_held(self.autopsy, "cause")) is not None:

@@ -134,7 +134,9 @@ def shown(draft: Draft, autopsy: Autopsy, *, limits: bool = True) -> Draft:
     pinned = pinned_by_first_attempt(autopsy.evidence, autopsy.book)
     if pinned > 1 << 20:
         draft.because(f"the out-of-memory before this one is still being handled: its frames hold {size(pinned)}")
-        draft.help("leave the `except` block before you try again: until then the first attempt holds its memory")
+        draft.help(
+            "leave the `except` block before you retry: until then the exception keeps the memory of the first attempt"
+        )
     return draft
 
 

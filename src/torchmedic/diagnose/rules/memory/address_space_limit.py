@@ -65,7 +65,7 @@ def _inside(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
         draft.because(f"the host itself has {size(memory.available)} free")
     graphs = refusal.hold(draft)
     if refusal.is_unseen and not is_lifted(bound.name):
-        draft.because("there was no room left to look closer: the hard limit is as low as the soft one")
+        draft.because("too little memory was left for a closer examination: the hard limit equals the soft limit")
     _advise(draft, bound, line is not None)
     if graphs:
         draft.help(graphs)
@@ -136,7 +136,7 @@ def _origin(bound: Bound, who: Setter | None) -> str:
 
 def _advise(draft: Draft, bound: Bound, own: bool) -> None:
     if own:
-        draft.help(f"raise {bound.name}, or take away the line that sets it")
+        draft.help(f"raise {bound.name}, or remove the line that sets it")
     else:
         draft.help(f"raise the limit: `{bound.option} unlimited`, or the memory that the job asks for (`h_vmem`)")
 

@@ -33,7 +33,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         evidence,
         "proven",
         f"the allocator emptied its cache {retries} times in {updates} steps before it gave up",
-        f"memory was short all along: {size(autopsy.asked or 0)} were refused in the end",
+        f"memory had been short for some time: {size(autopsy.asked or 0)} were refused in the end",
     )
     draft.at(most_held(autopsy, "cause"), *noticed(autopsy))
     shown(draft, autopsy)

@@ -112,7 +112,7 @@ def _of_tensor(evidence: RaisedEvidence, autopsy: Autopsy, found: Grown) -> Diag
         f"`{name}` has grown to {size(found.nbytes)} in one {kind}",
         _reason(found.holder, autopsy.asked or 0),
     )
-    draft.at(found.at.location("cause", f"more is joined to `{name}` here"), *noticed(autopsy))
+    draft.at(found.at.location("cause", f"`{name}` is extended here"), *noticed(autopsy))
     shown(draft, autopsy)
     draft.help("keep only the last part of it (`[-size:]`), or write into a tensor of a fixed size in turn")
     return draft.done()
@@ -168,8 +168,8 @@ def _reason(holder: Holder, asked: int) -> str:
     if known.takes:
         return f"the loop puts in more, and what takes out again came too late; {more}"
     if known.puts and known.puts[0].is_guarded:
-        return f"it is a cache that keeps whatever it was asked for once; {more}"
-    return f"the loop puts in more and takes none out; {more}"
+        return f"it is a cache that keeps every item that was ever requested; {more}"
+    return f"the loop adds items and never removes any; {more}"
 
 
 RULE = Rule(CODE, NAME, check)

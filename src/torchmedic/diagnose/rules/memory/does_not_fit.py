@@ -77,7 +77,7 @@ def _advice(autopsy: Autopsy) -> str:
     heading = biggest(autopsy, 1)[0][0] if biggest(autopsy, 1) else ""
     if heading == "saved activations" and autopsy.saved_lines:
         modules = autopsy.saved_lines[0].modules
-        where = f" of `{modules[0]}` and its like" if modules else ""
+        where = f" of `{modules[0]}` and similar layers" if modules else ""
         return f"use a smaller batch and accumulate gradients, or checkpoint the forward pass{where}"
     if heading == "optimizer state":
         return "use an optimizer with less state, keep its state in 8 bits, or shard it over several devices"

@@ -30,7 +30,7 @@ def check(evidence: RaisedEvidence) -> RuleAnswer | None:
     draft = RULE.draft(
         evidence,
         "proven",
-        f"an evaluation keeps {size(found.saved)} for a backward that never comes",
+        f"an evaluation keeps {size(found.saved)} for a backward that never happens",
         f"{'the model is in evaluation mode, ' if found.is_declared else ''}gradients are on, and no backward follows",
     )
     draft.at(found.call.location("cause", "gradients are on here"), *noticed(autopsy))

@@ -37,7 +37,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft = RULE.draft(
         evidence,
         "proven" if measured.exact else "likely",
-        f"there is no piece of {size(autopsy.asked)}, though {size(measured.cache)} are reserved and free",
+        f"no free block has {size(autopsy.asked)}, although {size(measured.cache)} are reserved and free",
         f"the free memory lies in pieces between tensors that are in use; {size(measured.inactive_split)} of it "
         f"in split blocks",
     )

@@ -52,7 +52,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.at(called_at(evidence, label))
     draft.at(*noticed(autopsy))
     shown(draft, autopsy)
-    draft.help("cut what is carried on from step to step to a fixed size")
+    draft.help("cut the data that is carried from step to step to a fixed size")
     return draft.done()
 
 
@@ -73,7 +73,7 @@ def _by_source(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
     draft = RULE.draft(
         evidence,
         "likely",
-        f"`{found.name}` grows at every turn of the loop, and is {shape} by now",
+        f"`{found.name}` grows in every iteration of the loop, and now has shape {shape}",
         "the source joins more to it each time and takes nothing away",
     )
     called = found.call.location("surfaced", f"called with {shape}")

@@ -46,9 +46,9 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         "likely",
         f"`{name}` holds {size(evidence.bytes_held)}{items} and grows with every {period(evidence)}",
         f"about {size(evidence.bytes_per_period)} came with each {period(evidence)} {span(evidence)}, and "
-        + ("no line of the source takes anything out" if far is None else "nothing is taken out before memory ends"),
+        + ("no line of the source removes any item" if far is None else "nothing is taken out before memory ends"),
     )
-    draft.at(evidence.at_put("cause", "what is put in here stays"))
+    draft.at(evidence.at_put("cause", "items that are added here are never removed"))
     draft.because(where(evidence), limit(evidence), measured(evidence), end(evidence))
     if far is None:
         draft.help(f"keep less in `{name}`: numbers, only the last items (`deque(maxlen=...)`), or files on disk")

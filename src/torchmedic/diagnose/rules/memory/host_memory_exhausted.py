@@ -34,7 +34,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     draft = RULE.draft(evidence, "proven" if explained else "possible", message, _cause(asked, memory))
     refusal.place(draft)
     if not explained:
-        draft.because(mappings() or "no limit was found that explains the refusal: something else did, outside of it")
+        draft.because(mappings() or "no limit was found that explains the failure")
     if memory.committed is not None and memory.commit_limit is not None:
         draft.because(
             f"the kernel promises no more than it has (vm.overcommit_memory=2): {size(memory.committed)} of "

@@ -77,7 +77,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     if dimension == 0:
         draft.help(f"limit the batch to {found.usual[0]} items, or split it and accumulate gradients")
     else:
-        draft.help("cut or leave out what is too long, or make batches of items of about the same size")
+        draft.help("cut or skip items that are too long, or build batches from items of similar size")
     cures = add_cures(draft, autopsy)
     return RuleAnswer(draft.done(), cures.plan)
 
@@ -96,7 +96,7 @@ def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | No
     )
     draft.at(*evidence.at_user_line("cause", "all samples are made as large as the largest"))
     shown(draft, autopsy)
-    draft.help("cut or leave out what is too long, or make batches of items of about the same size")
+    draft.help("cut or skip items that are too long, or build batches from items of similar size")
     return draft.done()
 
 

@@ -163,7 +163,7 @@ def _cause(held: Retained, wanted: bool) -> str:
     what = count(held.tensors, "tensor") if held.is_container else "it"
     verb = "leads" if held.tensors == 1 or not held.is_container else "lead"
     when = "that no backward has freed" if held.of_this_step else "that were built before this step"
-    when = "that one backward is still to go through" if wanted else when
+    when = "that one later backward still needs" if wanted else when
     return f"{what} {verb} to {count(held.nodes, 'node')} of graphs {when}"
 
 

@@ -67,7 +67,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if finite:
         draft.because(f"the loss was still finite one step before ({number(finite[-1])}), so this is recent")
     else:
-        draft.because("no step before this one had a finite loss, so it was so from the start")
+        draft.because("no earlier step had a finite loss, so the weights were damaged from the start")
     draft.because(
         "" if sure or place is None else "the line is the only one found that writes to it; that is not proven"
     )
@@ -76,7 +76,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
             "on this device gradients are not looked at, so that an update may have done it; "
             "the steps before, as far as they were kept, did not when they were replayed"
         )
-    draft.help("look at what writes to it before this step: initialisation, a checkpoint, code that changes `.data`")
+    draft.help("check the code that writes to it before this step: initialisation, a checkpoint, changes of `.data`")
     draft.because(noticed(evidence))
     return draft.done()
 

@@ -93,7 +93,7 @@ def _diagnosis(evidence: NumbersEvidence, op: Op, values: Captured, masked: torc
         RULE,
         evidence,
         f"`{name}` of a row in which everything is masked",
-        f"{hit} of {masked.numel()} rows that `{name}` runs over hold {width} times -inf and nothing else",
+        f"{hit} of {masked.numel()} rows that `{name}` runs over contain only -inf ({width} entries)",
         label=f"all {width} entries are -inf",
         bad=masked,
         spot=op.spot,

@@ -145,7 +145,7 @@ def _of_mask(evidence: NumbersEvidence) -> Diagnosis | None:
     spot = evidence.spot
     if spot is not None:
         draft.at(spot.location("origin", "set to -inf here"))
-    draft.help("do not mask what the loss asks about, or leave masked entries out of it")
+    draft.help("do not mask classes that the loss uses, or leave masked entries out of the loss")
     return finish(draft, evidence)
 
 

@@ -88,7 +88,7 @@ def _cures(evidence: NumbersEvidence) -> Iterator[Cure]:
             mask, constant = (left, right) if _is_infinite(right) else (right, left)
             if _is_infinite(constant):
                 chosen = fill("torch.where(M != 0, C, 0.0)", M=mask, C=constant)
-                yield Cure("choose instead of multiplying", written(chosen, node), spot)
+                yield Cure("select values instead of multiplying", written(chosen, node), spot)
                 yield Cure(
                     "mask with a large negative number",
                     written(fill("M * -1e9", M=mask), node),

@@ -66,7 +66,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         bad=hidden,
     )
     if mask.spot is not None:
-        draft.at(mask.spot.location("surfaced", "thrown away here, but the gradient still passes through"))
+        draft.at(mask.spot.location("surfaced", "discarded here, but the gradient still passes through"))
     if argument is not None:
         draft.because(f"the argument of `{forward.kind}` is {described(argument)}")
     draft.because(f"the gradient that arrives at `{forward.kind}` is exactly 0 in {int(hidden.sum().item())} place(s)")

@@ -74,7 +74,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     for frame in own[:6] if len(own) > 1 else ():
         draft.because(f"in the circle: {relative(frame.file)}:{frame.line} in `{frame.function}`")
     draft.because(*_same_object(frames, cycle, back))
-    draft.help("call something else at this line, or give the recursion an end that it reaches")
+    draft.help("call another function at this line, or add a condition that ends the recursion")
     return draft.done()
 
 

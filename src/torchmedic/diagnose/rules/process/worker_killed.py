@@ -56,7 +56,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         evidence,
         "likely",
         f"a DataLoader worker {how} and left no exception",
-        f"process {listed([str(pid) for pid in pids])} was gone when its batch was waited for",
+        f"process {listed([str(pid) for pid in pids])} ended before it delivered its batch",
     )
     request = Request(frames, iterator)
     draft.at(
