@@ -39,7 +39,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         evidence,
         "proven" if measured.others is not None else "likely",
         f"other processes hold {size(others)} of the device's {size(measured.capacity)}",
-        f"{size(autopsy.asked)} were asked for, {size(measured.free)} were free: without the other processes it would fit",
+        f"{size(autopsy.asked)} were asked for, {size(measured.free)} were free: it would fit without the others",
     )
     draft.at(*evidence.at_user_line("cause", f"{size(autopsy.asked)} were refused here"))
     draft.because(*(f"process {pid} holds {size(use)}" for pid, use in autopsy.exhaustion.other_processes[:4]))

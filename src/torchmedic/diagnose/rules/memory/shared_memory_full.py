@@ -189,7 +189,7 @@ def _of_death(death: Death) -> Diagnosis | None:
         f"{who(death)} died of a bus error: shared memory is {'full' if full else 'small'}, in /dev/shm{of}",
         "/dev/shm had no room for the page that was written (SIGBUS)"
         if full
-        else "the kernel could not provide a page (SIGBUS); batches of workers need more /dev/shm than a container gets",
+        else "the kernel had no page to give (SIGBUS); batches of workers need more /dev/shm than a container gets",
     )
     draft.because(f"least free space in /dev/shm in the last seconds: {size(death.shm_low)}")
     room = shared_memory()
