@@ -69,7 +69,7 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) 
         "likely" if certain else "possible",
         f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} does not end"
         if certain
-        else f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} goes on, and nothing can change that",
+        else f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} goes on, and nothing that ends it changes",
         why,
     )
     draft.at(line_location("cause", loop.file, loop.line, "this loop does not end"))
