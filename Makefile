@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test check bench docs new-rule clean
+.PHONY: help demo test test-all check bench docs new-rule clean
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -25,6 +25,9 @@ demo: $(VENV)/.demo  ## set up, then run a bundled failing script under torchmed
 	$(BIN)/torchmedic demo
 
 test: check  ## linters, types, and every test that needs no GPU
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slow'
+
+test-all: check  ## the same, with the further cases of kinds that `make test` has
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not gpu'
 
 check: $(VENV)/.dev  ## ruff format and lint, mypy --strict, one-way imports

@@ -1,7 +1,7 @@
 """The scripts on the pages of docs/diagnoses, by what they need: nothing, a card, or a machine that is stood in for.
 
-A fence says `python fails` or `python passes`, then perhaps `gpu` for a script that needs a real card, or `on` and the
-name of one of `machines.MACHINES`.
+A fence says `python fails` or `python passes`, then perhaps `gpu` for a script that needs a real card, `on` and the
+name of one of `machines.MACHINES`, or `ranks` and the number of ranks of a job, which `test_rank_jobs.py` runs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,20 @@ def scripts(kind: str, *, gpu: bool = False, hangs: bool = False) -> list[object
             (words.split(), body) for kind_found, words, body in FENCE.findall(page.read_text()) if kind_found == kind
         ]
         for number, (words, body) in enumerate(blocks):
-            if ("gpu" in words[:1]) is gpu:
+            if ("gpu" in words[:1]) is gpu and words[:1] != ["ranks"]:
                 source = placed_on(" ".join(words[1:]), body) if words[:1] == ["on"] else body
                 found.append(pytest.param(code, source, id=f"{code}-{number}"))
     return found
+
+
+def rank_scripts(kind: str) -> list[object]:
+    """All scripts of a kind that are jobs of several ranks, as parameters of a test: code, number of ranks, source."""
+    return [
+        pytest.param(page.name.split("-")[0], int(words.split()[1]), body, id=f"{page.name.split('-')[0]}-{number}")
+        for page in sorted(PAGES.glob("TM*.md"))
+        for number, (found, words, body) in enumerate(FENCE.findall(page.read_text()))
+        if found == kind and words.split()[:1] == ["ranks"]
+    ]
 
 
 def check_failure(code: str, source: str, finished: Finished) -> None:

@@ -46,15 +46,18 @@ class Zygote:
         return status, *cls.output(folder)
 
     @classmethod
-    def start(cls, folder: Path, arguments: list[str], environment: dict[str, str], timeout: float) -> Started:
-        """The same, without waiting for its end."""
-        out, err = str(folder / ".stdout"), str(folder / ".stderr")
+    def start(
+        cls, folder: Path, arguments: list[str], environment: dict[str, str], timeout: float, *, name: str = ""
+    ) -> Started:
+        """The same, without waiting for its end. `name` tells several runs in one folder apart."""
+        out, err = str(folder / f".stdout{name}"), str(folder / f".stderr{name}")
         return cls._ask(folder, {"run": arguments, "out": out, "err": err}, environment, timeout)
 
     @classmethod
-    def output(cls, folder: Path) -> tuple[str, str]:
+    def output(cls, folder: Path, name: str = "") -> tuple[str, str]:
         """What a run in a folder has written so far: stdout and stderr."""
-        return (folder / ".stdout").read_text(errors="replace"), (folder / ".stderr").read_text(errors="replace")
+        out, err = (folder / f"{stream}{name}" for stream in (".stdout", ".stderr"))
+        return out.read_text(errors="replace"), err.read_text(errors="replace")
 
     @classmethod
     def watch(

@@ -2,7 +2,11 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from torchmedic.records import Diagnosis, Location, Outcome, Report, Treatment
+from torchmedic._isolated import leave_working_folder as _leave_working_folder
+
+_leave_working_folder()  # before anything else is imported
+
+from torchmedic.records import Diagnosis, Location, Outcome, Report, Treatment  # noqa: E402
 
 if _TYPE_CHECKING:
     from torchmedic.examine.unit_check import checkup

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from torchmedic.records import Fault
+from torchmedic.records.plain_text import visible
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,11 +49,15 @@ def _no_compiler(callback: Any) -> Any:
 step_aside: Callable[[Any], Any] = _no_compiler
 
 
-def _nothing() -> None:
+def _nothing() -> Any:
     return None
 
 
-# The agent puts here what hides operations of ours from the user's modes and profilers. What it returns ends that.
+# The agent puts here whether modes of the user's and profilers would see operations of ours, and what hides those.
+# What `hide` returns ends the hiding. Three questions, as one function of ours would take longer than all three.
+has_function_modes: Callable[[], object] = _nothing
+has_dispatch_modes: Callable[[], object] = _nothing
+is_profiling: Callable[[], object] = _nothing
 hide: Callable[[], Callable[[], None] | None] = _nothing
 
 
@@ -67,8 +72,8 @@ def on_fault(report: Callable[[Fault], None] | None, run: str = "") -> None:
 def fault_line(fault: Fault, details: str = "") -> str:
     """The line that tells the user about a contained fault."""
     if fault.refused:
-        return f"torchmedic: the run is watched less than usual: {fault.refused}\n"
-    more = fault.error + (f"; details in {details}" if details else "")
+        return visible(f"torchmedic: the run is watched less than usual: {fault.refused}") + "\n"
+    more = visible(fault.error + (f"; details in {details}" if details else ""))
     return f"torchmedic: a fault of its own in {fault.where} was contained, the run was not affected ({more})\n"
 
 
@@ -135,7 +140,7 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
             if where in _broken:
                 return None
             compiler = step_aside(None)
-            shown = hide()
+            shown = hide() if has_function_modes() or has_dispatch_modes() or is_profiling() else None
             if compiler is None and shown is None and where != _injected:  # the fast path
                 try:
                     return hook(*args, **kwargs)

@@ -11,7 +11,7 @@ import msgspec
 
 from torchmedic.errors import UsageError
 
-Format = Literal["full", "concise", "json"]
+Format = Literal["full", "concise", "json", "jsonl", "github", "sarif", "markdown", "prompt"]
 FailOn = Literal["error", "warning", "never"]
 OnStall = Literal["report", "kill", "checkpoint"]
 
@@ -29,7 +29,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `checkup` enables the search for mistakes that raise no error (TM6xx); the codes in `ignore` are not reported.
     `stall_after` is the number of seconds without progress after which a run is examined: None means learned from the
-    run, 0 means never.
+    run, 0 means never. `output` is the folder in which every run gets a folder of its own (default: `.torchmedic`); the
+    flag `--output` names the folder of one run instead.
     """
 
     output: str | None = None

@@ -1,4 +1,4 @@
-"""Tensors on two devices, and CUDA that is not there: which line, and why; `meta` stands for the second device."""
+"""Tensors on two devices, and CUDA that does not exist: which line, and why; `meta` stands for the second device."""
 
 from __future__ import annotations
 

@@ -75,6 +75,43 @@ trainer = lightning.Trainer(
 trainer.fit(Lit(), torch.utils.data.DataLoader(data, batch_size=8))
 """
 
+# The loss is differentiated by `manual_backward`: only a step that is cut through it can prove a cure.
+MANUAL_LIGHTNING = """
+import lightning
+import torch
+from torch import nn
+
+
+class Lit(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.net = nn.Linear(4, 4)
+
+    def training_step(self, batch, index):
+        (x,) = batch
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        h = self.net(x)
+        loss = (h.square().mean(1) / (x.abs().sum(1))).mean()  # <- cause
+        if not torch.isfinite(loss):
+            raise ValueError(f"loss is {loss.item()}")
+        self.manual_backward(loss)
+        optimizer.step()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+x = torch.randn(64, 4)
+x[37] = 0
+trainer = lightning.Trainer(
+    max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    accelerator="cpu",
+)
+trainer.fit(Lit(), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=8))
+"""
+
 ACCELERATE = """
 import torch
 from accelerate import Accelerator
@@ -103,9 +140,10 @@ for (x,) in loader:
     [
         ("transformers", HUGGING_FACE, "TM202", "dataset item 37"),
         ("lightning", LIGHTNING, "TM102", ""),
+        ("lightning", MANUAL_LIGHTNING, "TM201", "dataset item 37"),
         ("accelerate", ACCELERATE, "TM201", "dataset item 17"),
     ],
-    ids=["hugging face", "lightning", "accelerate"],
+    ids=["hugging face", "lightning", "lightning with manual optimization", "accelerate"],
 )
 def test_the_cause_is_the_users_own_line(tmp_path: Path, package: str, source: str, code: str, item: str) -> None:
     pytest.importorskip(package)

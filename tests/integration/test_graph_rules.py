@@ -62,7 +62,7 @@ def diagnosed(case: Callable[[], None]) -> Diagnosis:
         error.__traceback__ = error.__traceback__.tb_next
         incident = Raised(
             error=error,
-            symptom=symptom_of(error),
+            symptom=symptom_of(error, None),
             step=0,
             phase="other",
             rank=0,

@@ -185,7 +185,7 @@ loader = torch.utils.data.DataLoader
 train(model, torch.optim.Adam(model.parameters()), loader(data, batch_size=100, sampler=range(500)))
 validate(model, loader(data, batch_size=12000))
 """,
-        "for a backward that never comes",
+        "for a backward that never happens",
     ),
     "a-step-that-fakes-cannot-follow": (
         "TM414",

@@ -11,6 +11,7 @@ from torchmedic.diagnose import registry, engine
 for name in (*registry.DEATHS, *registry.STALLED):
     registry.load(name)
 import torchmedic.supervise.supervisor, torchmedic.supervise.run, torchmedic.supervise.attach.attach, torchmedic.cli
+import torchmedic.report.html.page, torchmedic.report.sarif, torchmedic.report.prompt, torchmedic.report.github
 assert "torch" not in sys.modules
 """
 

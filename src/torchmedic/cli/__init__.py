@@ -13,6 +13,7 @@ from typing import NoReturn, Protocol
 from torchmedic import __version__
 from torchmedic.cli import attach, demo, explain, preflight, report, repro, run, watch
 from torchmedic.errors import ExitStatus, TorchmedicError, UsageError
+from torchmedic.records.plain_text import visible
 
 
 class Command(Protocol):
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _complain(text: str) -> None:
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"torchmedic: {text}\n")
+        sys.stderr.write(f"torchmedic: {visible(text)}\n")
         sys.stderr.flush()
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torchmedic.repro.check import Made
 
 NAME = "repro"
+_MODULES = frozenset({".py", ".pyc", ".so", ".pyd"})
+_MAX_RECORDINGS = 1000
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +32,14 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
+    from torchmedic.report.console import stdout_console
     from torchmedic.repro import check
 
     folder = args.run if args.run.is_dir() else args.run.parent
     recipe = _recipe(args.run, folder)
     output: Path = args.output or folder / "repro.py"
     _refuse_to_overwrite(args.output)
+    _refuse_modules_beside(output, folder)
     made = check.make(recipe, output) or check.make(recipe, output, shrink=False)
     if made is None:
         raise TorchmedicError("the failing operation ended the process that was to write its script")
@@ -43,12 +47,14 @@ def execute(args: argparse.Namespace) -> int:
     if not checked.reproduced:
         made = check.make(recipe, output, shrink=False) or made
         checked = check.check(output)
-    beside = f" and {made.values}" if made.values is not None else ""
-    print(f"wrote {output}{beside} ({made.lines} lines; {_shapes(made)})")
+    beside = f" and {output.with_suffix('.safetensors')}" if made.values is not None else ""
+    console = stdout_console()
+    console.print(f"wrote {output}{beside} ({made.lines} lines; {_shapes(made)})", soft_wrap=True)
     if not checked.reproduced:
-        print(f"checked: it does NOT fail in the same way ({checked.said})")
+        console.print(f"checked: it does NOT fail in the same way ({checked.said})", soft_wrap=True)
         return ExitStatus.FAILED
-    print(f"checked: it fails in the same way ({checked.said.removeprefix('reproduced: ')})")
+    said = checked.said.removeprefix("reproduced: ")
+    console.print(f"checked: it fails in the same way ({said})", soft_wrap=True)
     return ExitStatus.OK
 
 
@@ -64,26 +70,48 @@ def _refuse_to_overwrite(output: Path | None) -> None:
         raise UsageError(f"cannot write to {output}: there is no such folder")
 
 
+def _refuse_modules_beside(output: Path, run: Path) -> None:
+    """Refuse to write a script beside Python files of a run folder: whoever runs the script would import them.
+
+    Raises:
+        UsageError: There are such files.
+    """
+    folder = output.absolute().parent.resolve()
+    if not folder.is_relative_to(run.resolve()):
+        return
+    for path in sorted(folder.iterdir()):
+        is_module = path.suffix in _MODULES or (path.is_dir() and any(path.glob("__init__.*")))
+        if is_module and path.name != output.name:
+            raise UsageError(
+                f"cannot write to {output}: a script there would import {path.name}, which torchmedic did not write "
+                "(choose another place with --output)"
+            )
+
+
 def _recipe(run: Path, folder: Path) -> Path:
     """The recording of the first diagnosis that has one.
 
     Raises:
         UnreadableRun: There is no recording; the text is the reason.
     """
+    from torchmedic.records.plain_text import cleaned
     from torchmedic.repro import recipe
     from torchmedic.runfolder import files, layout
+    from torchmedic.runfolder.confidential import is_confidential
 
     report = files.read_report(run)
     if not report.diagnoses:
         raise UnreadableRun(f"there is nothing to reproduce: {run} holds no diagnosis")
-    if layout.is_confidential(folder):
+    if is_confidential(folder):
         raise UnreadableRun("there is nothing to reproduce: the run was started with --confidential and kept no values")
     paths = [path for process in layout.process_folders(folder) for path in recipe.recipes(process)]
+    if len(paths) > _MAX_RECORDINGS:
+        raise UnreadableRun(f"cannot read {run}: it holds {len(paths)} recordings, more than {_MAX_RECORDINGS}")
     found = {path: recipe.read(path) for path in paths}
     why = f"{report.diagnoses[0].code} cannot be reproduced by a script: no operation was recorded when it happened"
     for diagnosis in report.diagnoses:
         for path, held in found.items():
-            if (held.code, held.message) != (diagnosis.code, diagnosis.message):
+            if (held.code, cleaned(held.message)) != (diagnosis.code, cleaned(diagnosis.message)):
                 continue
             if not held.why_not:
                 return path

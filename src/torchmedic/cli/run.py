@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 from torchmedic.errors import UsageError
-from torchmedic.settings import load, working_folder
+from torchmedic.settings import Format, load, working_folder
 
 NAME = "run"
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="DIR", help="the run folder (default: .torchmedic/<time>-<script>)")
     parser.add_argument(
-        "-f", "--format", choices=("full", "concise", "json"), help="format of the diagnoses on stderr (default: full)"
+        "-o", "--output", metavar="DIR", help="the run folder, new or empty (default: .torchmedic/<time>-<script>)"
+    )
+    parser.add_argument(
+        "-f", "--format", choices=get_args(Format), help="format of the diagnoses on stderr (default: full)"
     )
     parser.add_argument(
         "--fail-on",
@@ -32,7 +35,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         choices=("error", "warning", "never"),
         help="exit with status 3 on such a finding even if the script succeeds (default: never)",
     )
-    parser.add_argument("--confidential", action="store_true", default=None, help="write no source code and no values")
+    parser.add_argument(
+        "--confidential", action="store_true", default=None, help="write no source, values, names or paths"
+    )
     parser.add_argument(
         "--no-checkup",
         "--no_checkup",
@@ -69,19 +74,21 @@ def execute(args: argparse.Namespace) -> int:
         command = command[1:]
     if not command:
         raise UsageError("nothing to run (torchmedic run script.py, run -m module, or run -- command)")
-    names = ("output", "format", "fail_on", "confidential", "checkup", "stall_after", "on_stall")
+    names = ("format", "fail_on", "confidential", "checkup", "stall_after", "on_stall")
     flags = {name: getattr(args, name) for name in names}
     settings = load(flags, folder=working_folder())
+    output: str | None = args.output
     if is_command:
-        return run(command, settings, name=command[-1] if len(command) == 1 else _script_of(command), hide=False)
+        name = command[-1] if len(command) == 1 else _script_of(command)
+        return run(command, settings, name=name, hide=False, output=output)
     if args.module:
-        return run(launch.python_command(["-m", *command]), settings, name=command[0], hide=True)
+        return run(launch.python_command(["-m", *command]), settings, name=command[0], hide=True, output=output)
     script = Path(command[0])
     if not script.exists():
         raise UsageError(f"cannot find the script {command[0]}")
     if not script.is_file() and not (script / "__main__.py").is_file():
         raise UsageError(f"cannot run {command[0]}: it is not a script")
-    return run(launch.python_command(command), settings, name=script.name, hide=True)
+    return run(launch.python_command(command), settings, name=script.name, hide=True, output=output)
 
 
 def _script_of(command: list[str]) -> str:

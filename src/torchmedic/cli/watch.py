@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from torchmedic.errors import ExitStatus
+from torchmedic.errors import ExitStatus, UnreadableRun
 
 NAME = "watch"
 _INTERVAL_SECONDS = 0.5
@@ -38,6 +38,8 @@ def execute(args: argparse.Namespace) -> int:
     watch = Watch(find_run(args.run, Path.cwd()))
     console = stdout_console()
     view = watch.look()
+    if view.damage and not view.processes:
+        raise UnreadableRun(view.damage)  # there is nothing to show
     if not console.is_terminal or console.is_dumb_terminal or not sys.stdout.isatty():
         console.print(live.render(view))
     else:

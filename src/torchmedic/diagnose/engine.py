@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchmedic.contained import report_fault
-from torchmedic.diagnose.registry import Family, load
-from torchmedic.diagnose.rule import E
+from torchmedic.diagnose.registry import UNLESS, Family, load
+from torchmedic.diagnose.rule import E, RuleAnswer
 from torchmedic.diagnose.rules.cause_not_known import not_explained
 from torchmedic.records import Diagnosis
 
@@ -31,24 +31,32 @@ def ask(evidence: E, rules: Family[E]) -> Diagnosis | None:
 
     The order of the family breaks ties. A rule that crashes is contained and counts as silent.
     """
-    return _best(evidence, rules)
+    found = find(evidence, rules)
+    return found.diagnosis if found is not None else None
 
 
 def ask_each(evidence: E, rules: Family[E]) -> list[Diagnosis]:
     """The answer of every rule that has one."""
-    return [found for rule in rules if (found := _best(evidence, (rule,))) is not None]
+    return [found.diagnosis for rule in rules if (found := _best(evidence, (rule,))) is not None]
 
 
-def _best(evidence: Any, rules: Iterable[str]) -> Diagnosis | None:
-    found: list[Diagnosis] = []
+def find(evidence: E, rules: Family[E]) -> RuleAnswer | None:
+    """Like `ask`, with the cures that are still to be tried."""
+    return _best(evidence, rules)
+
+
+def _best(evidence: Any, rules: Iterable[str]) -> RuleAnswer | None:
+    found: dict[str, RuleAnswer] = {}
     for name in rules:
+        if not found.keys().isdisjoint(UNLESS.get(name, ())):
+            continue
         try:
-            diagnosis = load(name).check(evidence)
+            answer = load(name).check(evidence)
         except Exception as error:
             report_fault(f"diagnose.{name}", error)
             continue
-        if diagnosis is not None:
-            found.append(diagnosis)
-            if diagnosis.grade == "proven":
+        if answer is not None:
+            found[name] = answer if isinstance(answer, RuleAnswer) else RuleAnswer(answer)
+            if found[name].diagnosis.grade == "proven":
                 break
-    return min(found, key=lambda diagnosis: _GRADES.index(diagnosis.grade), default=None)
+    return min(found.values(), key=lambda each: _GRADES.index(each.diagnosis.grade), default=None)

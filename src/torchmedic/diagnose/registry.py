@@ -9,7 +9,6 @@ the family that lists the rule.
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import TYPE_CHECKING, Any, Generic
 
 from torchmedic.diagnose.rule import E_contra, Rule
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from torchmedic.observe.memory.last_numbers import NoRoom
     from torchmedic.records.death import Death
     from torchmedic.records.memory import HostAlarm
+    from torchmedic.records.ranks import Job
     from torchmedic.records.stall import Stall
 
 _RULES = "torchmedic.diagnose.rules."
@@ -50,7 +50,7 @@ class Family(tuple[str, ...], Generic[E_contra]):
         return family
 
 
-# Among those: who is to blame that memory ran out. What only says that it did stands behind them.
+# First tier of the rules about memory that ran out: who is to blame.
 EXHAUSTED: Family[RaisedEvidence] = Family(
     "memory.accidental_broadcast",
     "memory.retained_graph",
@@ -65,12 +65,21 @@ EXHAUSTED: Family[RaisedEvidence] = Family(
     "memory.allocator_thrash",
 )
 
-# Asked in a DataLoader worker that ran out of memory: it knows who holds what, and the main process does not.
-OF_WORKER: Family[RaisedEvidence] = Family(
-    *EXHAUSTED,
+# Second tier: what only says that memory ran out, and which limit was reached.
+OUT_OF_MEMORY: Family[RaisedEvidence] = Family(
     "memory.address_space_limit",
     "memory.cgroup_limit",
     "memory.host_memory_exhausted",
+    "memory.does_not_fit",
+)
+
+# Rules that are not asked once one of these others has answered: its answer says more, even if it is less certain.
+UNLESS: dict[str, tuple[str, ...]] = dict.fromkeys(OUT_OF_MEMORY, EXHAUSTED)
+
+# Asked in a DataLoader worker that ran out of memory: it knows who holds what, and the main process does not.
+OF_WORKER: Family[RaisedEvidence] = Family(
+    *EXHAUSTED,
+    *OUT_OF_MEMORY,
 )
 
 # Asked in the process that raised, while its frames are alive.
@@ -80,10 +89,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "memory.pinned_memory_refused",
     "process.disk_full",
     *EXHAUSTED,
-    "memory.address_space_limit",
-    "memory.cgroup_limit",
-    "memory.host_memory_exhausted",
-    "memory.does_not_fit",
+    *OUT_OF_MEMORY,
     "process.worker_killed",
     "devices.cuda_in_forked_process",
     "devices.cuda_not_available",
@@ -102,6 +108,8 @@ RAISED: Family[RaisedEvidence] = Family(
     "autograd.wrong_number_of_gradients",
     "autograd.wrong_gradient_shape_or_dtype",
     "autograd.missing_or_bad_backward",
+    "ranks.parameters_without_gradient",
+    "ranks.parameters_differ_between_ranks",
     "autograd.unused_in_graph",
     "autograd.checkpoint_mismatch",
     "autograd.inference_tensor_in_graph",
@@ -303,6 +311,15 @@ STALLED: Family[Stall] = Family(
     hang=True,
 )
 
+# Asked in the parent, of a job of several ranks that has failed or stands still.
+RANKS: Family[Job] = Family(
+    "ranks.collective_contents_differ",
+    "ranks.collectives_in_different_order",
+    "ranks.rank_left_the_loop",
+    "ranks.collective_on_some_ranks",
+    "ranks.message_without_partner",
+)
+
 # Asked by nobody: what remains when all others are silent.
 LAST: Family[Any] = Family("cause_not_known", fallback=True)
 
@@ -316,6 +333,7 @@ _FAMILIES: tuple[Family[Any], ...] = (
     HOST,
     DEATHS,
     STALLED,
+    RANKS,
     LAST,
 )
 ALL: tuple[str, ...] = tuple(dict.fromkeys(rule for family in _FAMILIES for rule in family))
@@ -323,7 +341,7 @@ ALL: tuple[str, ...] = tuple(dict.fromkeys(rule for family in _FAMILIES for rule
 
 def load(rule: str) -> Rule[Any]:
     """Import a rule. Only the process of the user may load all of them: most rules import torch."""
-    found = importlib.import_module(_RULES + rule).RULE
+    found = __import__(_RULES + rule, fromlist=["RULE"]).RULE  # as an import statement: see inject/own_imports.py
     assert isinstance(found, Rule)
     return found
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from torchmedic.records import Diagnosis, Grade, Location, Safety, Severity, Treatment
+
+if TYPE_CHECKING:
+    from torchmedic.evidence.memory.cures.forked import TrialPlan
+
+
+class RuleAnswer(NamedTuple):
+    """A diagnosis, and the cures that are to be tried for real once all that it was made from has gone."""
+
+    diagnosis: Diagnosis
+    plan: TrialPlan | None = None
 
 
 class Evidence(Protocol):
@@ -37,7 +47,7 @@ class Rule(msgspec.Struct, Generic[E_contra], frozen=True):
 
     code: str
     name: str
-    check: Callable[[E_contra], Diagnosis | None]
+    check: Callable[[E_contra], Diagnosis | RuleAnswer | None]
 
     def draft(self, evidence: Evidence, grade: Grade, message: str, cause: str) -> Draft:
         """Begin the diagnosis of this rule, in the step and on the rank of the evidence."""

@@ -14,18 +14,23 @@ from torchmedic.replay.step.step import Step, from_traceback
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.segment.cut import CannotCut
 
-_TIME_LIMIT = 120.0
-_MOST_OUTWARDS = 2
+_TIME_LIMIT_SECONDS = 120.0
+_MAX_LOOPS_OUT = 2
 
 
 class BackwardFailure:
-    """The replayable side of a `RaisedEvidence` whose exception passed through backward."""
+    """The replayable side of a `RaisedEvidence` whose exception passed through backward.
+
+    `replay` fills `step`, `faithful` and `why_not`; the constructor only stores what is known.
+    """
 
     def __init__(self, evidence: RaisedEvidence) -> None:
         self.evidence = evidence
-        self.deadline = time.monotonic() + _TIME_LIMIT
-        self.why_not = ""
-        self.faithful = False
+        self.deadline = time.monotonic() + _TIME_LIMIT_SECONDS
+        self.step: Step | None = None  # the step for trials
+        self.faithful = False  # its replayed loss is the original one, bit for bit
+        self.why_not = ""  # why there is no step
+        self._is_replayed = False
         self.sequence_number = _get_sequence_nr()  # nodes with higher ones were made by replays
 
     @functools.cached_property
@@ -54,30 +59,33 @@ class BackwardFailure:
         stop = frames.index(self.engine) if self.engine is not None else len(frames)
         return next((frame for frame in reversed(frames[:stop]) if frame.is_user), self.evidence.user_frame)
 
-    @functools.cached_property
-    def step(self) -> Step | None:
-        try:
-            step = self._cut(0)
-        except CannotCut as reason:
-            self.why_not = str(reason)
-            return None
-        self.faithful = step.settle(self.roots)
-        return step
+    def replay(self) -> Step | None:
+        """Cut the step and replay it once, in the way that repeats it best; None if it cannot be cut."""
+        if not self._is_replayed:
+            self._is_replayed = True
+            try:
+                self.step = self._cut(0)
+            except CannotCut as reason:
+                self.why_not = str(reason)
+            else:
+                self.faithful = self.step.settle(self.roots)
+        return self.step
 
     def widen(self) -> Iterator[Step]:
-        """The step, and then more of what happened before it: one loop further out each time.
+        """Replay the step and yield it, and then more of what happened before it: one loop further out each time.
 
         What went wrong in an earlier turn of the innermost loop does not show in a replay of the last turn alone. The
         step that the caller stops at is the one for trials.
         """
-        if self.step is not None:
-            yield self.step
-        for outwards in range(1, _MOST_OUTWARDS + 1):
+        step = self.replay()
+        if step is not None:
+            yield step
+        for outwards in range(1, _MAX_LOOPS_OUT + 1):
             try:
                 wider = self._cut(outwards)
             except CannotCut:
                 return
-            self.__dict__["step"] = wider
+            self.step = wider
             self.faithful = False
             yield wider
 

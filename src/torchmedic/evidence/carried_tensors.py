@@ -5,28 +5,27 @@ from __future__ import annotations
 import ast
 import gc
 from collections.abc import Iterator
-from types import GeneratorType
+from types import GeneratorType, UnionType
 from typing import NamedTuple
 
 import torch
 
 from torchmedic.evidence.backward_failure import BackwardFailure
-from torchmedic.replay.trace.graph import nodes_behind
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.replay.trace.older_graph import Holder, Import, bindings_of, named
+from torchmedic.replay.trace.older_graph import GraphHolder, Import, bindings_of, named
 from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.source.live_frames import Frame, syntax_tree
 from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.objects.graph import nodes_behind
 from torchmedic.source.spots import spot_of_frame, spot_of_traced
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, has_line, nodes_in
 from torchmedic.source.user_code import is_user_file
-
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Carrier(NamedTuple):
     """A variable that brings an old graph in, and the statement that gave it its value."""
 
-    holder: Holder
+    holder: GraphHolder
     file: str
     binding: ast.stmt
     in_step: bool  # every step runs it, so what it makes is carried to the next one
@@ -58,11 +57,11 @@ def carrier_in_generator(failure: BackwardFailure, roots: list[torch.Tensor]) ->
             continue
         spot = spot_of_frame(frame)
         tree = syntax_tree(spot.file)
-        function = enclosing(tree, spot.line, _FUNCTIONS) if tree is not None else None
+        function = enclosing(tree, spot.line, FUNCTIONS) if tree is not None else None
         for name, value in frame.f_locals.items():
             if not isinstance(value, torch.Tensor) or value.grad_fn not in nodes or function is None:
                 continue
-            holder = Holder(name, None, False, spot, is_local=True, is_passing=False)
+            holder = GraphHolder(name, None, False, spot, is_local=True, is_passing=False)
             for binding in bindings_of(holder, function):
                 if _reads(binding, name):
                     return Carrier(holder, spot.file, binding, in_step=True)
@@ -72,11 +71,11 @@ def carrier_in_generator(failure: BackwardFailure, roots: list[torch.Tensor]) ->
 def _reads(statement: ast.stmt, name: str) -> bool:
     """Whether a statement makes a variable's new value of its old one."""
     value = getattr(statement, "value", None)
-    names = (node.id for node in ast.walk(value) if isinstance(node, ast.Name)) if value is not None else ()
+    names = (node.id for node in nodes_in(value) if isinstance(node, ast.Name))
     return isinstance(statement, ast.AugAssign) or name in names
 
 
-def _is_passing(failure: BackwardFailure, holder: Holder, frame: Frame | None) -> bool:
+def _is_passing(failure: BackwardFailure, holder: GraphHolder, frame: Frame | None) -> bool:
     """Whether a variable was given the tensor in this step, out of something that had it before."""
     step = failure.step
     if holder.owner is not None or holder.is_passing or step is None or frame is None or frame.live is not step.frame:
@@ -90,7 +89,7 @@ def _is_passing(failure: BackwardFailure, holder: Holder, frame: Frame | None) -
     return False
 
 
-def _holders(failure: BackwardFailure, found: Import) -> Iterator[tuple[Holder, Frame | None]]:
+def _holders(failure: BackwardFailure, found: Import) -> Iterator[tuple[GraphHolder, Frame | None]]:
     """Those of the replay, then those of the frames around the step; a name in the step's own frame has that frame."""
     frames = failure.evidence.frames
     step = failure.step
@@ -104,7 +103,7 @@ def _holders(failure: BackwardFailure, found: Import) -> Iterator[tuple[Holder, 
                 yield holder, frame
 
 
-def _scopes(failure: BackwardFailure, holder: Holder, frame: Frame | None) -> Iterator[tuple[str, ast.AST]]:
+def _scopes(failure: BackwardFailure, holder: GraphHolder, frame: Frame | None) -> Iterator[tuple[str, ast.AST]]:
     if holder.owner is not None:
         for kind in type(holder.owner).__mro__:
             found = class_node(kind)
@@ -119,21 +118,21 @@ def _scopes(failure: BackwardFailure, holder: Holder, frame: Frame | None) -> It
     tree = syntax_tree(file)
     if tree is None:
         return
-    function = enclosing(tree, line, _FUNCTIONS)
+    function = enclosing(tree, line, FUNCTIONS)
     if function is not None:
         yield file, function
         if any(part.arg == holder.name for part in ast.walk(function) if isinstance(part, ast.arg)):
             return
-    yield file, ast.Module([node for node in tree.body if not isinstance(node, (*_FUNCTIONS, ast.ClassDef))], [])
+    yield file, ast.Module([node for node in tree.body if not isinstance(node, FUNCTIONS | ast.ClassDef)], [])
     if holder.is_item and not holder.is_passing:
         yield file, tree  # a container that functions fill
 
 
-def enclosing(tree: ast.AST, line: int, kinds: tuple[type[ast.stmt], ...]) -> ast.stmt | None:
+def enclosing(tree: ast.AST, line: int, kinds: UnionType) -> ast.stmt | None:
     """The innermost statement of some kinds around a line."""
     best: ast.stmt | None = None
     for node in ast.walk(tree):
-        if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or node.lineno):
+        if isinstance(node, ast.stmt) and isinstance(node, kinds) and has_line(node, line):
             best = node if best is None or node.lineno >= best.lineno else best
     return best
 
@@ -142,17 +141,17 @@ def _runs_in_step(failure: BackwardFailure, imports: Provenance, file: str, bind
     tree = syntax_tree(file)
     if tree is None:
         return False
-    function = enclosing(tree, binding.lineno, _FUNCTIONS)
+    function = enclosing(tree, binding.lineno, FUNCTIONS)
     for frame in failure.evidence.frames:
         # A loop of a frame that is on the stack, and goes round both the statement and the line that the frame is at.
-        if frame.file == file and frame.is_user and enclosing(tree, frame.line, _FUNCTIONS) is function:
-            loop = enclosing(function or tree, frame.line, (ast.For, ast.AsyncFor, ast.While))
+        if frame.file == file and frame.is_user and enclosing(tree, frame.line, FUNCTIONS) is function:
+            loop = enclosing(function or tree, frame.line, LOOPS)
             while loop is not None:
                 if loop.lineno <= binding.lineno <= (loop.end_lineno or loop.lineno):
                     return True
                 loop = _around(function or tree, loop)
             # A function that is called once per step.
-            alone = enclosing(function or tree, frame.line, (ast.For, ast.AsyncFor, ast.While)) is None
+            alone = enclosing(function or tree, frame.line, LOOPS) is None
             return alone and function is not None and frame.live is step_frame(failure)
     if function is None:
         return False
@@ -167,11 +166,7 @@ def step_frame(failure: BackwardFailure) -> object:
 
 
 def _around(tree: ast.AST, inner: ast.stmt) -> ast.stmt | None:
-    loops = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.For | ast.AsyncFor | ast.While) and node is not inner and _holds(node, inner)
-    ]
+    loops = [node for node in ast.walk(tree) if isinstance(node, LOOPS) and node is not inner and _holds(node, inner)]
     return max(loops, key=lambda node: node.lineno, default=None)
 
 

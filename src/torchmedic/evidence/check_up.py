@@ -18,6 +18,7 @@ from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, place, syntax_tree
 from torchmedic.source.lookup.layers import layer_built_at, roots
 from torchmedic.source.spots import Spot
+from torchmedic.source.syntax import FUNCTIONS
 
 
 class CheckUp:
@@ -110,9 +111,7 @@ class CheckUp:
             return
         around: ast.AST = tree
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (
-                node.end_lineno or 0
-            ):
+            if isinstance(node, FUNCTIONS) and node.lineno <= line <= (node.end_lineno or 0):
                 around = node  # breadth first: what comes later lies deeper
         yield from (node for node in ast.walk(around) if isinstance(node, ast.stmt) and node is not around)
 

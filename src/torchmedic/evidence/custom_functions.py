@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, NamedTuple
 
-import torch
-
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.records import Location, Role
-from torchmedic.replay.trace.graph import walk
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.objects.graph import walk
 from torchmedic.source.returns import with_return_line
 from torchmedic.source.user_code import is_user_file
 
@@ -154,15 +152,12 @@ def _watched(kind: type, name: str, seen: list[Returned]) -> Iterator[None]:
 def returns_in_replay(failure: BackwardFailure, kinds: list[type]) -> list[Returned]:
     """What the backward of some Functions returned in a replay, in order; the last one is what torch refused."""
     seen: list[Returned] = []
-    if failure.step is not None:
-        failure.step.runner.play(watch_returns(kinds, seen))
+    step = failure.replay()
+    if step is not None:
+        step.runner.play(watch_returns(kinds, seen))
     return seen
 
 
 def gradients(value: Any) -> tuple[Any, ...]:
     """What a backward returned, as torch counts it."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
-
-
-def shape_of(value: Any) -> str:
-    return str(list(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__

@@ -16,6 +16,7 @@ from torchmedic.records import Location, Role, StackFrame, WorkerFailure
 from torchmedic.source.bindings import own_statements
 from torchmedic.source.live_frames import Frame, frames_of, node_location, place, syntax_tree
 from torchmedic.source.lookup.origins import assignment_before
+from torchmedic.source.syntax import FUNCTIONS, nodes_in
 from torchmedic.source.user_code import is_user_file
 
 _DATALOADER = os.path.join("torch", "utils", "data", "dataloader.py")
@@ -165,10 +166,10 @@ def _is_none(value: ast.expr | None) -> bool:
     return value is None or (isinstance(value, ast.Constant) and value.value is None)
 
 
-def function_node(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def function_node(code: CodeType) -> FUNCTIONS | None:
     tree = syntax_tree(code.co_filename)
-    for node in ast.walk(tree) if tree is not None else ():
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != code.co_name:
+    for node in nodes_in(tree):
+        if not isinstance(node, FUNCTIONS) or node.name != code.co_name:
             continue
         if min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) == code.co_firstlineno:
             return node

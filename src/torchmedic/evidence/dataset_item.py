@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchmedic.replay.isolation.torch_state import muted
-from torchmedic.source.lookup.bad_value_makers import is_bad
+from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.user_code import is_user_file
 
-_MOST_DATASETS = 4
+_MAX_DATASETS = 4
 
 
 class Line(NamedTuple):
@@ -48,7 +48,7 @@ def datasets_in_use() -> list[Any]:
 
 def fetch_again(index: Any) -> Fetched | None:
     """Fetch an item that was bad. None where no dataset in use gives a bad item for that index."""
-    for dataset in datasets_in_use()[:_MOST_DATASETS]:
+    for dataset in datasets_in_use()[:_MAX_DATASETS]:
         if not hasattr(dataset, "__getitem__"):
             continue
         watch = _Watch()

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
 import os
 from traceback import FrameSummary
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchmedic.detect.failures.exceptions import Raised
-from torchmedic.detect.failures.exhaustion import exhaustion_of
-from torchmedic.detect.failures.hidden_exhaustion import hidden_exhaustion
+from torchmedic.detect.failures.exhaustion import (
+    Exhaustion,
+    exhaustion_of,
+    exhaustion_of_error,
+    is_out_of_memory,
+)
+from torchmedic.evidence.devices.device_room import asked_beside
 from torchmedic.records import Location, Role
 from torchmedic.replay.step.step import Step, from_traceback, through_backward
 from torchmedic.source.live_frames import Frame, frames_of, place
 from torchmedic.source.lookup.failing_call import Argument, Call, raising_call
 from torchmedic.source.user_code import is_user_file
 
+if TYPE_CHECKING:
+    from torchmedic.evidence.memory.autopsy import Autopsy
+
 _DYNAMO = os.path.join("torch", "_dynamo") + os.sep
-_LOST = 1000  # exceptions without a traceback, one raised while the other was handled
+_MAX_WITHOUT_TRACEBACK = 1000  # exceptions, one raised while the other was handled
+_MAX_CAUSES = 10
 
 
 class RaisedEvidence:
-    """An exception, its live frames, and the operation that raised it."""
+    """An exception, its live frames, and the operation that raised it.
+
+    `autopsy` says who held the memory, if the exception is about memory of this process. `examine_memory` takes it,
+    before the rules are asked.
+    """
 
     def __init__(self, incident: Raised) -> None:
         self.incident = incident
         self.error, self.frames = _root(incident.error)
         worker = incident.worker
         self.message = str(self.error) if worker is None or worker.stage != "other" else worker.message
+        self.autopsy: Autopsy | None = None
 
     @property
     def step_number(self) -> int:
@@ -53,6 +68,22 @@ class RaisedEvidence:
             CannotCut: With the reason.
         """
         return through_backward(self.error.__traceback__, self.incident.process)
+
+    @functools.cached_property
+    def exhaustion(self) -> Exhaustion | None:
+        """What the exception says about memory, unless the user's own code has raised it."""
+        last = self.frames[-1] if self.frames else None
+        if last is not None and last.is_user and isinstance(last.statement, ast.Raise):
+            return None
+        worker = self.incident.worker
+        if worker is not None:
+            in_worker = {"MemoryError"} if "MemoryError" in worker.exception else set()
+            found = exhaustion_of(self.kinds | in_worker, worker.message)
+        elif self.error is self.incident.error:
+            found = self.incident.exhaustion
+        else:
+            found = exhaustion_of_error(self.error)
+        return found if found is None or not found.beside else asked_beside(found)
 
     @functools.cached_property
     def kinds(self) -> frozenset[str]:
@@ -196,24 +227,26 @@ def _is_torch(frame: Frame) -> bool:
 
 
 def _root(error: BaseException) -> tuple[BaseException, list[Frame]]:
-    """Past `raise TrainingFailed(...) from error` of the user's own, to what torch raised in the first place.
+    """The exception that torch raised in the first place, with its frames.
 
-    Past what went wrong while a lack of memory was dealt with, too.
+    Goes past `raise TrainingFailed(...) from error` of the user's own code, and past what went wrong while an
+    out-of-memory was handled.
     """
-    for _ in range(_LOST):
+    for _ in range(_MAX_WITHOUT_TRACEBACK):
         # Where memory ends in small pieces, there is none for a traceback either: the first of them still had some.
-        if error.__traceback__ is not None or not is_short(error) or error.__context__ is None:
+        if error.__traceback__ is not None or not is_out_of_memory(error) or error.__context__ is None:
             break
         error = error.__context__
     frames = frames_of(error.__traceback__)
-    for _ in range(10):
+    for _ in range(_MAX_CAUSES):
         inner = error.__cause__ or error.__context__
         last = frames[-1] if frames else None
         inner_frames = frames_of(inner.__traceback__) if inner is not None else []
         if inner is None or last is None or not inner_frames:
             break
-        # One who has no memory to tell of it, either, says so in the place of the first.
-        for_memory = is_short(inner) and (not is_short(error) or not any(frame.is_user for frame in frames))
+        # A second out-of-memory raised while the first was reported replaces it.
+        unlike = not is_out_of_memory(error) or not any(frame.is_user for frame in frames)
+        for_memory = is_out_of_memory(inner) and unlike
         raised_on = last.is_user and last.instruction == "RAISE_VARARGS"
         if not raised_on and not (for_memory and _is_failed_handling(frames, inner_frames)):
             break
@@ -222,12 +255,6 @@ def _root(error: BaseException) -> tuple[BaseException, list[Frame]]:
         caught = next((at for at, frame in enumerate(frames) if frame.live is inner_frames[0].live), 0)
         error, frames = inner, frames[:caught] + inner_frames
     return error, frames
-
-
-def is_short(error: BaseException) -> bool:
-    """Whether an exception says that memory has run out."""
-    kinds, text = frozenset(kind.__name__ for kind in type(error).__mro__), str(error)
-    return (exhaustion_of(kinds, text) or hidden_exhaustion(kinds, text)) is not None
 
 
 def _is_failed_handling(frames: list[Frame], inner: list[Frame]) -> bool:

@@ -18,6 +18,7 @@ from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.source.live_frames import Frame, node_location, syntax_tree
 from torchmedic.source.lookup.safe_eval import UNKNOWN, read
 from torchmedic.source.spots import spot_of_traced
+from torchmedic.source.syntax import callee
 from torchmedic.source.user_code import is_user_file
 
 
@@ -85,7 +86,7 @@ def _told_to_freeze(tree: ast.Module, files: list[str]) -> Iterator[tuple[ast.Ca
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = callee(node)
         values = [*node.args, *(word.value for word in node.keywords)]
         if name in flags and any(isinstance(value, ast.Constant) and value.value is False for value in values):
             others = [value for value in values if not isinstance(value, ast.Constant)]

@@ -13,6 +13,7 @@ from torchmedic.observe.loop.ledger import Habits
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, place, syntax_tree
 from torchmedic.source.spots import Place
+from torchmedic.source.syntax import callee, has_line, nodes_in
 from torchmedic.source.user_code import is_user_file
 
 
@@ -45,11 +46,9 @@ class LoopEvidence:
     def calls(self, where: Place, *methods: str) -> Iterator[ast.Call]:
         """The calls of these functions or methods that begin on a line."""
         tree = syntax_tree(where.file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.Call) and node.lineno <= where.line <= (node.end_lineno or node.lineno):
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                if name in methods:
-                    yield node
+        for node in nodes_in(tree):
+            if isinstance(node, ast.Call) and has_line(node, where.line) and callee(node) in methods:
+                yield node
 
     def optimizer_name(self, where: Place) -> str:
         """What the optimizer is called where it steps; empty where it cannot be told."""
@@ -72,19 +71,19 @@ class LoopEvidence:
         tree = syntax_tree(file)
         return [
             node
-            for node in (ast.walk(tree) if tree is not None else ())
+            for node in nodes_in(tree)
             if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
         ]
 
     def classes(self, file: str) -> list[ast.ClassDef]:
         tree = syntax_tree(file)
-        return [node for node in (ast.walk(tree) if tree is not None else ()) if isinstance(node, ast.ClassDef)]
+        return [node for node in nodes_in(tree) if isinstance(node, ast.ClassDef)]
 
     def assignments(self, file: str, target: str) -> list[ast.stmt]:
         """The statements of a file that assign to a name or an attribute, written like this."""
         tree = syntax_tree(file)
         found: list[ast.stmt] = []
-        for node in ast.walk(tree) if tree is not None else ():
+        for node in nodes_in(tree):
             targets = node.targets if isinstance(node, ast.Assign) else []
             if isinstance(node, ast.AnnAssign) and node.value is not None:
                 targets = [node.target]

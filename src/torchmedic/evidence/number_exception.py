@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 
-from torchmedic.detect.failures.nonfinite import NonFinite
+from torchmedic.detect.failures.nonfinite import NonFinite, as_tuple
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.numbers import NumbersEvidence, Victim
 from torchmedic.observe.context import StepContext
@@ -20,8 +21,9 @@ from torchmedic.replay.step.step import Step, from_stack, on_to_backward
 from torchmedic.replay.trace.bad_value_origins import Birth, is_deliberate
 from torchmedic.replay.trace.microscope import Microscope, Value
 from torchmedic.source.live_frames import Frame, stack_of
-from torchmedic.source.lookup.bad_value_makers import is_bad
+from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.segment.cut import CannotCut
+from torchmedic.source.syntax import nodes_in
 from torchmedic.source.text import relative
 
 # What messages about bad numbers have in common; whether there is one is then looked up among the live values.
@@ -67,7 +69,7 @@ def _condition(frame: Frame) -> str:
         return ast.unparse(statement.test)
     found = [
         ast.unparse(node.test)
-        for node in (ast.walk(frame.tree) if frame.tree is not None else ())
+        for node in nodes_in(frame.tree)
         if isinstance(node, ast.If) and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
     ]
     return " ".join(found)
@@ -87,45 +89,47 @@ def _bad_gradient(evidence: RaisedEvidence) -> bool:
 class EchoEvidence(NumbersEvidence):
     """What the rules on numbers look at when an exception, or an exit, was the first to notice."""
 
-    def __init__(self, incident: NonFinite, agent: StepContext, frames: list[Frame], noticed: Frame | None) -> None:
-        self._begin(incident, agent, frames, noticed)
-        self._error: BaseException | None = None
-        self._through: Step | None = None
-        self._name = ""
+    def __init__(
+        self,
+        agent: StepContext,
+        frames: list[Frame],
+        noticed: Frame | None,
+        step: Step | None,
+        why_not: str,
+        *,
+        error: BaseException | None = None,
+        through: Step | None = None,
+    ) -> None:
+        """Store what is known before a replay; see `NumbersEvidence`.
+
+        Args:
+            agent: What was noted of the step.
+            frames: The stack, outermost first.
+            noticed: The user's frame that complained.
+            step: The step up to the complaint.
+            why_not: Why there is no step.
+            error: The exception; None for an exit.
+            through: The step as far as it would have gone backward.
+        """
+        super().__init__(_incident(agent), agent, frames, noticed, step, why_not=why_not)
+        self._error = error
+        self._through = through
+        self._name = ""  # of the variable that is bad, filled by `replay`
 
     @classmethod
     def of_exception(cls, raised: RaisedEvidence) -> EchoEvidence:
         agent = raised.incident.process
-        evidence = cls(_incident(agent), agent, raised.frames, raised.user_frame)
-        evidence._error = raised.error
-        try:
-            evidence.step = raised.failing_step()
-        except CannotCut as reason:
-            evidence.why_not = str(reason)
-            return evidence
-        try:
-            evidence._through = raised.step_through_backward()
-        except CannotCut:
-            evidence._through = None
-        evidence.replay(evidence.step)
-        return evidence
+        step, why_not = _cut(raised.failing_step)
+        through = _cut(raised.step_through_backward)[0] if step is not None else None
+        return cls(agent, raised.frames, raised.user_frame, step, why_not, error=raised.error, through=through)
 
     @classmethod
     def of_exit(cls, frame: FrameType, agent: StepContext) -> EchoEvidence:
         frames = stack_of(frame)
         noticed = next((part for part in reversed(frames) if part.is_user), None)
-        evidence = cls(_incident(agent), agent, frames, noticed)
-        try:
-            evidence.step = from_stack(frame, agent, include_failing=False)
-        except CannotCut as reason:
-            evidence.why_not = str(reason)
-            return evidence
-        try:
-            evidence._through = on_to_backward(frame, agent)
-        except CannotCut:
-            evidence._through = None
-        evidence.replay(evidence.step)
-        return evidence
+        step, why_not = _cut(lambda: from_stack(frame, agent, include_failing=False))
+        through = _cut(lambda: on_to_backward(frame, agent))[0] if step is not None else None
+        return cls(agent, frames, noticed, step, why_not, through=through)
 
     @property
     def complaint(self) -> str:
@@ -145,11 +149,10 @@ class EchoEvidence(NumbersEvidence):
     def trial_step(self) -> Step | None:
         return self._through or self.step
 
-    @property
-    def births(self) -> list[Birth]:
-        """Masks in the variables around are none of it."""
-        found = super().births
-        return [birth for birth in found if birth.kind == "nan" or birth.spoiled or not is_deliberate(birth)]
+    def _find_births(self, scope: Microscope, targets: list[tuple[Victim, list[Value]]]) -> tuple[Victim, list[Birth]]:
+        """Leave out masks: variables around the complaint may hold infinities on purpose."""
+        victim, found = super()._find_births(scope, targets)
+        return victim, [each for each in found if each.kind == "nan" or each.spoiled or not is_deliberate(each)]
 
     def _is_expected(self, error: BaseException) -> bool:
         return self._error is not None and type(error) is type(self._error)
@@ -174,8 +177,15 @@ class EchoEvidence(NumbersEvidence):
         return [gradients, *values, last] if of_gradients else [*values, gradients, last]
 
 
+def _cut(make: Callable[[], Step]) -> tuple[Step | None, str]:
+    """A step, or the reason why it cannot be cut out of its frame."""
+    try:
+        return make(), ""
+    except CannotCut as reason:
+        return None, str(reason)
+
+
 def _incident(agent: StepContext) -> NonFinite:
-    indices = agent.batches.indices
     watch = agent.finite
     return NonFinite(
         quantity="loss",
@@ -186,7 +196,7 @@ def _incident(agent: StepContext) -> NonFinite:
         stepping=None,
         bad=(),
         damaged=(),
-        batch_indices=tuple(indices) if isinstance(indices, list | tuple) else () if indices is None else (indices,),
+        batch_indices=as_tuple(agent.batches.indices),
         losses=tuple(watch.losses.get(watch.last_key, ())),
     )
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from types import FrameType
 from typing import Literal
 
-from torchmedic.detect.failures.nonfinite import NonFinite, of_call
+from torchmedic.detect.failures.nonfinite import NonFinite
 from torchmedic.evidence.leaf_names import leaf_name
-from torchmedic.evidence.spoiled_weights import go_back
-from torchmedic.evidence.weight_stand_ins import Rewound, StandIns
+from torchmedic.evidence.weight_stand_ins import ExchangedWeights
 from torchmedic.observe.context import StepContext
-from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.numbers.weight_copies import Original
 from torchmedic.observe.step.tensors import tensors_in
-from torchmedic.records import Location, Safety, Treatment
+from torchmedic.records import Safety, Treatment
 from torchmedic.replay.step.captured_values import SecondPass
-from torchmedic.replay.step.earlier_step import earlier_step
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step, from_stack
 from torchmedic.replay.step.trial import Edit, attempt, treatment
@@ -31,46 +27,73 @@ from torchmedic.source.user_code import user_frame
 
 Victim = Literal["loss", "gradient"]
 
-_TIME_LIMIT = 120.0
+_TIME_LIMIT_SECONDS = 120.0
+_OF_UPDATE = ("rate", "update")  # incidents of the optimizer: the step before the update was finite
 
 
 class NumbersEvidence:
-    """What the rules on numbers look at. `why_not` says why there is no origin, where none was found."""
+    """What the rules on numbers look at.
 
-    step: Step | None
+    The constructor only stores what is known. `replay` runs the step, and fills the fields below it. Rules ask for the
+    values of an operation with `replay_with_values`.
 
-    def __init__(self, incident: NonFinite, frame: FrameType | None, agent: StepContext) -> None:
-        user = user_frame(frame)
-        noticed = Frame(user, user.f_lasti, user.f_lineno) if user is not None else None
-        self._begin(incident, agent, stack_of(frame), noticed)
-        if incident.quantity in ("rate", "update"):
-            self.why_not = "the step itself was finite"
-            return
-        try:
-            self.step = from_stack(frame, agent, include_failing=incident.stage == "backward")
-        except CannotCut as reason:
-            self.why_not = str(reason)
-        else:
-            self.replay(self.step)
-        go_back(self, frame)
+    Args:
+        incident: The number that is not finite.
+        agent: What was noted of the step.
+        frames: The stack, outermost first.
+        noticed: The user's frame in which the number was noticed.
+        step: The step to replay; None if it cannot be cut out of its frame.
+        why_not: Why there is no step.
+        deadline: When replays end at the latest; by default some time from now.
+    """
 
-    def _begin(self, incident: NonFinite, agent: StepContext, frames: list[Frame], noticed: Frame | None) -> None:
+    def __init__(
+        self,
+        incident: NonFinite,
+        agent: StepContext,
+        frames: list[Frame],
+        noticed: Frame | None,
+        step: Step | None = None,
+        *,
+        why_not: str = "",
+        deadline: float | None = None,
+    ) -> None:
         self.incident = incident
         self.agent = agent
-        self.frames = frames  # outermost first
+        self.frames = frames
         self.noticed = noticed
-        self.why_not = ""
-        self.step = None
+        self.step = step
+        self.why_not = why_not  # why there is no origin, where none was found
+        self.weights: ExchangedWeights | None = None  # other ones than the present, between exchange and restore
+        self.is_unexplained = False  # the weights were spoiled by a step before, and no replay shows how
+        self.history = ""  # which step was replayed and with which weights, where those are not the present ones
+        self.deadline = time.monotonic() + _TIME_LIMIT_SECONDS if deadline is None else deadline
+        # Filled by `replay`:
         self.scope: Microscope | None = None
         self.played: ReplayResult | None = None
         self.faithful: bool | None = None  # None: cannot be told
-        self._deadline = time.monotonic() + _TIME_LIMIT
-        self.stand_ins: StandIns | None = None
-        self.rewound: Rewound | None = None
-        self.is_unexplained = False  # the weights were spoiled by a step before, and no replay shows how
-        self.history = ""  # which step was replayed and with which weights, where those are not the present ones
+        self.victim: Victim = "loss"
+        self.births: list[Birth] = []  # where the bad values of the victim come from, earliest first
+        # Filled by `replay_with_values`:
         self._second_pass: SecondPass | None = None
-        self.targets: list[tuple[Victim, list[Value]]] = []
+
+    @classmethod
+    def at_frame(cls, incident: NonFinite, frame: FrameType | None, agent: StepContext) -> NumbersEvidence:
+        """Evidence on the step that is running in a frame, seen from inside a hook."""
+        user = user_frame(frame)
+        noticed = Frame(user, user.f_lasti, user.f_lineno) if user is not None else None
+        step, why_not = None, "the step itself was finite"
+        if incident.quantity not in _OF_UPDATE:
+            try:
+                step, why_not = from_stack(frame, agent, include_failing=incident.stage == "backward"), ""
+            except CannotCut as reason:
+                why_not = str(reason)
+        return cls(incident, agent, stack_of(frame), noticed, step, why_not=why_not)
+
+    @property
+    def is_of_update(self) -> bool:
+        """Whether the optimizer made the number, so that no replay of the step shows it."""
+        return self.incident.quantity in _OF_UPDATE
 
     @property
     def step_number(self) -> int:
@@ -82,7 +105,7 @@ class NumbersEvidence:
 
     @property
     def complaint(self) -> str:
-        """What an exception said of it, where one did."""
+        """What an exception said of the number, if there was one."""
         return ""
 
     @property
@@ -92,85 +115,83 @@ class NumbersEvidence:
 
     # The replay
 
-    def replay(self, step: Step) -> None:
+    def replay(self) -> None:
         """Replay the step in the way that repeats it best, and keep to that way."""
-        runner = step.runner
+        if self.step is None:
+            return
+        runner = self.step.runner
         runner.takes_over = True
-        if not self.look(step) or self._is_good():
+        if not self.replay_once() or self._is_good():
             return
         assert self.played is not None
         if self.played.taken:
             # What was taken over is where the bad value is, or was changed since: run it all.
             runner.takes_over = False
-            if not self.look(step) or self._is_good():
+            if not self.replay_once() or self._is_good():
                 return
         if self.played.drew_random:
             # It did not fail again, or not in the same way, and it drew random numbers: take over what the step drew.
             runner.frozen = self.played.drew_random
-            if not self.look(step) or self._is_good():
+            if not self.replay_once() or self._is_good():
                 return
         if not self.births:
             self.why_not = "the replayed step was finite"
 
-    # Another step than the one under way
+    def replay_once(self) -> bool:
+        """Replay the step under the microscope as its runner is set up; whether the replay came to its end."""
+        if self.step is None:
+            return False
+        runner = self.step.runner
+        trained = {id(tensor): tensor for tensor in [*runner.parameters, *runner.loose_leaves]}
+        scope = Microscope(deadline=self.deadline, watch=list(trained.values()))
+        played = runner.play(scope)
+        if played.error is not None and not self._is_expected(played.error):
+            self.why_not = f"the replay stopped: {type(played.error).__name__}: {played.error}"[:300]
+            return False
+        targets = self._find_targets(scope, played)
+        scope.read()
+        self.scope, self.played, self._second_pass = scope, played, None
+        self.victim, self.births = self._find_births(scope, targets)
+        self.faithful = self._is_faithful(played)
+        if self.weights is not None and not (self.weights.are_real and self.faithful):
+            self.faithful = None  # with other weights the loss is another one
+        return True
 
-    def turn_to(self, call: KeptBackward, frame: FrameType | None) -> Step | None:
-        """Make an earlier call of backward the one that is examined."""
-        if time.monotonic() > self._deadline:
-            return None
-        try:
-            self.step, self.agent = earlier_step(call, frame, self.agent)
-        except CannotCut as reason:
-            self.why_not = str(reason)
-            return None
-        self.incident = of_call(self.incident, call)
-        return self.step
+    def replay_with_values(self, op: Op | None) -> Captured | None:
+        """An operation with its values, which only another replay keeps: the first one saw too many.
 
-    def exchange_weights(self, step: Step, originals: list[Original]) -> None:
-        """Put weights of before in place of the present ones, and something finite where those are not."""
-        if originals:
-            self.rewound = Rewound(originals)
-        buffers = [buffer for module in step.runner.modules for buffer in module.buffers()]
-        stand_ins = StandIns([*step.runner.parameters, *step.runner.loose_leaves, *buffers])
-        self.stand_ins = stand_ins if len(stand_ins) or not originals else None
-        self.forget_findings()
+        An operation is replayed once; its values are kept. None if that replay did not go the same way.
+        """
+        if op is None or self.step is None or self.scope is None:
+            return None
+        if self._second_pass is None:
+            self._second_pass = SecondPass(self.step, self.scope, self.deadline)
+        return self._second_pass.values_of(op)
+
+    # Other weights
+
+    def exchange_weights(self, originals: list[Original]) -> None:
+        """Put earlier weights in place of the present ones, and finite values where those are not finite."""
+        assert self.step is not None
+        self.weights = ExchangedWeights(self.step.runner, originals)
 
     @property
     def has_own_weights(self) -> bool:
         """Whether the step was replayed with the very weights that it had."""
-        if self.stand_ins is not None:
-            return False
-        return self.rewound is None or self.rewound.steps == {self.incident.step}
+        return self.weights is None or (self.weights.are_real and self.weights.steps == {self.incident.step})
 
-    def restore(self) -> None:
-        """Put everything back that the evidence has changed."""
-        if self.stand_ins is not None:
-            self.stand_ins.put_back()
-            self.stand_ins = None
-        if self.rewound is not None:
-            self.rewound.put_back()
-            self.rewound = None
+    @property
+    def has_stand_ins(self) -> bool:
+        """Whether the step was replayed with invented weights."""
+        return self.weights is not None and not self.weights.are_real
 
-    def forget_findings(self) -> None:
-        self.__dict__.pop("found", None)
-        self._second_pass = None
+    def restore_weights(self) -> None:
+        """Undo `exchange_weights`."""
+        if self.weights is not None:
+            self.weights.put_back()
+            self.weights = None
 
-    def look(self, step: Step) -> bool:
-        """One replay under the microscope; whether it came to its end."""
-        trained = {id(tensor): tensor for tensor in [*step.runner.parameters, *step.runner.loose_leaves]}
-        scope = Microscope(deadline=self._deadline, watch=list(trained.values()))
-        played = step.runner.play(scope)
-        if played.error is not None and not self._is_expected(played.error):
-            self.why_not = f"the replay stopped: {type(played.error).__name__}: {played.error}"[:300]
-            return False
-        self.scope, self.played = scope, played
-        self.targets = self._find_targets(scope, played)
-        self.forget_findings()
-        scope.read()
-        self.faithful = self._is_faithful(played)
-        if self.stand_ins is not None or (self.rewound is not None and not self.faithful):
-            self.faithful = None  # with other weights the loss is another one
-        return True
+    # What the replay shows
 
     def _is_good(self) -> bool:
         """Whether the replay was the step, as far as can be told, and shows where the bad value was born."""
@@ -203,18 +224,13 @@ class NumbersEvidence:
         accumulated = [value for op in ends for value in op.inputs]
         return [("loss", roots), ("gradient", gradients), ("gradient", accumulated)]
 
-    @functools.cached_property
-    def found(self) -> tuple[Victim, list[Birth]]:
-        for victim, targets in self.targets:
-            found = births(self.scope, targets) if self.scope is not None else []
+    def _find_births(self, scope: Microscope, targets: list[tuple[Victim, list[Value]]]) -> tuple[Victim, list[Birth]]:
+        """Where the bad values of the first target that has any come from."""
+        for victim, values in targets:
+            found = births(scope, values)
             if found:
                 return victim, found
         return "loss", []
-
-    @property
-    def births(self) -> list[Birth]:
-        """Where the bad values of the loss, else of the gradients, come from; earliest first."""
-        return self.found[1]
 
     # The origin
 
@@ -225,11 +241,6 @@ class NumbersEvidence:
     @property
     def op(self) -> Op | None:
         return self.birth.op if self.birth is not None else None
-
-    @property
-    def captured(self) -> Captured | None:
-        """The operation at the origin with its values, from a second pass."""
-        return self.values_of(self.op) if self.op is not None else None
 
     @property
     def forward_op(self) -> Op | None:
@@ -243,17 +254,9 @@ class NumbersEvidence:
     @property
     def loss_is_bad(self) -> bool:
         """Whether the loss itself was not finite, not only its gradients."""
-        if self.incident.loss is not None and self.stand_ins is None and self.rewound is None:
+        if self.incident.loss is not None and self.weights is None:
             return not math.isfinite(self.incident.loss)
-        return self.found[0] == "loss" if self.births else self.incident.quantity == "loss"
-
-    def values_of(self, op: Op) -> Captured | None:
-        """An operation with its values. None where a second pass did not go the same way."""
-        if self._second_pass is None:
-            if self.step is None or self.scope is None:
-                return None
-            self._second_pass = SecondPass(self.step, self.scope, self._deadline)
-        return self._second_pass.values_of(op)
+        return self.victim == "loss" if self.births else self.incident.quantity == "loss"
 
     # Cures
 
@@ -277,7 +280,7 @@ class NumbersEvidence:
         """
         spot = spot or self.spot
         step = self.trial_step
-        if spot is None or step is None or time.monotonic() > self._deadline:
+        if spot is None or step is None or time.monotonic() > self.deadline:
             return None
         known = not self.loss_is_bad and not self._is_scaled and self.has_own_weights
         loss = self.incident.loss if known else None
@@ -289,13 +292,8 @@ class NumbersEvidence:
         """The step that cures are tried on."""
         return self.step
 
-    # Names
-
     def name_of(self, leaf: Leaf) -> tuple[str, str]:
-        """What a leaf is: its kind (`parameter`, `buffer`, `batch`, `tensor`) and its name."""
+        """The kind of a leaf (`parameter`, `buffer`, `batch`, `tensor`) and its name."""
         runner = self.step.runner if self.step is not None else None
         names = self.played.namespace if self.played is not None else {}
         return leaf_name(leaf.tensor, runner, self.agent.batches.tensors(), names)
-
-    def noticed_at(self, label: str) -> Location | None:
-        return self.noticed.location("surfaced", label) if self.noticed is not None else None

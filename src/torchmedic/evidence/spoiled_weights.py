@@ -1,36 +1,47 @@
-"""Weights that a step before has spoiled: which call of backward did it, found by replaying those that were kept."""
+"""Which earlier call of backward has spoiled the weights, found by replaying the calls that were kept."""
 
 from __future__ import annotations
 
 import math
+import time
 from types import FrameType
-from typing import TYPE_CHECKING
 
-from torchmedic.detect.failures.nonfinite import NonFinite
+from torchmedic.detect.failures.nonfinite import NonFinite, of_call
+from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.numbers.weight_copies import Original
+from torchmedic.replay.step.earlier_step import earlier_step
+from torchmedic.source.segment.cut import CannotCut
 
-if TYPE_CHECKING:
-    from torchmedic.evidence.numbers import NumbersEvidence
-
-_TRIED = 8
+_MAX_SUSPECTS = 8  # calls of backward that are replayed
 
 
-def go_back(evidence: NumbersEvidence, frame: FrameType | None) -> None:
-    """Examine an earlier call of backward, if it and not the step under way is the one that matters."""
+def trace_back(evidence: NumbersEvidence, frame: FrameType | None) -> NumbersEvidence:
+    """Look for the call of backward that made the bad number, if that is not the step under way.
+
+    Args:
+        evidence: Evidence on the step under way, replayed.
+        frame: The frame in which that step runs.
+
+    Returns:
+        Evidence on the earlier call, replayed; `evidence` itself if no earlier call shows the origin. The weights may
+        be exchanged for other ones until `restore_weights` is called.
+    """
+    if evidence.is_of_update:
+        return evidence
     if _are_spoiled(evidence):
-        _find_culprit(evidence, frame)
-        return
+        found = _find_spoiling_step(evidence, frame)
+        evidence.is_unexplained = found is None
+        return found or evidence
     bad = evidence.agent.finite.bad_call
-    calls = list(evidence.agent.kept_backwards.calls)
-    if bad is not None and bad in calls[:-1] and not evidence.births:
-        # One of several batches of an accumulation, and not the last.
-        state = _State(evidence)
-        step = evidence.turn_to(bad, frame)
-        if step is not None:
-            evidence.replay(step)
-        if not evidence.births:
-            state.put_back()
+    if bad is None or evidence.births or bad not in list(evidence.agent.kept_backwards.calls)[:-1]:
+        return evidence
+    # One of several batches of an accumulation, and not the last.
+    earlier = _of_earlier_call(evidence, bad, frame)
+    if earlier is None:
+        return evidence
+    earlier.replay()
+    return earlier if earlier.births else evidence
 
 
 def _are_spoiled(evidence: NumbersEvidence) -> bool:
@@ -46,10 +57,11 @@ def _are_spoiled(evidence: NumbersEvidence) -> bool:
     return id(leaves[0].tensor) not in watch.born_bad
 
 
-def _find_culprit(evidence: NumbersEvidence, frame: FrameType | None) -> None:
-    """Weights of before are more like the truth than stand-ins, and the step before than the one under way."""
-    state = _State(evidence)
-    noticed = evidence.incident
+def _find_spoiling_step(evidence: NumbersEvidence, frame: FrameType | None) -> NumbersEvidence | None:
+    """The step that makes a bad value of its own, replayed with other weights; None if no step does.
+
+    Rewound weights are tried before stand-ins, and earlier steps before the one under way.
+    """
     calls: list[KeptBackward | None] = [
         *suspects(list(evidence.agent.kept_backwards.calls), evidence.agent.finite.bad_call),
         None,
@@ -58,38 +70,45 @@ def _find_culprit(evidence: NumbersEvidence, frame: FrameType | None) -> None:
     choices: list[list[Original]] = [originals, []] if originals else [[]]
     for weights in choices:
         for call in calls:
-            step = evidence.turn_to(call, frame) if call is not None else evidence.step
-            if step is None:
-                continue
-            evidence.exchange_weights(step, weights)
-            evidence.replay(step) if call is not None else evidence.look(step)
-            if _is_reproduced(evidence, call):
-                evidence.why_not = ""
-                evidence.history = history(evidence, noticed, call)
-                return
-            evidence.restore()
-            state.turn_back()
-    state.put_back()
-    evidence.is_unexplained = True
+            candidate = _of_earlier_call(evidence, call, frame) if call is not None else _of_same_step(evidence)
+            if candidate is not None and candidate.step is not None and _replays_with(candidate, weights, call):
+                candidate.history = history(candidate, evidence.incident, call)
+                return candidate
+    return None
 
 
-class _State:
-    """What the evidence was on, to go on with it."""
+def _of_earlier_call(evidence: NumbersEvidence, call: KeptBackward, frame: FrameType | None) -> NumbersEvidence | None:
+    """Evidence on an earlier call of backward; None if its step cannot be replayed, or no time is left."""
+    if time.monotonic() > evidence.deadline:
+        return None
+    try:
+        step, agent = earlier_step(call, frame, evidence.agent)
+    except CannotCut:
+        return None
+    incident = of_call(evidence.incident, call)
+    return NumbersEvidence(incident, agent, evidence.frames, evidence.noticed, step, deadline=evidence.deadline)
 
-    def __init__(self, evidence: NumbersEvidence) -> None:
-        self._evidence = evidence
-        self._subject = (evidence.incident, evidence.agent, evidence.step)
-        self._found = (evidence.scope, evidence.played, evidence.targets, evidence.faithful, evidence.why_not)
 
-    def turn_back(self) -> None:
-        evidence = self._evidence
-        evidence.incident, evidence.agent, evidence.step = self._subject
+def _of_same_step(evidence: NumbersEvidence) -> NumbersEvidence:
+    """Evidence on the same step before any replay, to replay the step with other weights."""
+    known = (evidence.incident, evidence.agent, evidence.frames, evidence.noticed, evidence.step)
+    return NumbersEvidence(*known, deadline=evidence.deadline)
 
-    def put_back(self) -> None:
-        self.turn_back()
-        evidence = self._evidence
-        evidence.scope, evidence.played, evidence.targets, evidence.faithful, evidence.why_not = self._found
-        evidence.forget_findings()
+
+def _replays_with(candidate: NumbersEvidence, weights: list[Original], call: KeptBackward | None) -> bool:
+    """Replay a step with other weights. They are put back unless the step makes a bad value of its own with them."""
+    reproduced = False
+    try:
+        candidate.exchange_weights(weights)
+        if call is not None:
+            candidate.replay()
+        else:
+            candidate.replay_once()  # the way that repeats this step best is known
+        reproduced = _is_reproduced(candidate, call)
+    finally:
+        if not reproduced:
+            candidate.restore_weights()
+    return reproduced
 
 
 def _is_reproduced(evidence: NumbersEvidence, call: KeptBackward | None) -> bool:
@@ -99,7 +118,7 @@ def _is_reproduced(evidence: NumbersEvidence, call: KeptBackward | None) -> bool
         return False
     if call is None or call.loss is None or not math.isfinite(call.loss):
         return first.op is not None
-    return evidence.found[0] == "gradient"
+    return evidence.victim == "gradient"
 
 
 def suspects(calls: list[KeptBackward], bad: KeptBackward | None) -> list[KeptBackward]:
@@ -107,7 +126,7 @@ def suspects(calls: list[KeptBackward], bad: KeptBackward | None) -> list[KeptBa
 
     Args:
         calls: In order, as many as were kept.
-        bad: The first whose loss was not finite.
+        bad: The first call whose loss was not finite.
     """
     if bad is None or bad not in calls:
         return []
@@ -117,22 +136,23 @@ def suspects(calls: list[KeptBackward], bad: KeptBackward | None) -> list[KeptBa
     found: list[KeptBackward] = []
     for update in updates:
         together = [call for call in before if call.update == update]
-        # Those of one closure follow each other; those of an accumulation count as one, and its first is the cause.
+        # Calls of one closure follow each other. Calls of an accumulation count as one, and its first is the cause.
         found += reversed(together) if update == bad.update else together
     under_way = at == len(calls) - 1
-    return found[:_TRIED] if under_way else [*found[:_TRIED], bad]
+    return found[:_MAX_SUSPECTS] if under_way else [*found[:_MAX_SUSPECTS], bad]
 
 
 def history(evidence: NumbersEvidence, noticed: NonFinite, call: KeptBackward | None) -> str:
-    """Which step was replayed, with what."""
+    """Which step was replayed, with which batch and weights, as a sentence."""
     step = evidence.incident.step
     spoiled = f"the weights were spoiled when this was noticed, in step {noticed.step}"
     batch = "with its own batch and " if call is not None else "with "
     if call is not None and call.batch is None:
         batch = "with its own data and "
-    lost = len(evidence.stand_ins) if evidence.stand_ins is not None else 0
-    if evidence.rewound is not None:
-        weights = _weights(evidence.rewound.steps, step)
+    exchanged = evidence.weights
+    lost = exchanged.invented if exchanged is not None else 0
+    if exchanged is not None and exchanged.steps:
+        weights = _weights(exchanged.steps, step)
         weights += f", stand-ins for {lost} that were not finite by then" if lost else ""
     else:
         weights = f"stand-ins for the {lost} weights that were not finite any more"

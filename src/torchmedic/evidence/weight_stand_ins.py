@@ -9,15 +9,48 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.detect.failures.nonfinite import is_finite
 from torchmedic.observe.numbers.weight_copies import Original
+from torchmedic.replay.step.runner import Runner
+from torchmedic.source.objects.finite import is_finite
+
+
+class ExchangedWeights:
+    """Earlier weights in place of the present ones, and finite values where those are not finite, until put back.
+
+    Args:
+        runner: Knows the weights and buffers of the step.
+        originals: The earlier weights; if there are none, stand-ins take the place of all that is not finite.
+    """
+
+    def __init__(self, runner: Runner, originals: list[Original]) -> None:
+        self.steps = {original.step for original in originals}  # of which the earlier weights are
+        self._rewound = Rewound(originals)
+        buffers = [buffer for module in runner.modules for buffer in module.buffers()]
+        try:
+            self._stand_ins = StandIns([*runner.parameters, *runner.loose_leaves, *buffers])
+        except BaseException:
+            self._rewound.put_back()
+            raise
+
+    @property
+    def invented(self) -> int:
+        """The number of tensors that have stand-ins."""
+        return len(self._stand_ins)
+
+    @property
+    def are_real(self) -> bool:
+        """Whether all weights are those of an earlier step."""
+        return bool(self.steps) and not self.invented
+
+    def put_back(self) -> None:
+        self._stand_ins.put_back()
+        self._rewound.put_back()
 
 
 class Rewound:
     """Weights of an earlier step in place of the present ones, until those are put back. Nothing is copied."""
 
     def __init__(self, originals: list[Original]) -> None:
-        self.steps = {original.step for original in originals}
         self._swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
         for original in originals:
             self._swapped.append((original.tensor, original.tensor.data))
@@ -51,7 +84,7 @@ class StandIns:
 
 
 def _plausible(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """What a layer might begin with: noise as wide as its fan-in allows, ones for a scale."""
+    """Values that a layer might begin with: noise as wide as its fan-in allows, ones for a scale."""
     if tensor.dim() < 2:
         return torch.ones_like(tensor)
     fan_in = max(1, tensor.numel() // tensor.shape[0])

@@ -14,7 +14,7 @@ from torchmedic.observe import lifecycle
 from torchmedic.observe.context import ProcessContext, ReportingProcess
 from torchmedic.observe.stages import Finding, Quantity, UpdateStage
 from torchmedic.records import Diagnosis, WorkerFailure
-from torchmedic.runfolder.layout import is_confidential
+from torchmedic.runfolder.confidential import is_confidential
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

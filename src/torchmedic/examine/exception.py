@@ -12,11 +12,12 @@ from torchmedic.detect.failures.echoes import is_echo
 from torchmedic.detect.failures.exceptions import raised
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.cures import memory
-from torchmedic.diagnose.engine import diagnose
+from torchmedic.diagnose.engine import find
+from torchmedic.diagnose.rule import RuleAnswer
 from torchmedic.diagnose.rules import cause_not_known
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.lost_device.evidence import lost_context
-from torchmedic.evidence.memory.autopsy import autopsy_of, exhaustion_in
+from torchmedic.evidence.memory.autopsy import examine_memory
 from torchmedic.evidence.memory.cures.forked import ForkedTrials, Proof
 from torchmedic.evidence.memory.table import record_of
 from torchmedic.evidence.number_exception import EchoEvidence, complains_of_number
@@ -54,26 +55,29 @@ def _explain(error: BaseException, agent: ProcessContext) -> tuple[Diagnosis, Fo
         return None
     incident = raised(error, agent)
     evidence = RaisedEvidence(incident)
-    diagnosis = diagnosis_of_worker(evidence) or diagnose(evidence, registry.RAISED)
+    evidence.autopsy = autopsy = examine_memory(evidence)
+    told = diagnosis_of_worker(evidence)
+    answer = find(evidence, registry.RAISED) if told is None else RuleAnswer(told)
+    diagnosis = answer.diagnosis if answer is not None else cause_not_known.not_explained(evidence)
     folder = agent.open()
     if diagnosis.grade != "proven" and complains_of_number(evidence):
         if not agent.finite.on:
             folder.events.write("echo", code=diagnosis.code, step=incident.step)
             return None  # the weights are NaN since a step that has been explained
         diagnosis = older_origin(EchoEvidence.of_exception(evidence)) or diagnosis
-    if diagnosis.code == cause_not_known.CODE and exhaustion_in(evidence) is not None:
+    if diagnosis.code == cause_not_known.CODE and evidence.exhaustion is not None:
         # There is a rule that always explains exhausted memory, so it had no memory itself.
         raise MemoryError
     folder.events.write(
         "exception", symptom=incident.symptom, step=incident.step, phase=incident.phase, child=_child_name()
     )
-    autopsy = autopsy_of(evidence)
     if autopsy is not None:
         folder.events.write("memory-autopsy", step=incident.step, **record_of(autopsy))
     recording = recorder.of_exception(evidence, diagnosis, agent)
     if recording is not None:
         recording.write(folder.path, next_diagnosis(folder.path))
-    return diagnosis, memory.trials(diagnosis, autopsy) if autopsy is not None else None
+    plan = answer.plan if answer is not None and answer.diagnosis is diagnosis else None
+    return diagnosis, plan.prepare(autopsy) if plan is not None and autopsy is not None else None
 
 
 def _child_name() -> str:

@@ -12,11 +12,12 @@ import warnings
 from msgspec.structs import replace
 
 from torchmedic.detect.failures.exceptions import Raised
+from torchmedic.detect.failures.exhaustion import exhaustion_of_error
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask
 from torchmedic.evidence.data_loading import loading_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.memory.autopsy import exhaustion_in
+from torchmedic.evidence.memory.autopsy import examine_memory
 from torchmedic.observe.memory.host import HostMemory, host_memory
 from torchmedic.records import Diagnosis, WorkerFailure
 
@@ -35,13 +36,14 @@ def explain_in_worker(error: BaseException, failure: WorkerFailure) -> Diagnosis
         phase="data",
         rank=0,
         batch_indices=failure.batch_indices,
+        exhaustion=exhaustion_of_error(error),
     )
     evidence = RaisedEvidence(incident)
-    exhaustion = exhaustion_in(evidence)
-    if exhaustion is None or exhaustion.where != "host":
+    if evidence.exhaustion is None or evidence.exhaustion.where != "host":
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        evidence.autopsy = examine_memory(evidence)
         return ask(evidence, registry.OF_WORKER)
 
 

@@ -14,6 +14,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.lost_device.evidence import LostDevice
 from torchmedic.evidence.lost_device.kernel_match import Confirmation, confirm
 from torchmedic.evidence.lost_device.shadow_evidence import ShadowEvidence
+from torchmedic.evidence.memory.autopsy import examine_memory
 from torchmedic.evidence.number_exception import EchoEvidence, complains_of_number
 from torchmedic.observe.context import ProcessContext
 from torchmedic.records import Diagnosis, Grade, Treatment
@@ -48,6 +49,7 @@ def explain_loss(
         return
     agent.device_lost = True
     with LostDevice(incident, fault, batches, frame) as lost:
+        lost.replay()
         diagnosis, evidence = _diagnosed(lost)
         number = write_diagnosis(folder.path, diagnosis)
         recording = recorder.of_exception(evidence, diagnosis, agent) if evidence is not None else None
@@ -63,7 +65,12 @@ def _diagnosed(lost: LostDevice) -> tuple[Diagnosis, ShadowEvidence | None]:
         confirmed = confirm(lost)
         if found is not None and not confirmed.contradicts:
             return _amended(found, shown, confirmed), shown
-    return ask(lost, registry.LOST) or diagnose(RaisedEvidence(lost.incident), registry.RAISED), None
+    diagnosis = ask(lost, registry.LOST)
+    if diagnosis is None:
+        evidence = RaisedEvidence(lost.incident)
+        evidence.autopsy = examine_memory(evidence)
+        diagnosis = diagnose(evidence, registry.RAISED)
+    return diagnosis, None
 
 
 def _shown(evidence: ShadowEvidence) -> Diagnosis | None:
@@ -71,6 +78,7 @@ def _shown(evidence: ShadowEvidence) -> Diagnosis | None:
     found = ask(evidence, registry.SHADOWED)
     if (found is None or found.grade != "proven") and complains_of_number(evidence):
         echo = EchoEvidence.of_exception(evidence)
+        echo.replay()
         older = ask(echo, registry.NUMBERS) if echo.births else None
         if older is not None and older.grade != "possible":
             return older

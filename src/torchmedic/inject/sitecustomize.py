@@ -73,16 +73,64 @@ def _start_agent():
     collects = gc.isenabled()
     gc.disable()
     try:
-        from torchmedic.examine.conductor import install
+        if _is_shadowed():
+            _load_own_imports().import_agent(_PATH, home).install(_RUN_DIR)
+        else:
+            from torchmedic.examine.conductor import install
 
-        install(_RUN_DIR)
+            install(_RUN_DIR)
     except Exception as error:
-        sys.stderr.write(f"torchmedic: not watching this process ({type(error).__name__}: {error})\n")
+        hidden = os.path.exists(os.path.join(_RUN_DIR, ".confidential"))
+        reason = type(error).__name__ + ("" if hidden else f": {ascii(str(error))[1:-1]}")
+        sys.stderr.write(f"torchmedic: not watching this process ({reason})\n")
     finally:
         if collects:
             gc.enable()
         if appended and home in sys.path:
             sys.path.remove(home)
+
+
+def _is_shadowed():
+    """Whether a file of the user's, such as `json.py` beside the script, has the name of a module that we import."""
+    names = (*sys.stdlib_module_names, *_PACKAGES)
+    for entry in sys.path:
+        if entry in _PATH or entry == _HOME:
+            continue
+        found = _names_in(entry)
+        if any(f"{name}.py" in found or f"{name}.so" in found or _is_package(entry, name, found) for name in names):
+            return True
+    return False
+
+
+def _names_in(folder):
+    """The names in a folder; Python has listed it already, in search of torch."""
+    found = getattr(sys.path_importer_cache.get(folder), "_path_cache", None)
+    if found:
+        return found
+    try:
+        return frozenset(os.listdir(folder or os.curdir))
+    except OSError:
+        return ()
+
+
+def _is_package(folder, name, found):
+    return name in found and os.path.exists(os.path.join(folder, name, "__init__.py"))
+
+
+def _load_own_imports():
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("torchmedic_own_imports", os.path.join(_HERE, "own_imports.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _absolute(entry):
+    try:
+        return os.path.abspath(entry)
+    except OSError:  # the working folder is gone
+        return entry
 
 
 def _hide(variables):
@@ -100,6 +148,7 @@ def _hide(variables):
 
 _RUN_DIR = os.environ.get("TORCHMEDIC_RUN_DIR")
 _HOME = os.environ.get("TORCHMEDIC_HOME", "")
+_PACKAGES = ("torchmedic", "msgspec", "psutil", "rich", "safetensors")
 
 
 def _is_ours(entry):
@@ -110,6 +159,10 @@ def _is_ours(entry):
 
 
 sys.path[:] = [entry for entry in sys.path if not _is_ours(entry)]
+
+# The search path without anything of the user's: Python has not added the script's folder yet.
+_GIVEN = {_absolute(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+_PATH = [entry for entry in sys.path if os.path.isabs(entry) and (entry not in _GIVEN or entry == _HOME)]
 
 if _RUN_DIR:
     if os.environ.get("TORCHMEDIC_HIDE"):

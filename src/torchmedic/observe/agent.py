@@ -33,6 +33,8 @@ from torchmedic.observe.memory.memory_series import MemorySeries, most_memory
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.numbers.kept_steps import KeptBackwards
 from torchmedic.observe.numbers.weight_copies import Rewind
+from torchmedic.observe.ranks import flight_recorder
+from torchmedic.observe.ranks.recorder import Recorder
 from torchmedic.observe.silent_watch import Suspicions
 from torchmedic.observe.stages import Finding, Quantity, Stages, UpdateStage
 from torchmedic.observe.step.batches import Batches
@@ -42,6 +44,7 @@ from torchmedic.observe.step.events import Events
 from torchmedic.observe.step.step_notes import StepNotes
 from torchmedic.records import Fault
 from torchmedic.runfolder import questions
+from torchmedic.runfolder.confidential import is_confidential, shown_fault
 from torchmedic.runfolder.files import BLACK_BOX, release, reserve
 from torchmedic.runfolder.layout import box_address, claim_process_folder
 from torchmedic.settings import rank
@@ -84,6 +87,7 @@ class Agent:
         )
         self.marks = DeviceMarks()
         self.listener = Listener(self, self.stages.locate_holders)
+        self.collectives = Recorder(lambda: self.open().path)
         self.device_lost = False  # and that has been explained
         self.signals = FatalSignals(self)
         self.hides_forks = False  # of a process that only tries something
@@ -123,6 +127,12 @@ class Agent:
         box.hand_over([box_address(self.run, self.rank), box_address(self.run, None)], folder.name)
         return box
 
+    @contained("observe.rank_log")
+    def publish_collectives(self) -> None:
+        """Write down which collectives this process has called, for the parents of all ranks."""
+        if self._folder is not None:
+            flight_recorder.publish(self._folder.path)
+
     def fault(self, fault: Fault) -> None:
         """Write down a bug of torchmedic's own where the parent will find it."""
         with contextlib.suppress(Exception):
@@ -135,7 +145,7 @@ class Agent:
                 return
         if not self._complained:  # nothing can be written: then only the user can be told
             self._complained = True
-            sys.stderr.write(fault_line(fault))
+            sys.stderr.write(fault_line(shown_fault(fault) if is_confidential(self.run) else fault))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -166,6 +176,7 @@ class Agent:
     def _explain(self, error: BaseException) -> None:
         self.open()
         self.clock.flush()
+        self.publish_collectives()
         self.habits.stop()
         self.checkup.stop()
         with self.examining(), exceptions.undisturbed():
@@ -216,6 +227,7 @@ class Agent:
         if self.clock.box is not None:
             self.clock.flush()
             self.clock.box.mark_clean_exit()
+        self.publish_collectives()
         self.habits.judge()
         self.checkup.exiting()
 
@@ -225,6 +237,7 @@ class Agent:
         if self._folder is not None:
             self._folder.events.close()
         self._folder = self._claimed = None
+        self.collectives.forked()
         self.habits.reset()
         self.checkup.stop()
         self.leaks.stop()

@@ -145,5 +145,8 @@ class ProcessContext(StepContext, Protocol):
     def open(self) -> ProcessFolder:
         """The folder of this process, claimed at the first call."""
 
+    def publish_collectives(self) -> None:
+        """Write down which collectives this process has called."""
+
     def hidden_forks(self) -> AbstractContextManager[None]:
         """A context in which forked processes are not watched: they only try something."""

@@ -14,6 +14,7 @@ from torchmedic.observe.heap import worker_growth_watch
 from torchmedic.observe.memory import headroom
 from torchmedic.observe.signal_origin import SignalOrigin
 from torchmedic.runfolder.files import STACKS
+from torchmedic.runfolder.layout import new_file, new_folder
 
 if TYPE_CHECKING:
     from torchmedic.observe.agent import Agent
@@ -26,6 +27,7 @@ class FatalSignals:
         self._agent = agent
         self._run = agent.run
         self._stacks: Any = None
+        self._path = self._run / STACKS
         self._catches = False
         self.origin = SignalOrigin()
         self._kept_iterators: list[Any] = []  # of loaders whose workers have failed
@@ -33,9 +35,10 @@ class FatalSignals:
     def catch(self) -> None:
         """Have the stacks of all threads written to the run folder when a signal ends this process."""
         folder = self._run / STACKS
-        folder.mkdir(mode=0o700, exist_ok=True)
+        new_folder(folder, exist_ok=True)
         # The file is also how the parent learns of this process.
-        self._stacks = open(folder / f"{os.getpid()}.txt", "wb", buffering=0)  # noqa: SIM115 - open to the end
+        self._stacks = os.fdopen(new_file(folder / f"{os.getpid()}.txt"), "wb", buffering=0)  # open to the end
+        self._path = folder / f"{os.getpid()}.txt"
         # A faulthandler of the user's own writes where the user wants it; there is only one per process.
         if not faulthandler.is_enabled():
             faulthandler.enable(self._stacks, all_threads=True)
@@ -95,4 +98,4 @@ class FatalSignals:
     def child_ended_well(self) -> None:
         """Remove the file, which is still empty."""
         if self._stacks is not None and os.fstat(self._stacks.fileno()).st_size == 0:
-            os.unlink(self._stacks.name)
+            self._path.unlink()

@@ -37,7 +37,7 @@ def install(run_dir: str, stages: Callable[[ProcessContext], Stages]) -> None:
         return
     _agent = agent = Agent(Path(run_dir), stages)
     containment.step_aside = set_eval_frame
-    containment.hide = hidden_work.hide
+    hidden_work.install()
     containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None, run_dir)
     if multiprocessing.parent_process() is None:
         contained("observe.open")(agent.open)()
@@ -55,6 +55,7 @@ def install(run_dir: str, stages: Callable[[ProcessContext], Stages]) -> None:
     contained("observe.out_of_memory")(cuda_refusals.install)()
     contained("observe.out_of_memory")(headroom.reserve)()
     contained("observe.endings")(exceptions.install)(_on_exception, _on_child_end, _on_giving_up)
+    contained("observe.ranks")(agent.collectives.install)()
     contained("observe.ear")(agent.listener.open)()
     contained("observe.threads")(agent.listener.threads.install)()
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_on_fork)

@@ -57,14 +57,14 @@ class SignalOrigin:
         start = ctypes.addressof(ctypes.c_char.from_buffer(code))
         planned: list[tuple[int, _Action, int]] = []
         at = 0
-        for number in _SIGNALS:
-            action = _Action()
-            if libc.sigaction(int(number), None, ctypes.byref(action)):
+        for each in _SIGNALS:
+            action, number = _Action(), int(each)
+            if libc.sigaction(number, None, ctypes.byref(action)):
                 continue
             if action.handler not in (None, _DEFAULT, _IGNORED):
                 part = _instructions(ctypes.addressof(self._target), action.handler)
                 code[at : at + len(part)] = part
-                planned.append((int(number), action, start + at))
+                planned.append((number, action, start + at))
                 at += len(part)
         if libc.mprotect(ctypes.c_void_p(start), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
             return  # a kernel that lets no program write its own instructions

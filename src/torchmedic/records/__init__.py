@@ -20,3 +20,4 @@ from torchmedic.records.report import ThreadStack as ThreadStack
 from torchmedic.records.report import Treatment as Treatment
 from torchmedic.records.report import WorkerFailure as WorkerFailure
 from torchmedic.records.report import encode as encode
+from torchmedic.records.report import encode_line as encode_line

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from torchmedic.records.plain_text import cleaned, visible_json
+
 SCHEMA = 1
 
 Severity = Literal["error", "warning", "note"]
@@ -170,5 +172,13 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """Readable JSON with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+    """Readable JSON with a final newline. No control character in it reaches a terminal."""
+    return visible_json(msgspec.json.format(encode_line(record), indent=2).decode()).encode() + b"\n"
+
+
+def encode_line(record: Any) -> bytes:
+    """JSON in one line. A lone surrogate, as in the name of a file that is not UTF-8, is written as an escape."""
+    try:
+        return msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(cleaned(record))

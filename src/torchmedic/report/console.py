@@ -1,13 +1,29 @@
-"""Consoles for stdout and stderr: colour only on a terminal, NO_COLOR and COLUMNS respected, 80 columns otherwise."""
+"""Consoles for stdout and stderr: colour only on a terminal, NO_COLOR and COLUMNS respected, 80 columns otherwise.
+
+Whatever is printed through them is visible text: a control character in a file name, in the text of an exception or in
+a report never reaches the terminal.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from torchmedic.records.plain_text import visible
+
+
+class _SafeConsole(Console):
+    """A console that sends no control character except those that rich itself makes."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
 def stderr_console() -> Console:
@@ -22,4 +38,4 @@ def _console(stream: TextIO) -> Console:
     width = 80
     if stream.isatty() or "COLUMNS" in os.environ:
         width = shutil.get_terminal_size((80, 24)).columns
-    return Console(file=stream, highlight=False, width=max(width, 40), markup=False, emoji=False)
+    return _SafeConsole(file=stream, highlight=False, width=max(width, 40), markup=False, emoji=False)

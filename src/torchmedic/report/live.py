@@ -35,7 +35,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """A run at one moment. `seconds` is its duration so far."""
+    """A run at one moment. `seconds` is its duration so far, `damage` the reason why its report cannot be read."""
 
     run: str
     state: State
@@ -45,6 +45,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuState, ...] = ()
     found: int = 0
     last: Diagnosis | None = None
+    damage: str = ""
 
 
 def ending(view: View) -> str:
@@ -72,7 +73,9 @@ def _parts(view: View) -> Iterator[RenderableType]:
         yield Text("no process has imported torch yet")
     for gpu in view.gpus:
         yield _gpu(gpu)
-    if view.last is not None:
+    if view.damage:
+        yield Text(view.damage, "bold red")
+    elif view.last is not None:
         before = f"last of {view.found} found: " if view.found > 1 else "found: "
         yield Text(before).append(concise(view.last), _STYLES[view.last.severity])
     elif view.state != "waiting":

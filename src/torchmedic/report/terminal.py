@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from torchmedic.records import Diagnosis, Location, Treatment
+from torchmedic.report.frames import Frame, frames
+from torchmedic.report.patches import hunks
+from torchmedic.report.visible import one_line
+from torchmedic.runfolder import files
 
 _SEVERITY_STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 _GUTTER = "blue"
@@ -22,7 +24,12 @@ def concise(diagnosis: Diagnosis) -> str:
     """The diagnosis in one line that is easy to search."""
     place = diagnosis.cause_location
     where = f"{place.file}:{place.line}:{place.column}: " if place is not None else ""
-    return f"{where}{diagnosis.severity}[{diagnosis.code}] {diagnosis.message} ({diagnosis.grade})"
+    return one_line(f"{where}{diagnosis.severity}[{diagnosis.code}] {diagnosis.message} ({diagnosis.grade})")
+
+
+def plain_frames(diagnosis: Diagnosis, width: int = 100) -> str:
+    """The marked source lines as they are printed, without colour."""
+    return "\n".join(line.plain for line in _frames(diagnosis, _gutter(diagnosis), "", width))
 
 
 def print_all(console: Console, diagnoses: Sequence[Diagnosis], form: str, run: Path | None) -> None:
@@ -44,7 +51,8 @@ def _print_full(console: Console, diagnosis: Diagnosis, run: Path | None) -> Non
     tail = Text("explain: ", "bold")
     tail.append(f"torchmedic explain {diagnosis.code}", "not bold")
     if run is not None:
-        report = f"report: {run / 'report.json'}"
+        written = run / files.HTML if (run / files.HTML).exists() else run / files.REPORT
+        report = f"report: {written}"
         tail.append("      " if len(tail) + 6 + len(report) <= width else "\n")
         tail.append("report: ", "bold").append(report.removeprefix("report: "), "not bold")
     console.print(tail, soft_wrap=True)
@@ -58,31 +66,31 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
             yield Text(part[: len(head)], style).append(part[len(head) :], "bold")
         else:
             yield Text(part, "bold")
-    gutter = max((len(str(place.line)) for place in diagnosis.locations), default=1)
-    primary = diagnosis.cause_location or next(iter(diagnosis.locations), None)
-    if primary is not None:
-        rest = [place for place in diagnosis.locations if place is not primary]
-        same = [place for place in rest if place.file == primary.file]
-        yield from _snippets(
-            primary, sorted([primary, *same], key=lambda place: place.line), gutter, style, width, "-->"
-        )
-        others = [place for place in rest if place.file != primary.file]
-        for _, group in itertools.groupby(others, key=lambda place: place.file):
-            places = list(group)
-            yield from _snippets(places[0], sorted(places, key=lambda place: place.line), gutter, style, width, ":::")
-        yield Text(" " * (gutter + 1) + " |", _GUTTER)
+    gutter = _gutter(diagnosis)
+    yield from _frames(diagnosis, gutter, style, width)
     yield from _notes(diagnosis, gutter, width)
     for treatment in diagnosis.treatments:
         yield from _help(treatment, gutter, width)
 
 
-def _snippets(
-    head: Location, places: list[Location], gutter: int, style: str, width: int, arrow: str
-) -> Iterator[Text]:
+def _gutter(diagnosis: Diagnosis) -> int:
+    return max((len(str(place.line)) for place in diagnosis.locations), default=1)
+
+
+def _frames(diagnosis: Diagnosis, gutter: int, style: str, width: int) -> Iterator[Text]:
+    shown = frames(diagnosis)
+    for frame in shown:
+        yield from _snippets(frame, gutter, style, width)
+    if shown:
+        yield Text(" " * (gutter + 1) + " |", _GUTTER)
+
+
+def _snippets(frame: Frame, gutter: int, style: str, width: int) -> Iterator[Text]:
+    head, arrow = frame.head, "-->" if frame.primary else ":::"
     yield Text(" " * (gutter + 1) + arrow, _GUTTER).append(f" {head.file}:{head.line}:{head.column}", "not blue")
     yield Text(" " * (gutter + 1) + " |", _GUTTER)
     before: int | None = None
-    for place in places:
+    for place in frame.places:
         if before is not None and place.line > before + 1:
             yield Text("...", _GUTTER)
         before = place.line
@@ -98,9 +106,9 @@ def _snippet(place: Location, gutter: int, style: str, width: int) -> Iterator[T
         return
     room = max(width - gutter - 4, _MIN_WIDTH - 8)
     margin_left = min(place.indent, 8)  # deep indentation is shortened
-    start = max(0, place.column - 1 - place.indent)
-    length = max(1, place.end_column - place.column)
-    code, start = _window(place.code, start, length, room - margin_left)
+    start = min(max(0, place.column - 1 - place.indent), len(place.code))
+    length = min(max(1, place.end_column - place.column), len(place.code) + 1)
+    code, start = _window(place.code.replace("\n", " "), start, length, room - margin_left)
     yield Text(f"{place.line:>{gutter + 1}} | ", _GUTTER).append(" " * margin_left + code, "not blue")
     length = max(1, min(length, len(code) - start))
     mark, colour = ("^", style) if place.role == "cause" else ("-", "bold blue")
@@ -154,19 +162,10 @@ def _help(treatment: Treatment, gutter: int, width: int) -> Iterator[Text]:
     yield from _patch(treatment.patch, gutter)
 
 
-_HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)")
-
-
 def _patch(patch: str, gutter: int) -> Iterator[Text]:
     """A unified diff as numbered lines, removed and added."""
-    old = new = 0
-    for line in patch.splitlines():
-        hunk = _HUNK.match(line)
-        if hunk is not None:
-            old, new = int(hunk[1]), int(hunk[2])
-        elif line.startswith("-") and not line.startswith("---"):
-            yield Text(f"{old:>{gutter + 1}} ", _GUTTER).append(f"- {line[1:]}", "red not blue")
-            old += 1
-        elif line.startswith("+") and not line.startswith("+++"):
-            yield Text(f"{new:>{gutter + 1}} ", _GUTTER).append(f"+ {line[1:]}", "green not blue")
-            new += 1
+    for hunk in hunks(patch):
+        for change in (*hunk.removed, *hunk.added):
+            colour = "red not blue" if change.sign == "-" else "green not blue"
+            line = Text(f"{change.number:>{gutter + 1}} ", _GUTTER)
+            yield line.append(f"{change.sign} {change.text}", colour)

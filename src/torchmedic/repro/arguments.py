@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import keyword
 import math
 import re
 from collections.abc import Iterable
@@ -11,12 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-from torchmedic.repro.recipe import Argument, Input, Layout, Leafhood, Many, Plain, Ref, Slice, Special
+from torchmedic.repro.recipe import RESULTS, TAKEN, Argument, Input, Layout, Leafhood, Many, Plain, Ref, Slice, Special
 
 _GENERIC = "x y z a b c d e".split()
-_TAKEN = frozenset(
-    {"torch", "result", "output", "layer", "load_file", "tensors", "error", *keyword.kwlist, *dir(builtins)}
-)
 _MAX_TENSOR_BYTES = 1 << 28  # larger tensors are not copied
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -91,7 +86,7 @@ class Inputs:
     def _free(self, hint: str) -> str:
         wanted = _identifier(hint)
         candidates: Iterable[str] = _GENERIC
-        if wanted and wanted not in _TAKEN:
+        if wanted and wanted not in TAKEN | RESULTS:
             candidates = [wanted, *(f"{wanted}_{number}" for number in range(2, 200))]
         for name in [*candidates, *(f"x{number}" for number in range(200))]:
             if name not in self.tensors:

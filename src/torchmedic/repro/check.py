@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 
+from torchmedic import _isolated as isolated
 from torchmedic.errors import TorchmedicError, UnreadableRun
 
 _MAX_SECONDS = 300.0
@@ -36,8 +36,8 @@ def make(recipe: Path, output: Path, *, shrink: bool = True) -> Made | None:
     Raises:
         UnreadableRun: The recipe or its values are damaged, or the script cannot be written.
     """
-    command = [sys.executable, "-m", "torchmedic.repro.worker", str(recipe), str(output)]
-    done = _run(command if shrink else [*command, "--as-it-is"], cwd=None)
+    paths = (os.path.abspath(recipe), os.path.abspath(output))
+    done = _run(isolated.module_command("torchmedic.repro.worker", *paths, *([] if shrink else ["--as-it-is"])))
     if done is None:
         return None
     if done.returncode == 2:
@@ -49,8 +49,8 @@ def make(recipe: Path, output: Path, *, shrink: bool = True) -> Made | None:
 
 
 def check(script: Path) -> Checked:
-    """Run a script as a person would."""
-    done = _run([sys.executable, script.name], cwd=script.parent)
+    """Run a script, without the files beside it."""
+    done = _run(isolated.script_command(os.path.abspath(script)))
     if done is None:
         return Checked(False, f"it did not end within {_MAX_SECONDS:.0f} s")
     if done.returncode == 0:
@@ -59,14 +59,13 @@ def check(script: Path) -> Checked:
     return Checked(False, said[-1] if said else f"exit status {done.returncode}")
 
 
-def _run(command: list[str], cwd: Path | None) -> subprocess.CompletedProcess[str] | None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHMEDIC_")}
+def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
     try:
         return subprocess.run(
             command,
             check=False,
-            cwd=cwd,
-            env=environment,
+            cwd=isolated.folder(),
+            env=isolated.environment(os.environ),
             capture_output=True,
             text=True,
             errors="replace",

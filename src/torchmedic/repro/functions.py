@@ -11,8 +11,7 @@ import torch
 
 from torchmedic.repro.arguments import Inputs, NotRecordable
 from torchmedic.repro.aten import FRIENDLY
-from torchmedic.repro.recipe import Line, Ref
-from torchmedic.repro.wording import INFIX
+from torchmedic.repro.recipe import INFIX, Line, Ref
 
 _NAMESPACES = (
     ("torch.", torch),

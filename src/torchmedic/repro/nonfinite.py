@@ -38,7 +38,7 @@ def program(evidence: NumbersEvidence, header: Recipe) -> Program:
         found = _gradient(evidence, op, header)
         if found is not None:
             return found
-    captured = evidence.values_of(op)
+    captured = evidence.replay_with_values(op)
     if captured is None:
         raise NotRecordable(f"`{op.name}` did not come again in a second replay")
     found = _forward(captured, header)
@@ -105,7 +105,7 @@ def _gradient(evidence: NumbersEvidence, op: Op, header: Recipe) -> Program | No
     forward = evidence.scope.forward_of(op)
     if forward is op or forward.is_backward:
         return None
-    captured = evidence.values_of(forward)
+    captured = evidence.replay_with_values(forward)
     if captured is None:
         return None
     for spelling in spellings(captured.func, captured.args, captured.kwargs):
@@ -139,7 +139,7 @@ def _incoming(evidence: NumbersEvidence, op: Op, forward: Op, output: torch.Tens
         if not any(arrived) or looked_at >= _MAX_DERIVATIVE_OPS:
             continue
         looked_at += 1
-        captured = evidence.values_of(other)
+        captured = evidence.replay_with_values(other)
         if captured is None or len(captured.tensors) != len(arrived):
             continue
         for tensor, is_incoming in zip(captured.tensors, arrived, strict=True):

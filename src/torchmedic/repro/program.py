@@ -128,7 +128,8 @@ class Program:
         if self._code is None:
             text = "\n".join(statement(line) for line in self.recipe.lines)
             self._code = compile(text, "<repro>", "exec", dont_inherit=True)
-        names: dict[str, Any] = {"torch": torch}
+        # A recipe names no builtin function but `slice`. torch's C code imports with that of the running frame.
+        names: dict[str, Any] = {"torch": torch, "__builtins__": {"slice": slice, "__import__": __import__}}
         devices = range(torch.cuda.device_count()) if self.device == "cuda" else []
         with _quiet(self.recipe.deterministic), torch.random.fork_rng(devices=devices):
             for given in self.inputs:

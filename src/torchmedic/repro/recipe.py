@@ -1,11 +1,15 @@
 """The recipe of a failed operation in a run folder: a few calls, their arguments, and the expected failure.
 
 `repro-<n>.json` belongs to `diagnosis-<n>.json` beside it; values are in `repro-<n>.safetensors`. The files may come
-from another person, so they are read as data, never as code: every word that goes into a script is checked first.
+from another person, so they are read as data, never as code: every word that goes into a script is checked first, here
+and in `allowed.py`.
 """
 
 from __future__ import annotations
 
+import builtins
+import keyword
+import math
 import re
 from pathlib import Path
 from typing import Literal
@@ -14,21 +18,50 @@ import msgspec
 
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import encode
+from torchmedic.runfolder import reading
 from torchmedic.runfolder.files import write_atomically
 
 FORMAT = 1
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _TARGET = re.compile(
-    r"torch\._?[a-z]\w*|torch\.(?:nn\.functional|linalg|special|fft|distributions)\.\w+|torch\._C\._nn\.\w+|torch\.nn\.[A-Z]\w*"
-    r"|torch\.ops\.aten\.\w+\.\w+|Tensor\.\w+|operator\.\w+|call|sum_backward"
+    r"(?:torch|torch\.(?:nn|nn\.functional|linalg|special|fft|distributions|_C\._nn)|Tensor)\.[A-Za-z_][A-Za-z0-9_]*"
+    r"|torch\.ops\.aten\.[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*"
 )
-_FORBIDDEN = re.compile(r"file|load|save|import|compile|hub")
-_DEVICE = re.compile(r"[a-z]+(?::\d+)?")
-_ATTRIBUTE = re.compile(
-    r"torch\.(?:b?float\w*|half|double|u?int\d*|long|short|bool|bits\w*|q\w+|c(?:omplex|half|float|double)\w*|strided|jagged"
-    r"|sparse\w*|_mkldnn|\w+_format|channels_last\w*)"
+_DEVICE = re.compile(r"(?:cpu|cuda|mps|xpu|hpu|meta)(?::[0-9]{1,3})?")
+_DTYPE = (
+    r"(?:b?float[0-9][0-9a-z_]*|float|half|double|u?int[0-9]*|long|short|bool|bits[0-9][0-9x]*|qu?int[0-9][0-9x]*"
+    r"|complex[0-9]+|c(?:half|float|double))"
 )
+_CONSTANT = re.compile(
+    rf"torch\.(?:{_DTYPE}|strided|jagged|sparse_(?:coo|csr|csc|bsr|bsc)|_mkldnn|channels_last(?:_3d)?"
+    r"|(?:contiguous|preserve)_format)"
+)
+_NUMBERS = frozenset({"inf", "-inf", "nan", "..."})
+
+# What a line can be besides a call of a function: a call of the layer, and `result.sum().backward()`.
+STATEMENTS = frozenset({"call", "sum_backward"})
+OPERATORS = (
+    "add +  sub -  mul *  truediv /  floordiv //  mod %  pow **  matmul @  "
+    "and_ &  or_ |  xor ^  lt <  le <=  gt >  ge >=  eq ==  ne !=  "
+    "iadd +=  isub -=  imul *=  itruediv /=  ifloordiv //=  imod %=  "
+    "ipow **=  imatmul @=  iand &=  ior |=  ixor ^="
+).split()
+INFIX = dict(zip(OPERATORS[::2], OPERATORS[1::2], strict=True))
+PREFIX = {"neg": "-", "invert": "~"}
+_COUNTS = {**dict.fromkeys(INFIX, 2), **dict.fromkeys(PREFIX, 1), "getitem": 2, "setitem": 3}  # of arguments
+
+# Names that mean something else in the script, or in the process that makes it.
+TAKEN = frozenset({"torch", "Path", "load_file", "tensors", "error", *keyword.kwlist, *dir(builtins)})
+RESULTS = frozenset({"result", "output", "layer"})
+
+_MAX_FILE_BYTES = 4 << 20
+_MAX_INPUTS, _MAX_LINES = 256, 32
+_MAX_ITEMS = 4096  # of a list
+_MAX_DEPTH = 8  # of lists in lists
+_MAX_CHARACTERS = 20_000  # of one text
+_MAX_INPUT_ELEMENTS = 1 << 28
+_MAX_SIZE = 1 << 63  # of a number that is a size, a position or an argument
 
 Leafhood = Literal["no", "leaf", "computed", "view"]
 Layout = Literal["", "permuted", "expanded", "narrowed", "gapped"]
@@ -152,57 +185,116 @@ def read(path: Path) -> Recipe:
         UnreadableRun: It is damaged, of a later format, or contains something that is not allowed in a recipe.
     """
     try:
-        recipe = msgspec.json.decode(path.read_bytes(), type=Recipe)
+        recipe = reading.decode(reading.read(path, _MAX_FILE_BYTES), Recipe)
         check(recipe)
     except OSError as error:
         raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnreadableRun(f"cannot read {path}: it is damaged ({error})") from None
     return recipe
 
 
 def check(recipe: Recipe) -> None:
-    """Check that a recipe contains only names, numbers and attributes of torch.
+    """Check that a recipe contains only names, numbers and constants of torch, and refers only to what it contains.
+
+    Which functions may be called is checked by `allowed.py`, which needs torch.
 
     Raises:
         ValueError: It contains anything else.
     """
     if recipe.format != FORMAT:
-        raise ValueError(f"format {recipe.format}, not {FORMAT}")
+        newer = ", it was made by a newer torchmedic" if recipe.format > FORMAT else ""
+        raise ValueError(f"format {recipe.format}, not {FORMAT}{newer}")
+    if len(recipe.inputs) > _MAX_INPUTS or len(recipe.lines) > _MAX_LINES:
+        raise ValueError(f"{len(recipe.inputs)} inputs and {len(recipe.lines)} calls")
+    for text in (recipe.code, recipe.name, recipe.message, recipe.place, recipe.source, recipe.torch, recipe.python):
+        _check_length(text)
+    known: set[str] = set()
     for given in recipe.inputs:
-        _check_name(given.name)
-        _check_name(given.dtype)
-        if not _DEVICE.fullmatch(given.device):
-            raise ValueError(f"device {given.device!r}")
+        _check_input(given, known)
+        known.add(given.name)
     for line in recipe.lines:
-        if not _TARGET.fullmatch(line.target) or _FORBIDDEN.search(line.target):
-            raise ValueError(f"call of {line.target!r}")
-        if line.target == "call" and line.args[:1] != (Ref("layer"),):
-            raise ValueError("call of what is no layer")
-        if line.result == "layer" and not line.target.startswith("torch.nn."):
-            raise ValueError(f"layer from {line.target!r}")
-        for name in (line.result or "_", *line.kwargs):
-            _check_name(name)
-        for argument in (*line.args, *line.kwargs.values()):
-            _check_argument(argument)
-    _check_name(recipe.autocast or "none")
+        _check_line(line, known)
+        if line.result:
+            known.add(line.result)
+    if recipe.autocast and not re.fullmatch(_DTYPE, recipe.autocast):
+        raise ValueError(f"autocast to {recipe.autocast!r}")
     if isinstance(recipe.outcome, Raises):
-        _check_name(recipe.outcome.kind)
+        _check_name(recipe.outcome.kind.lstrip("_"))
+        _check_length(recipe.outcome.fragment)
     elif recipe.outcome is not None:
-        _check_name(recipe.outcome.of)
+        _check_known(recipe.outcome.of, known)
+        _check_sizes(recipe.outcome.item or 0)
+
+
+def _check_input(given: Input, known: set[str]) -> None:
+    _check_name(given.name)
+    if given.name in TAKEN | RESULTS | known:
+        raise ValueError(f"an input with the name {given.name!r}")
+    if not re.fullmatch(_DTYPE, given.dtype) or not _DEVICE.fullmatch(given.device):
+        raise ValueError(f"dtype {given.dtype!r} on device {given.device!r}")
+    _check_sizes(*given.shape, *given.order)
+    if len(given.shape) > _MAX_INPUTS or math.prod(given.shape) > _MAX_INPUT_ELEMENTS:
+        raise ValueError(f"the shape of {given.name!r}")
+
+
+def _check_line(line: Line, known: set[str]) -> None:
+    kind, _, name = line.target.rpartition(".")
+    if kind == "operator":
+        if _COUNTS.get(name) != len(line.args) or line.kwargs:
+            raise ValueError(f"call of {line.target!r}")
+    elif line.target not in STATEMENTS and not _TARGET.fullmatch(line.target):
+        raise ValueError(f"call of {line.target!r}")
+    if (kind == "torch.nn") != (line.result == "layer") or (line.result == "layer" and "layer" in known):
+        raise ValueError(f"a layer from {line.target!r}")
+    owner = line.args[0].name if line.args and isinstance(line.args[0], Ref) else ""
+    if line.target == "call" and owner != "layer":
+        raise ValueError("call of what is no layer")
+    if (kind == "Tensor" or line.target == "sum_backward") and owner in ("", "layer"):
+        raise ValueError(f"{line.target!r} of what is no tensor")
+    for name in (line.result or "result", *line.kwargs):
+        _check_name(name)
+    if line.result in TAKEN or any(keyword.iskeyword(key) for key in line.kwargs):
+        raise ValueError(f"a name in the call of {line.target!r}")
+    _check_length(line.note)
+    for argument in (*line.args, *line.kwargs.values()):
+        _check_argument(argument, known, 0)
 
 
 def _check_name(text: str) -> None:
     if not _NAME.fullmatch(text):
-        raise ValueError(f"name {text!r}")
+        raise ValueError(f"name {text[:40]!r}")
 
 
-def _check_argument(argument: Argument) -> None:
+def _check_known(name: str, known: set[str]) -> None:
+    if name not in known:
+        raise ValueError(f"{name[:40]!r}, which is neither an input nor a result")
+
+
+def _check_length(text: str) -> None:
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"a text of {len(text)} characters")
+
+
+def _check_sizes(*sizes: int) -> None:
+    if any(not -_MAX_SIZE <= size <= _MAX_SIZE for size in sizes):
+        raise ValueError("a number that is too large")
+
+
+def _check_argument(argument: Argument, known: set[str], depth: int) -> None:
     if isinstance(argument, Ref):
-        _check_name(argument.name)
+        _check_known(argument.name, known)
+    elif isinstance(argument, Plain):
+        if isinstance(argument.value, str):
+            _check_length(argument.value)
+        elif type(argument.value) is int:
+            _check_sizes(argument.value)
     elif isinstance(argument, Special):
-        if argument.text not in ("inf", "-inf", "nan", "...") and not _ATTRIBUTE.fullmatch(argument.text):
-            raise ValueError(f"argument {argument.text!r}")
-    elif isinstance(argument, Many | Slice):
-        for part in argument.items if isinstance(argument, Many) else argument.parts:
-            _check_argument(part)
+        if argument.text not in _NUMBERS and not _CONSTANT.fullmatch(argument.text):
+            raise ValueError(f"argument {argument.text[:40]!r}")
+    else:
+        parts = argument.items if isinstance(argument, Many) else argument.parts
+        if depth > _MAX_DEPTH or len(parts) > _MAX_ITEMS:
+            raise ValueError("a list that is too large")
+        for part in parts:
+            _check_argument(part, known, depth + 1)

@@ -19,14 +19,14 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.context import StepContext
 from torchmedic.records import Diagnosis
-from torchmedic.repro import nonfinite, raised, recipe, subgraphs
+from torchmedic.repro import allowed, nonfinite, raised, recipe, subgraphs
 from torchmedic.repro.arguments import NotRecordable
 from torchmedic.repro.program import Program
 from torchmedic.repro.recipe import Recipe
 from torchmedic.repro.search import Budget
 from torchmedic.repro.shrink import shrunk
 from torchmedic.repro.store import encoded
-from torchmedic.runfolder.layout import is_confidential
+from torchmedic.runfolder.confidential import is_confidential
 
 _MAX_BYTES = 32 << 20  # of the inputs of a recorded operation
 _SHRINK = Budget(queries=60, seconds=5.0)
@@ -69,7 +69,7 @@ def _recorded(diagnosis: Diagnosis, agent: StepContext, make: Callable[[Recipe],
         header = _header(diagnosis)
         try:
             program = _small(make(header))
-            recipe.check(program.recipe)
+            allowed.check(program.recipe)
         except (NotRecordable, ValueError) as reason:
             return Recording(msgspec.structs.replace(header, why_not=str(reason)))
         return Recording(program.recipe, program)

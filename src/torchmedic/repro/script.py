@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from pathlib import Path
 
 import torch
 
+from torchmedic.records.plain_text import visible
 from torchmedic.repro.program import Program, inverse
 from torchmedic.repro.recipe import Bad, Input, Raises
 from torchmedic.repro.values import INLINE
@@ -44,7 +44,7 @@ def text(program: Program, values: Path, *, inline: bool | None = None) -> tuple
     if program.recipe.deterministic:
         lines.append("torch.use_deterministic_algorithms(True)")
     if loads:
-        lines.append(f'tensors = load_file(Path(__file__).with_name("{values.name}"))')
+        lines.append(f"tensors = load_file(Path(__file__).with_name({_quoted(values.name)}))")
     for given in program.inputs:
         lines += _input(given, program, inline)
     lines += ["", *_body(program)]
@@ -63,8 +63,15 @@ def _header(program: Program) -> list[str]:
 
 
 def _escaped(line: str) -> str:
-    line = " ".join(line.split()).encode("ascii", "backslashreplace").decode()
-    return line.replace("\\", "\\\\").replace('"""', "'''") + (" " if line.endswith('"') else "")
+    """Text for the docstring: in ASCII, and with nothing that could end it."""
+    line = visible(" ".join(line.split())).encode("ascii", "backslashreplace").decode()
+    return line.replace("\\", "\\\\").replace('"', "'")
+
+
+def _quoted(text: str) -> str:
+    """A string literal in ASCII, with double quotes where that is as short."""
+    literal = ascii(text)
+    return f'"{literal[1:-1]}"' if literal[0] == "'" and '"' not in literal else literal
 
 
 def _is_loaded(given: Input, program: Program) -> bool:
@@ -176,9 +183,9 @@ def _raising(calls: list[str], outcome: Raises) -> list[str]:
     before, last = calls[:-1], calls[-1:]
     while last[0].startswith(" "):
         last.insert(0, before.pop())
-    test = f"type(error).__name__ != {json.dumps(outcome.kind)}"
+    test = f"type(error).__name__ != {_quoted(outcome.kind)}"
     if outcome.fragment:
-        test += f" or {json.dumps(outcome.fragment)} not in str(error)"
+        test += f" or {_quoted(outcome.fragment)} not in str(error)"
     return [
         *before,
         "try:",

@@ -11,8 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from torchmedic.errors import UnreadableRun
+from torchmedic.repro import allowed
 from torchmedic.repro.program import Program
 from torchmedic.repro.recipe import Input, Recipe
+from torchmedic.runfolder import reading
 
 _COMPLEX = {"complex64": torch.float32, "complex128": torch.float64, "complex32": torch.float16}
 
@@ -35,12 +37,16 @@ def read(recipe: Recipe, path: Path) -> Program:
     """Read the values of a recipe.
 
     Raises:
-        UnreadableRun: The file is missing, damaged, or does not fit the recipe.
+        UnreadableRun: The file is missing, damaged, or does not fit the recipe, or the recipe is not allowed.
     """
+    try:
+        allowed.check(recipe)
+    except ValueError as error:
+        raise UnreadableRun(f"cannot read {path.with_suffix('.json')}: it contains {error}") from None
     stored: dict[str, torch.Tensor] = {}
     if any(given.fill is None for given in recipe.inputs):
         try:
-            stored = load(path.read_bytes())
+            stored = load(reading.read(path))
         except OSError as error:
             raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
         except (SafetensorError, ValueError, KeyError, RuntimeError, struct.error, json.JSONDecodeError) as error:

@@ -36,7 +36,7 @@ def program(evidence: RaisedEvidence, header: Recipe) -> Program | None:
         NotRecordable: The failure needs more than a few lines.
     """
     if evidence.says(_OVERWRITTEN):
-        step = BackwardFailure(evidence).step
+        step = BackwardFailure(evidence).replay()
         found = _overwritten(step, header) if step is not None else None
         if found is None:
             raise NotRecordable("the write and the operation that had saved the tensor could not be replayed")
@@ -44,7 +44,7 @@ def program(evidence: RaisedEvidence, header: Recipe) -> Program | None:
     if evidence.says(_FREED):
         raise NotRecordable("no single operation fails: backward went twice through the same graph")
     if evidence.says(_NO_GRAPH):
-        step = BackwardFailure(evidence).step
+        step = BackwardFailure(evidence).replay()
         return _cut(step, header) if step is not None else None
     return None
 

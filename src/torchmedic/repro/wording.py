@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from torchmedic.repro.recipe import Argument, Line, Many, Plain, Ref, Slice, Special
+from torchmedic.repro.recipe import INFIX, PREFIX, Argument, Line, Many, Plain, Ref, Slice, Special
 
-_OPERATORS = (
-    "add +  sub -  mul *  truediv /  floordiv //  mod %  pow **  matmul @  "
-    "and_ &  or_ |  xor ^  lt <  le <=  gt >  ge >=  eq ==  ne !=  "
-    "iadd +=  isub -=  imul *=  itruediv /=  ifloordiv //=  imod %=  "
-    "ipow **=  imatmul @=  iand &=  ior |=  ixor ^="
-).split()
-INFIX = dict(zip(_OPERATORS[::2], _OPERATORS[1::2], strict=True))
-_PREFIX = {"neg": "-", "invert": "~"}
 _CONSTANTS = {"inf": "torch.inf", "-inf": "-torch.inf", "nan": "torch.nan"}
 
 
@@ -19,7 +11,7 @@ def argument(given: Argument) -> str:
     if isinstance(given, Ref):
         return given.name
     if isinstance(given, Plain):
-        return repr(given.value)
+        return ascii(given.value)
     if isinstance(given, Special):
         return _CONSTANTS.get(given.text, given.text)
     if isinstance(given, Slice):
@@ -58,8 +50,8 @@ def statement(line: Line) -> str:
 
 
 def _operator(name: str, given: tuple[Argument, ...], args: list[str]) -> str:
-    if name in _PREFIX:
-        return f"{_PREFIX[name]}{args[0]}"
+    if name in PREFIX:
+        return f"{PREFIX[name]}{args[0]}"
     if name == "getitem":
         return f"{args[0]}[{_subscript(given[1])}]"
     if name == "setitem":
@@ -82,4 +74,5 @@ def _subscript_part(index: Argument) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Text for a comment: without line breaks and in ASCII, so that it ends where the line ends."""
+    return ascii(" ".join(text.split()))[1:-1]

@@ -1,4 +1,4 @@
-"""Turns a recipe into a script: `python -m torchmedic.repro.worker RECIPE OUTPUT [--as-it-is]`.
+"""Turns a recipe into a script: `torchmedic.repro.worker RECIPE OUTPUT [--as-it-is]`.
 
 Runs in a separate process, because it executes the failing operation many times, which may crash. Prints a `Made` as
 JSON.

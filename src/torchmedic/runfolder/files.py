@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Container, Iterator
@@ -11,20 +12,27 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from torchmedic.errors import UnreadableRun
-from torchmedic.records import Diagnosis, Fault, Report, StackFrame, encode
-from torchmedic.runfolder.layout import is_confidential, process_folders, rank_of, worker_folders
+from torchmedic.records import SCHEMA, Diagnosis, Fault, Report, StackFrame, encode
+from torchmedic.records.plain_text import cleaned
+from torchmedic.runfolder import reading
+from torchmedic.runfolder.layout import new_file, new_folder, process_folders, rank_of, worker_folders
 
 REPORT = "report.json"
+HTML = "report.html"
 BLACK_BOX = "blackbox"
 EVENTS = "events.jsonl"
+RANK_LOG = "collectives.json"
 STACKS = "stacks"
 _PARTS = ".parts"
 _SUPERVISOR = ".supervisor"
 _SPARE = ".spare"
 _SPARE_BYTES = 64 * 1024
+_MAX_REPORT_BYTES = 16 << 20
+_MAX_DIAGNOSES = 500
+_MAX_PARTS = 1000  # locations, pieces of evidence and treatments of one diagnosis
+_MAX_POSITION = 10_000_000  # lines of a file, characters of a line
 
 _Event = TypeVar("_Event", bound=msgspec.Struct)
 
@@ -33,6 +41,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file; a reader sees the old or the new content, never a part of it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
+        os.fchmod(handle, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         os.replace(temporary, path)
@@ -43,31 +52,62 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_report(run: Path, report: Report) -> None:
-    write_atomically(run / REPORT, encode(report))
+    write_atomically(run / REPORT, encode(cleaned(report)))
 
 
 def read_report(run: Path) -> Report:
     """Read the `report.json` of a run folder; `run` may also be the path of a `report.json`.
 
     Raises:
-        UnreadableRun: The file is missing or damaged.
+        UnreadableRun: The file is missing, damaged, too large, or of a newer torchmedic.
     """
-    path = run / REPORT if run.is_dir() else run
-    if not path.exists():
-        raise UnreadableRun(f"{run} is not a run folder: there is no {REPORT} in it")
+    path, named = run, True
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
+        if stat.S_ISDIR(os.stat(run).st_mode):
+            path, named = run / REPORT, False
+        data = reading.read(path, _MAX_REPORT_BYTES, follow=named)
+        schema = reading.decode(data, _Schema).schema
+        if schema > SCHEMA:
+            raise UnreadableRun(
+                f"cannot read {path}: it was made by a newer torchmedic (schema {schema}, this one reads {SCHEMA})"
+            )
+        report = reading.decode(data, Report)
+    except FileNotFoundError:
+        raise UnreadableRun(f"{run} is not a run folder: there is no {REPORT} in it") from None
     except OSError as error:
         raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise UnreadableRun(f"cannot read {path}: it is damaged ({error})") from None
+    excess = _excess(report)
+    if excess:
+        raise UnreadableRun(f"cannot read {path}: it holds {excess}")
+    return report
+
+
+class _Schema(msgspec.Struct):
+    schema: int = SCHEMA
+
+
+def _excess(report: Report) -> str:
+    """What in a report is larger than torchmedic writes it; empty if nothing is."""
+    if len(report.diagnoses) > _MAX_DIAGNOSES:
+        return f"{len(report.diagnoses)} diagnoses, more than {_MAX_DIAGNOSES}"
+    for diagnosis in report.diagnoses:
+        parts = len(diagnosis.locations) + len(diagnosis.evidence) + len(diagnosis.treatments)
+        if parts > _MAX_PARTS:
+            return f"a diagnosis of {parts} parts, more than {_MAX_PARTS}"
+        for place in diagnosis.locations:
+            for name in ("line", "column", "end_column", "indent"):
+                if not 0 <= getattr(place, name) <= _MAX_POSITION:
+                    return f"the {name} {getattr(place, name)}"
+    return ""
 
 
 def write_part(run: Path, rank: int, report: Report) -> list[Report]:
     """Write the report of one rank, and return the reports of all ranks, ordered by rank."""
     folder = run / _PARTS
-    folder.mkdir(mode=0o700, exist_ok=True)
-    write_atomically(folder / f"{rank}.json", encode(report))
+    new_folder(folder, exist_ok=True)
+    write_atomically(folder / f"{rank}.json", encode(cleaned(report)))
     return [part for _, part in sorted(_parts(folder))]
 
 
@@ -88,7 +128,7 @@ def is_concluded(run: Path, rank: int) -> bool:
 def _parts(folder: Path) -> Iterator[tuple[int, Report]]:
     for path in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
-            yield int(path.stem), msgspec.json.decode(path.read_bytes(), type=Report)
+            yield int(path.stem), reading.decode(reading.read(path), Report)
 
 
 class SupervisorLine(msgspec.Struct):
@@ -124,7 +164,7 @@ def read_supervisors(run: Path) -> list[SupervisorLine]:
 
 def reserve(folder: Path) -> None:
     """Reserve some disk space, so that a full disk can still be reported."""
-    with open(folder / _SPARE, "wb") as file:
+    with os.fdopen(new_file(folder / _SPARE), "wb") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, _SPARE_BYTES)
 
@@ -142,8 +182,7 @@ def next_diagnosis(folder: Path) -> int:
 
 def write_diagnosis(folder: Path, diagnosis: Diagnosis) -> int:
     """Write a diagnosis of one process, and return its number."""
-    if is_confidential(folder.parent):
-        diagnosis = confidential(diagnosis)
+    diagnosis = cleaned(diagnosis)
     count = next_diagnosis(folder)
     path = folder / f"diagnosis-{count}.json"
     try:
@@ -160,7 +199,7 @@ def read_diagnoses(folder: Path, known: Container[Path] = ()) -> dict[Path, Diag
     for name in _names(folder):
         if name.startswith("diagnosis-") and name.endswith(".json") and (path := folder / name) not in known:
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                found[path] = msgspec.json.decode(path.read_bytes(), type=Diagnosis)
+                found[path] = reading.decode(reading.read(path), Diagnosis)
     return found
 
 
@@ -207,22 +246,27 @@ _Line = StartLine | FaultLine | ExceptionLine | DeathLine | LostRankLine
 def read_events(folder: Path) -> list[_Line]:
     """The events of one process that the parent acts on. Other lines and damaged lines are skipped."""
     found: list[_Line] = []
-    with contextlib.suppress(OSError):
-        for line in (folder / EVENTS).read_bytes().splitlines():
-            with contextlib.suppress(msgspec.DecodeError):
-                found.append(msgspec.json.decode(line, type=_Line))
+    for line in _event_lines(folder):
+        with contextlib.suppress(msgspec.DecodeError):
+            found.append(reading.decode(line, _Line))  # type: ignore[arg-type]
     return found
 
 
 def events_of(folder: Path, kind: str, record: type[_Event]) -> list[_Event]:
     """The events of one kind that a process has written, oldest first. Damaged lines are skipped."""
     found = []
-    with contextlib.suppress(OSError):
-        for line in (folder / EVENTS).read_bytes().splitlines():
-            if f'"{kind}"'.encode() in line:
-                with contextlib.suppress(msgspec.DecodeError):
-                    found.append(msgspec.json.decode(line, type=record))
+    for line in _event_lines(folder):
+        if f'"{kind}"'.encode() in line:
+            with contextlib.suppress(msgspec.DecodeError):
+                found.append(reading.decode(line, record))
     return found
+
+
+def _event_lines(folder: Path) -> list[bytes]:
+    try:
+        return reading.read(folder / EVENTS, cut=True).splitlines()
+    except OSError:
+        return []
 
 
 def folder_of(run: Path, pid: int) -> Path | None:
@@ -263,18 +307,3 @@ def drop_empty_stacks(run: Path) -> None:
         with contextlib.suppress(OSError):
             if not path.stat().st_size and not Path(f"/proc/{pid}").exists():
                 path.unlink()
-
-
-def confidential(diagnosis: Diagnosis) -> Diagnosis:
-    """The code, the grade and the places of a diagnosis, without source text and without values of the user's data."""
-    return replace(
-        diagnosis,
-        message=diagnosis.name.replace("-", " "),
-        cause="left out, as the run was started with --confidential",
-        locations=tuple(replace(place, code="", label="") for place in diagnosis.locations),
-        evidence=(),
-        treatments=tuple(
-            replace(each, title="a cure was tried" if each.proven else "see explain", result="", patch="")
-            for each in diagnosis.treatments
-        ),
-    )

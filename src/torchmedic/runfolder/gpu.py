@@ -16,6 +16,7 @@ import msgspec
 from torchmedic import settings
 from torchmedic.records import encode
 from torchmedic.records.gpu import GpuHealth
+from torchmedic.runfolder import reading
 from torchmedic.runfolder.files import write_atomically
 
 KERNEL_WORDS = "kernel.txt"
@@ -30,7 +31,7 @@ def read_kernel_words(run: Path, rank: int | None = None) -> str:
     """The kernel messages from the parent of a rank (by default our own), or else from the common parent."""
     for path in _candidates(run / KERNEL_WORDS, rank):
         with contextlib.suppress(OSError):
-            return path.read_text("utf-8", "replace")
+            return reading.read(path, cut=True).decode("utf-8", "replace")
     return ""
 
 
@@ -42,7 +43,7 @@ def read_gpu_health(run: Path, rank: int | None = None) -> GpuHealth | None:
     """The last recorded state of the GPUs; None if there is none."""
     for path in _candidates(run / GPU_HEALTH, rank):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(path.read_bytes(), type=GpuHealth)
+            return reading.decode(reading.read(path), GpuHealth)
     return None
 
 

@@ -1,23 +1,28 @@
 """The run folder: private, never overwritten, shared by all processes of the run. Its contents:
 
 report.json                 the report, one for all processes of the run
+report.html                 the report as a page; exists if something was found
+stall[.<rank>].json         the last examination of a process that made no progress
 stacks/<pid>.txt            stacks written by faulthandler when a process dies
 .parts/<rank>.json          the report of one rank, if every rank has its own torchmedic; report.json merges them
 worker-<N>.<pid>/           events and diagnoses of a DataLoader worker of rank N that has found something
 rank<N>[.<pid>]/            one folder per watched process
     blackbox                the last moments of the process; written when it has ended, kept in memory until then
     events.jsonl            events, one per line
+    collectives             the ring buffer of the collectives that it called, if it is one of several ranks
+    collectives.json        the same with the calls that torch made itself; written on a question, a failure, at the end
     diagnosis-<n>.json      diagnoses made in that process; the parent merges them into report.json
     .spare                  disk space that is released on a failure; exists only during the run
     repro-<n>.json          the operation that failed, with its values in repro-<n>.safetensors
-.confidential               exists if no values may be kept
-.supervisor[.<rank>]        the parent process: its number and when it started
+.confidential               exists if no values may be kept: see runfolder/confidential.py
+.supervisor[.<rank>]        the parent process: its number and when it started; exists only during the run
 .boxes[.<rank>]             a socket; processes hand their black box to the parent there, during the run
 .no-checkup                 exists if mistakes that raise no error shall not be searched for
 kernel.txt, gpu.json        what the parent knows about the GPUs: see runfolder/gpu.py
 inside/                     questions to the processes: see runfolder/questions.py
 
-`runfolder/files.py` reads and writes the rest.
+`runfolder/files.py` reads and writes the rest. Every file is made with `new_file` or `write_atomically`, and every
+folder with `new_folder`, so that nobody else can read them, whatever the umask is.
 """
 
 from __future__ import annotations
@@ -28,19 +33,29 @@ import fcntl
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from torchmedic.errors import UsageError
+from torchmedic.runfolder import reading
 
 _JOB = ".job"
 _BOXES = ".boxes"
-_CONFIDENTIAL = ".confidential"
 _NO_CHECKUP = ".no-checkup"
+_SIGNED_SECONDS = 5.0  # that a rank may take from making the folder of the job to signing it
+_MAX_JOB_BYTES = 1 << 16
 
 
-def create(requested: str | None, script: str, cwd: Path, job: str | None = None) -> Path:
+def create(requested: str | None, script: str, cwd: Path, job: str | None = None, *, parent: str | None = None) -> Path:
     """Make the folder of a new run, private to its owner. All processes of one `job` get the same folder.
+
+    Args:
+        requested: The folder itself, from the command line.
+        script: The name of the script, which becomes a part of the folder's name.
+        cwd: The working folder.
+        job: What identifies the launch of several ranks.
+        parent: The folder in which every run gets its own folder (default: `.torchmedic`).
 
     Raises:
         UsageError: The requested folder is not empty, or cannot be made.
@@ -51,27 +66,61 @@ def create(requested: str | None, script: str, cwd: Path, job: str | None = None
         if _is_taken(path, job):
             raise UsageError(f"cannot write to {requested}: it exists and is not empty")
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.chmod(0o700)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new_folder(path, exist_ok=True)
             _sign(path, job)
         except (FileNotFoundError, NotADirectoryError, FileExistsError, PermissionError) as error:
             raise UsageError(f"cannot make {requested}: {error.strerror}") from None
         return path.resolve()
     name = f"{datetime.datetime.now():%Y-%m-%dT%H%M%S}-{_slug(script)}"
     try:
-        return _fresh(cwd / ".torchmedic", name, job)
+        return _fresh(cwd / (parent or ".torchmedic"), name, job, hide=parent is None)
     except OSError:
         # A read-only or full working directory must not stop the training.
         return _fresh(_private_temporary(), name, job)
 
 
+def new_folder(path: Path, *, exist_ok: bool = False) -> Path:
+    """Make a folder that only its owner can enter."""
+    path.mkdir(mode=0o700, exist_ok=exist_ok)
+    path.chmod(0o700)  # the umask may have taken rights of the owner
+    return path
+
+
+def new_file(path: Path) -> int:
+    """Make or empty a file that only its owner can read, and return its descriptor."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def mark(path: Path, text: str = "") -> None:
+    """Make a small file whose existence says something."""
+    with os.fdopen(new_file(path), "w") as file:
+        file.write(text)
+
+
 def _is_taken(path: Path, job: str | None) -> bool:
-    if job is not None and _signature(path) == job:
+    if job is not None and _is_of_job(path, job):
         return False
     try:
         return path.is_file() or (path.is_dir() and any(path.iterdir()))
     except OSError:
         return False  # making the folder will report the error
+
+
+def _is_of_job(path: Path, job: str) -> bool:
+    """Whether the folder belongs to the job. Another rank that has just made the folder is about to sign it."""
+    end = time.monotonic() + _SIGNED_SECONDS
+    while _signature(path) != job:
+        try:
+            is_new = path.is_dir() and time.time() - path.stat().st_ctime < _SIGNED_SECONDS
+        except OSError:
+            return False
+        if not is_new or _signature(path) or time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _private_temporary() -> Path:
@@ -82,11 +131,12 @@ def _private_temporary() -> Path:
     return shared if shared.lstat().st_uid == os.getuid() else Path(tempfile.mkdtemp(prefix="torchmedic-"))
 
 
-def _fresh(parent: Path, name: str, job: str | None) -> Path:
+def _fresh(parent: Path, name: str, job: str | None, *, hide: bool = True) -> Path:
+    """A new folder in `parent`; with `hide`, git is told to ignore the parent, which is then torchmedic's own."""
     if not parent.is_dir():
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     ignore = parent / ".gitignore"
-    if not ignore.exists():
+    if hide and not ignore.exists():
         with contextlib.suppress(OSError):
             ignore.write_text("*\n")
     if job is None:
@@ -104,7 +154,7 @@ def _numbered(parent: Path, name: str) -> Path:
     for attempt in range(1000):
         path = parent / (name if not attempt else f"{name}-{attempt + 1}")
         try:
-            path.mkdir(mode=0o700)
+            new_folder(path)
         except FileExistsError:
             continue
         return path.resolve()
@@ -113,12 +163,12 @@ def _numbered(parent: Path, name: str) -> Path:
 
 def _sign(path: Path, job: str | None) -> None:
     if job is not None:
-        (path / _JOB).write_text(job)
+        mark(path / _JOB, job)
 
 
 def _signature(path: Path) -> str | None:
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        return (path / _JOB).read_text()
+        return reading.read(path / _JOB, _MAX_JOB_BYTES).decode()
     return None
 
 
@@ -138,18 +188,9 @@ def _slug(script: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(script).stem).strip("-.") or "run"
 
 
-def mark_confidential(run: Path) -> None:
-    """Tell every process of the run to keep none of the user's values."""
-    (run / _CONFIDENTIAL).touch(mode=0o600)
-
-
-def is_confidential(run: Path) -> bool:
-    return (run / _CONFIDENTIAL).exists()
-
-
 def mark_no_checkup(run: Path) -> None:
     """Tell every process of the run not to check for mistakes that raise no error."""
-    (run / _NO_CHECKUP).touch(mode=0o600)
+    mark(run / _NO_CHECKUP)
 
 
 def wants_checkup(run: Path) -> bool:
@@ -160,7 +201,7 @@ def claim_process_folder(run: Path, rank: int) -> Path:
     """Make the folder of one watched process: `rank0`, or `rank0.<pid>` where `rank0` is taken."""
     for name in (f"rank{rank}", f"rank{rank}.{os.getpid()}"):
         try:
-            (run / name).mkdir(mode=0o700)
+            new_folder(run / name)
         except FileExistsError:
             continue
         return run / name
@@ -169,9 +210,7 @@ def claim_process_folder(run: Path, rank: int) -> Path:
 
 def claim_worker_folder(run: Path, rank: int) -> Path:
     """Make the folder of a DataLoader worker that has something to report."""
-    path = run / f"worker-{rank}.{os.getpid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    return path
+    return new_folder(run / f"worker-{rank}.{os.getpid()}", exist_ok=True)
 
 
 def box_address(run: Path, rank: int | None) -> Path:
@@ -193,7 +232,12 @@ def _folders(run: Path, start: str) -> list[Path]:
         names = sorted(os.listdir(run))
     except OSError:
         return []
-    return [run / name for name in names if name.startswith(start) and os.path.isdir(f"{run}/{name}")]
+    return [run / name for name in names if name.startswith(start) and _is_folder(f"{run}/{name}")]
+
+
+def _is_folder(path: str) -> bool:
+    """Whether a path is a folder, and no link that may lead out of the run folder."""
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def rank_of(folder: Path) -> int:

@@ -21,9 +21,11 @@ from pathlib import Path
 
 import msgspec
 
+from torchmedic.records import encode_line
 from torchmedic.records.inside import InsideView
 from torchmedic.records.memory import HeldMemory
 from torchmedic.records.stall import Saved
+from torchmedic.runfolder import layout, reading
 from torchmedic.runfolder.files import write_atomically
 
 FOLDER = "inside"
@@ -57,7 +59,7 @@ def kept_waiting(run: Path, pid: int) -> Iterator[None]:
     """Tell the parent that torchmedic itself holds the process up."""
     path = busy(run, pid)
     with contextlib.suppress(OSError):
-        path.touch()
+        layout.mark(path)
     try:
         yield
     finally:
@@ -86,29 +88,29 @@ def ask(run: Path, pid: int, word: bytes = LOOK) -> bool:
 
 def write(run: Path, record: InsideView | Saved) -> None:
     path = answer(run, record.pid) if isinstance(record, InsideView) else saved(run, record.pid)
-    write_atomically(path, msgspec.json.encode(record))
+    write_atomically(path, encode_line(record))
 
 
 def read_answer(run: Path, pid: int) -> InsideView | None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(answer(run, pid).read_bytes(), type=InsideView)
+        return reading.decode(reading.read(answer(run, pid)), InsideView)
     return None
 
 
 def read_saved(run: Path, pid: int) -> Saved | None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(saved(run, pid).read_bytes(), type=Saved)
+        return reading.decode(reading.read(saved(run, pid)), Saved)
     return None
 
 
 def write_held(run: Path, pid: int, holders: Sequence[HeldMemory]) -> None:
-    write_atomically(held(run, pid), msgspec.json.encode(holders))
+    write_atomically(held(run, pid), encode_line(holders))
 
 
 def read_held(run: Path, pid: int) -> tuple[HeldMemory, ...]:
     """The largest holders of memory when a process was last asked, largest first."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(held(run, pid).read_bytes(), type=tuple[HeldMemory, ...])
+        return reading.decode(reading.read(held(run, pid)), tuple[HeldMemory, ...])
     return ()
 
 

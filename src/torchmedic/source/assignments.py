@@ -1,4 +1,4 @@
-"""What stands on both sides of an assignment or of a comparison, taken apart."""
+"""The parts of both sides of an assignment or of a comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def sides(comparison: ast.Compare) -> list[ast.expr]:
 
 
 def terms(value: ast.expr) -> Iterator[ast.expr]:
-    """What is added and subtracted to make a number."""
+    """The terms that are added and subtracted to make a number."""
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
         yield from terms(value.left)
         yield from terms(value.right)
@@ -70,8 +70,11 @@ def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def flat(targets: Iterable[ast.expr]) -> Iterator[ast.expr]:
+    """The single targets of an assignment: `a`, `b` and `c` of `(a, b), *c = ...`."""
     for target in targets:
         if isinstance(target, ast.Tuple | ast.List):
             yield from flat(target.elts)
+        elif isinstance(target, ast.Starred):
+            yield from flat([target.value])
         else:
             yield target

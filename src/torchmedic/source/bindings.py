@@ -9,11 +9,10 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
+from torchmedic.source.syntax import FUNCTIONS, LOOPS
+
 Binding = ast.AST
 Bindings = frozenset[Binding]
-
-FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-_LOOPS = ast.For | ast.AsyncFor | ast.While
 
 
 class _Entry(ast.AST):
@@ -83,7 +82,7 @@ class _Flow:
         again._left.append(set())
         return before | again.block(statement.body, before) | again._left[-1]
 
-    def _loop(self, loop: ast.For | ast.AsyncFor | ast.While, before: Bindings) -> Bindings:
+    def _loop(self, loop: LOOPS, before: Bindings) -> Bindings:
         bound = not isinstance(loop, ast.While) and names(loop.target, self._name)
         # What one iteration leaves behind may be what the next one begins with.
         self._left.append(set())
@@ -137,7 +136,7 @@ def binds(statement: ast.stmt, name: str) -> bool:
             return any((alias.asname or alias.name.split(".")[0]) == name for alias in aliases)
         case _:
             found = False
-    if found or isinstance(statement, ast.If | _LOOPS | ast.Try | ast.With | ast.AsyncWith | ast.Match):
+    if found or isinstance(statement, ast.If | LOOPS | ast.Try | ast.With | ast.AsyncWith | ast.Match):
         return found
     return _walrus_in(statement, name)
 

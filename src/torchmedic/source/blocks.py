@@ -6,10 +6,9 @@ import ast
 from collections.abc import Iterator
 from types import FrameType
 
-Block = list[ast.stmt]
+from torchmedic.source.syntax import CALLABLES, FUNCTIONS, LOOPS, first_line
 
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-LOOPS = (ast.For, ast.AsyncFor, ast.While)
+Block = list[ast.stmt]
 
 
 def body_of(tree: ast.Module, frame: FrameType) -> Block | None:
@@ -17,10 +16,8 @@ def body_of(tree: ast.Module, frame: FrameType) -> Block | None:
         return tree.body
     first = frame.f_code.co_firstlineno
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == frame.f_code.co_name:
-            start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            if start == first:
-                return node.body
+        if isinstance(node, FUNCTIONS) and node.name == frame.f_code.co_name and first_line(node) == first:
+            return node.body
     return None
 
 
@@ -37,7 +34,7 @@ def innermost_block(body: Block, lines: set[int], *, header_counts: bool = False
             if spans(statement, lines):
                 found = statement
                 break
-        if found is None or isinstance(found, (*FUNCTIONS, ast.ClassDef)):
+        if found is None or isinstance(found, CALLABLES | ast.ClassDef):
             return best
         candidates = []
         for block in blocks(found):

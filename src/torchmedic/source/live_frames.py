@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchmedic.records import Location, Role
+from torchmedic.source.stacks import position_of
 from torchmedic.source.text import relative, source_line
 from torchmedic.source.user_code import is_user_file
 
@@ -28,7 +29,7 @@ class Frame:
         self.function = frame.f_code.co_name
         self.is_user = is_user_file(self.file)
         self._lasti = lasti
-        line, end_line, column, end_column = _position(frame, lasti)
+        line, end_line, column, end_column = position_of(frame.f_code, lasti)
         self.line = line or lineno
         self.end_line = end_line or self.line
         self._column = column
@@ -111,7 +112,7 @@ class Frame:
         )
 
     def location(self, role: Role, label: str = "", node: ast.AST | None = None) -> Location:
-        """This frame's expression, or another node of the same file, as a labelled place."""
+        """The expression of the frame, or another node of the same file, as a labelled place."""
         if node is None:
             return place(role, self.file, self.line, label, self._column, self._end_column, self.end_line)
         return node_location(role, self.file, node, label)
@@ -177,15 +178,6 @@ def stack_of(frame: FrameType | None) -> list[Frame]:
         frames.append(Frame(frame, frame.f_lasti, frame.f_lineno))
         frame = frame.f_back
     return frames[::-1]
-
-
-def _position(frame: FrameType, lasti: int) -> tuple[int | None, int | None, int | None, int | None]:
-    if lasti < 0:
-        return (frame.f_lineno, None, None, None)
-    for index, position in enumerate(frame.f_code.co_positions()):
-        if index == lasti // 2:
-            return position
-    return (frame.f_lineno, None, None, None)
 
 
 Span = tuple[int, int, int, int]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchmedic.source.blocks import FUNCTIONS, Block, blocks
+from torchmedic.source.blocks import Block, blocks
+from torchmedic.source.syntax import CALLABLES
 
 
 def read_first(block: Block) -> set[str]:
@@ -17,7 +18,7 @@ def _read_first(block: Block, written: set[str]) -> set[str]:
     """`written` holds what has been assigned so far, and is added to where that is certain."""
     found: set[str] = set()
     for statement in block:
-        inner = list(blocks(statement)) if not isinstance(statement, (*FUNCTIONS, ast.ClassDef)) else []
+        inner = list(blocks(statement)) if not isinstance(statement, CALLABLES | ast.ClassDef) else []
         if not inner:
             found |= names_read(statement) - written
             written |= set(names_written(statement))

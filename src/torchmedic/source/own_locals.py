@@ -11,7 +11,7 @@ from types import CodeType
 
 _READING = frozenset({"locals", "vars", "dir", "exec"})
 _known: dict[int, tuple[CodeType, bool]] = {}
-_MOST = 2000  # functions that are remembered
+_MAX_FUNCTIONS = 2000  # that are remembered
 
 
 def looks_at_locals(code: CodeType) -> bool:
@@ -23,7 +23,7 @@ def looks_at_locals(code: CodeType) -> bool:
         return False
     found = _known.get(id(code))
     if found is None:
-        if len(_known) >= _MOST:
+        if len(_known) >= _MAX_FUNCTIONS:
             _known.clear()
         loaded = (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
         found = _known[id(code)] = (code, "eval" in loaded)

@@ -8,8 +8,8 @@ import msgspec
 
 from torchmedic.records import StackFrame
 
-_LONGEST = 60  # frames of one turn
-_TURNS = 3
+_MAX_TURN_FRAMES = 60
+_MIN_TURNS = 3
 
 
 class Cycle(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,11 +22,11 @@ class Cycle(msgspec.Struct, frozen=True, kw_only=True):
 
 def cycle_in(stack: Sequence[StackFrame]) -> Cycle | None:
     """The recursion at the end of a stack (outermost frame first), if it went round at least three times."""
-    for ending in range(min(_LONGEST, len(stack))):
+    for ending in range(min(_MAX_TURN_FRAMES, len(stack))):
         # The limit may be hit in the middle of a round, or in a helper that the round calls.
         whole = stack[: len(stack) - ending]
-        for length in range(1, min(_LONGEST, len(whole) // _TURNS) + 1):
-            if not all(_same(whole[-1 - at], whole[-1 - at - length]) for at in range(length * (_TURNS - 1))):
+        for length in range(1, min(_MAX_TURN_FRAMES, len(whole) // _MIN_TURNS) + 1):
+            if not all(_same(whole[-1 - at], whole[-1 - at - length]) for at in range(length * (_MIN_TURNS - 1))):
                 continue
             start = len(whole) - length
             while start > 0 and _same(whole[start - 1], whole[start - 1 + length]):

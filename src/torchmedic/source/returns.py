@@ -1,4 +1,4 @@
-"""From which line a function of the user's returned."""
+"""The line that a function of the user's returned from."""
 
 from __future__ import annotations
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import inspect
 
-from torchmedic.source.bindings import ENTRY, FUNCTIONS, reaching
+from torchmedic.source.bindings import ENTRY, reaching
 from torchmedic.source.live_frames import Frame
+from torchmedic.source.syntax import FUNCTIONS, first_line
 
 
 def function_body(frame: Frame) -> ast.AST | None:
@@ -16,11 +17,7 @@ def function_body(frame: Frame) -> ast.AST | None:
         return tree
     first = frame.live.f_code.co_firstlineno
     for node in ast.walk(tree):
-        if (
-            isinstance(node, FUNCTIONS)
-            and node.name == frame.function
-            and min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) == first
-        ):
+        if isinstance(node, FUNCTIONS) and node.name == frame.function and first_line(node) == first:
             return node
     return None
 
@@ -51,5 +48,5 @@ def assignment_before(frame: Frame, name: str) -> ast.AST | None:
 
 
 def header(statement: ast.AST) -> ast.AST:
-    """What stands for a binding in a report: of a loop, what it loops over."""
+    """The node that stands for a binding in a report: of a loop, the expression that it goes over."""
     return statement.iter if isinstance(statement, ast.For | ast.AsyncFor) else statement

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-import itertools
 from types import CodeType, FrameType
 from typing import NamedTuple
 
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, place
+from torchmedic.source.stacks import position_of
 from torchmedic.source.user_code import is_user_file
 
-_DEPTH = 30
+_MAX_SPOTS = 30
 
 
 class Place(NamedTuple):
@@ -49,8 +49,7 @@ class Spots:
         key = (code, frame.f_lasti)
         found = self._known.get(key)
         if found is None:
-            position = next(itertools.islice(code.co_positions(), max(0, frame.f_lasti // 2), None), None)
-            line, end_line, column, end_column = position or (None, None, None, None)
+            line, end_line, column, end_column = position_of(code, max(0, frame.f_lasti))
             found = Spot(code.co_filename, line or frame.f_lineno, column, end_line, end_column, code.co_name)
             self._known[key] = found
         return found
@@ -64,7 +63,7 @@ def spot_of_frame(frame: FrameType) -> Spot:
 def user_spots(frame: FrameType | None) -> tuple[Spot, ...]:
     """The user's own lines at and above a frame, innermost first."""
     spots: list[Spot] = []
-    while frame is not None and len(spots) < _DEPTH:
+    while frame is not None and len(spots) < _MAX_SPOTS:
         if is_user_file(frame.f_code.co_filename):
             spots.append(spot_of_frame(frame))
         frame = frame.f_back

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from types import FrameType, TracebackType
+import itertools
+from types import CodeType, FrameType, TracebackType
 
 # Frames with the line and column that each is at, innermost first.
 Stack = list[tuple[FrameType, int, int | None]]
+Position = tuple[int | None, int | None, int | None, int | None]
+_UNKNOWN: Position = (None, None, None, None)
 
 
 def stack_at(frame: FrameType | None) -> Stack:
@@ -27,14 +30,17 @@ def frames_of_traceback(tb: TracebackType | None, within: FrameType | None = Non
 
 
 def stack_of_traceback(tb: TracebackType | None, within: FrameType | None = None) -> Stack:
-    """The same, and those above the one that caught it."""
+    """The frames that an exception came through, and those above the frame that caught it."""
     entries = frames_of_traceback(tb, within)
     return entries + (stack_at(entries[-1][0].f_back) if entries else [])
 
 
 def point_of(frame: FrameType, lasti: int, line: int) -> tuple[int, int | None]:
     """Line and column of the expression that a frame is evaluating."""
-    for index, (start, _, column, _) in enumerate(frame.f_code.co_positions()):
-        if index == lasti // 2:
-            return (start or line, column)
-    return (line, None)
+    start, _, column, _ = position_of(frame.f_code, lasti)
+    return start or line, column
+
+
+def position_of(code: CodeType, lasti: int) -> Position:
+    """Line, end line, column and end column of an instruction (PEP 657), as far as Python knows them."""
+    return next(itertools.islice(code.co_positions(), lasti // 2, None), _UNKNOWN) if lasti >= 0 else _UNKNOWN

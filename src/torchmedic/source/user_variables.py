@@ -35,7 +35,7 @@ def roots(frame: FrameType | None) -> Iterator[tuple[str, int, str, Any]]:
                 modules.add(id(frame.f_globals))
                 yield from _globals(code.co_filename, frame.f_globals)
         frame = frame.f_back
-    for file, variables in _user_modules():
+    for file, variables in user_modules():
         if id(variables) not in modules:
             yield from _globals(file, variables)
 
@@ -59,8 +59,8 @@ def _globals(file: str, variables: dict[str, Any]) -> Iterator[tuple[str, int, s
 _modules: tuple[int, list[tuple[str, dict[str, Any]]]] = (0, [])
 
 
-def _user_modules() -> list[tuple[str, dict[str, Any]]]:
-    """The user's own modules; looked for again only when something has been imported."""
+def user_modules() -> list[tuple[str, dict[str, Any]]]:
+    """The files and variables of the user's own modules; looked for again only after an import."""
     global _modules
     if _modules[0] != len(sys.modules):
         found = [
@@ -76,7 +76,7 @@ def _user_modules() -> list[tuple[str, dict[str, Any]]]:
 
 
 def user_files() -> list[str]:
-    return [file for file, _ in _user_modules()]
+    return [file for file, _ in user_modules()]
 
 
 def locals_of(frame: FrameType) -> list[tuple[str, Any]]:

@@ -132,10 +132,10 @@ def box_path(folder: Path) -> Path | None:
     """Where the black box of one process can be read: in memory while the process lives, then in its folder."""
     for line in files.read_events(folder):
         if isinstance(line, files.StartLine) and line.box is not None:
-            path = f"/proc/{line.pid}/fd/{line.box}"
+            link = f"/proc/{line.pid}/fd/{line.box}"
             with contextlib.suppress(OSError):
-                if blackbox.MEMORY_NAME in os.readlink(path):
-                    return Path(path)
+                if os.readlink(link).startswith(f"/memfd:{blackbox.MEMORY_NAME}"):
+                    return Path(link)
     path = folder / files.BLACK_BOX
     return path if path.exists() else None
 
@@ -144,7 +144,7 @@ def read_box(folder: Path) -> BoxContents | None:
     """The black box of the process with this folder."""
     with contextlib.suppress(UnreadableRun):
         path = box_path(folder)
-        return None if path is None else blackbox.read(path)
+        return None if path is None else blackbox.read(path, follow=path.parent != folder)
     return None
 
 

@@ -44,7 +44,9 @@ class Traces(msgspec.Struct):
 
 
 def read_traces(run: Path, folders: list[Path]) -> Traces:
-    left = Traces(run, {}, {}, files.stack_files(run), {}, set())
+    others = {pid for folder in layout.process_folders(run) if folder not in folders for pid in _pids(folder)}
+    stacks = {pid: path for pid, path in files.stack_files(run).items() if pid not in others}  # not of other ranks
+    left = Traces(run, {}, {}, stacks, {}, set())
     for folder in folders:
         box = read_box(folder)
         if box is not None:
@@ -55,6 +57,10 @@ def read_traces(run: Path, folders: list[Path]) -> Traces:
         if any(isinstance(line, LostRankLine) for line in lines):
             left.lost_a_rank |= {line.pid for line in lines if isinstance(line, StartLine)}
     return left
+
+
+def _pids(folder: Path) -> list[int]:
+    return [line.pid for line in files.read_events(folder) if isinstance(line, StartLine)]
 
 
 def find(left: Traces, host: HostWatch, pid: int, status: int, *, through_shell: bool) -> list[Death]:

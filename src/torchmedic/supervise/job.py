@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from torchmedic.records import Diagnosis, Outcome, Report
 from torchmedic.runfolder import files, layout
+from torchmedic.runfolder.confidential import shown
 
 
 def identity(environ: Mapping[str, str]) -> str | None:
@@ -47,20 +48,29 @@ def _started(pid: int) -> str:
 
 
 class Ledger:
-    """The `report.json` of a run, which several ranks may share."""
+    """The `report.json` of a run, which several ranks may share. What it shows is what others may see of the run.
 
-    def __init__(self, run: Path, rank: int | None) -> None:
-        self._run = run
+    `work` is the folder in which the processes of the run work, `run` the folder of the report.
+    """
+
+    def __init__(self, work: Path, rank: int | None, run: Path | None = None, confidential: bool = False) -> None:
+        self._work = work
+        self.run = run or work
         self._rank = rank
+        self._confidential = confidential
+
+    def shown(self, diagnosis: Diagnosis) -> Diagnosis:
+        """A diagnosis as it may be printed, and written to the run folder."""
+        return shown(diagnosis) if self._confidential else diagnosis
 
     def publish(self, report: Report) -> frozenset[object]:
         """Write the report, and return the keys (`same_finding`) of what other ranks have found."""
         if self._rank is None:
-            files.write_report(self._run, report)
+            self._write(report)
             return frozenset()
-        with layout.locked(self._run / ".lock"):
-            parts = files.write_part(self._run, self._rank, report)
-            files.write_report(self._run, merged(parts))
+        with layout.locked(self._work / ".lock"):
+            parts = files.write_part(self._work, self._rank, report)
+            self._write(merged(parts))
         return frozenset(
             same_finding(found)
             for part in parts
@@ -68,6 +78,9 @@ class Ledger:
             for found in part.diagnoses
             if found.rank != self._rank
         )
+
+    def _write(self, report: Report) -> None:
+        files.write_report(self.run, replace(report, diagnoses=tuple(map(self.shown, report.diagnoses))))
 
 
 def same_finding(diagnosis: Diagnosis) -> object:
@@ -82,5 +95,13 @@ def merged(parts: list[Report]) -> Report:
     outcome = telling[0].outcome if telling else Outcome()
     return Report(
         outcome=replace(outcome, steps=max((part.outcome.steps for part in parts), default=0)),
-        diagnoses=tuple(diagnosis for part in parts for diagnosis in part.diagnoses),
+        diagnoses=_once(diagnosis for part in parts for diagnosis in part.diagnoses),
     )
+
+
+def _once(diagnoses: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
+    """Drop what several ranks have found alike; the lowest rank keeps it."""
+    found: dict[object, Diagnosis] = {}
+    for diagnosis in diagnoses:
+        found.setdefault(same_finding(diagnosis), diagnosis)
+    return tuple(found.values())

@@ -7,12 +7,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torchmedic.contained import contained, fault_line, on_fault
 from torchmedic.errors import UsageError
 from torchmedic.records import Fault
+from torchmedic.records.plain_text import visible
 from torchmedic.runfolder import files, layout
+from torchmedic.runfolder.confidential import in_use, mark_confidential, shown_fault
 from torchmedic.settings import Settings, rank, working_folder
 from torchmedic.supervise.boxes import BoxKeeper
 from torchmedic.supervise.child import launch, tee
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from torchmedic.supervise.supervisor import Supervisor
 
 
-def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) -> int:
+def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool, output: str | None = None) -> int:
     """Run a command under supervision, and return its exit status, which `--fail-on` may raise.
 
     Args:
@@ -35,15 +37,33 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
         name: A name for the run folder.
         hide: Whether to hide the added environment variables from the script. Must be false for a shell or a launcher,
             which passes its environment on.
+        output: The run folder from the command line. The setting `output` is a folder for the folders of all runs.
     """
     job = identity(os.environ)
     number = rank() if job else None
-    folder = _run_folder(settings, name, job, number)
-    environment = dict(os.environ) if folder is None else launch.environment(folder, hide=hide)
+    with contextlib.ExitStack() as kept:
+        folders = _run_folder(settings, "run" if settings.confidential else name, job, output, number)
+        if folders is not None:
+            kept.enter_context(in_use(folders.work))
+        return _run(command, settings, folders, number, hide=hide)
+
+
+class _Folders(NamedTuple):
+    """The run folder, and the folder in which the processes work: the same unless the run is confidential."""
+
+    run: Path
+    work: Path
+
+
+def _run(
+    command: Sequence[str], settings: Settings, folders: _Folders | None, number: int | None, *, hide: bool
+) -> int:
+    work = folders.work if folders is not None else None
+    environment = dict(os.environ) if work is None else launch.environment(work, hide=hide)
     faults: list[Fault] = []
-    on_fault(faults.append, str(folder or ""))
-    messages = KernelMessages(folder, number) if folder is not None else None
-    boxes = contained("supervise.boxes")(BoxKeeper)(folder, number) if folder is not None else None
+    on_fault(faults.append, str(work or ""))
+    messages = KernelMessages(work, number) if work is not None else None
+    boxes = contained("supervise.boxes")(BoxKeeper)(work, number) if work is not None else None
     forwarder = Forwarder()
     dump = FatalDump()
 
@@ -52,7 +72,7 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
             messages.feed(data)
         dump.feed(data)
 
-    stream = contained("supervise.tee")(tee.choose)(hear) if folder is not None else None
+    stream = contained("supervise.tee")(tee.choose)(hear) if work is not None else None
     stream = stream or Stream()
     try:
         try:
@@ -61,8 +81,8 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
             raise UsageError(f"cannot start {command[0]}: {error.strerror}") from None
         stream.start()
         supervisor = None
-        if folder is not None:
-            supervisor = contained("supervise.start")(_supervisor)(folder, settings, number, stream)
+        if folders is not None:
+            supervisor = contained("supervise.start")(_supervisor)(folders, settings, number, stream)
 
         def watch() -> float:
             stream.look()
@@ -82,10 +102,11 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
                 messages.flush()
             if boxes is not None:
                 boxes.close()
-            if folder is not None and status < 0:
-                dump.save(folder, child.pid)
+            if work is not None and status < 0:
+                dump.save(work, child.pid)
             if supervisor is None:
-                sys.stderr.writelines(fault_line(fault) for fault in faults[:1])
+                shown = [shown_fault(fault) if settings.confidential else fault for fault in faults[:1]]
+                sys.stderr.writelines(fault_line(fault) for fault in shown)
                 return shell_status(status)
             for fault in faults:
                 supervisor.note_fault(fault)  # from before the supervisor existed
@@ -99,26 +120,28 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool) ->
         forwarder.release()
 
 
-def _run_folder(settings: Settings, name: str, job: str | None, rank: int | None) -> Path | None:
+def _run_folder(
+    settings: Settings, name: str, job: str | None, output: str | None, rank: int | None
+) -> _Folders | None:
     """A new run folder that can be written to; None where there is none, and then the script runs as without us."""
-    cwd, output = working_folder(), settings.output
+    cwd = working_folder()
     if output is not None and not cwd.is_absolute() and not os.path.isabs(output):
         output = None  # the working folder has been deleted
     try:
-        folder = layout.create(output, name, cwd, job)
-        files.write_supervisor(folder, rank)
-        (folder / files.STACKS).mkdir(mode=0o700, exist_ok=True)
-        if settings.confidential:
-            layout.mark_confidential(folder)
+        run = layout.create(output, name, cwd, job, parent=settings.output)
+        files.write_supervisor(run, rank)
+        work = mark_confidential(run) if settings.confidential else run
+        layout.new_folder(work / files.STACKS, exist_ok=True)
         if not settings.checkup:
-            layout.mark_no_checkup(folder)
+            layout.mark_no_checkup(work)
     except OSError as error:
-        sys.stderr.write(f"torchmedic: not watching, no run folder can be written: {error.strerror or error}\n")
+        reason = visible(error.strerror or str(error))
+        sys.stderr.write(f"torchmedic: not watching, no run folder can be written: {reason}\n")
         return None
-    return folder
+    return _Folders(run, work)
 
 
-def _supervisor(folder: Path, settings: Settings, rank: int | None, stream: Stream) -> Supervisor:
+def _supervisor(folders: _Folders, settings: Settings, rank: int | None, stream: Stream) -> Supervisor:
     from torchmedic.supervise.supervisor import Supervisor
 
-    return Supervisor(folder, settings, rank, stream.speaking)
+    return Supervisor(folders.run, settings, rank, stream.speaking, work=folders.work)

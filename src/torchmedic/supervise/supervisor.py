@@ -13,24 +13,27 @@ from msgspec.structs import replace
 
 from torchmedic.contained import contained, fault_line, on_fault
 from torchmedic.detect.failures.death import signal_name
-from torchmedic.diagnose.registry import is_hang, is_silent
-from torchmedic.errors import ExitStatus
+from torchmedic.diagnose.registry import is_fallback, is_hang, is_silent
+from torchmedic.errors import ExitStatus, UnreadableRun
 from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.death import Death
+from torchmedic.records.plain_text import visible
 from torchmedic.report.emit import Emitter
 from torchmedic.runfolder import files, questions
-from torchmedic.runfolder.files import confidential
+from torchmedic.runfolder.confidential import shown_fault
 from torchmedic.settings import Settings
-from torchmedic.supervise import deaths, failed_children, job, memory_warnings, short_of_memory
+from torchmedic.supervise import deaths, failed_children, job, memory_warnings, ranks, short_of_memory
 from torchmedic.supervise.child.signals import shell_status
 from torchmedic.supervise.child.stderr_file import TICK_SECONDS
 from torchmedic.supervise.findings import Findings
 from torchmedic.supervise.host.watch import HostWatch
 from torchmedic.supervise.stall.response import Response
 
+_ABORTED = "abort"  # gloo ends a process so when the tensors of two ranks do not fit
+
 
 class Supervisor:
-    """The parent's side of one run.
+    """The parent's side of one run. `work` is the folder in which its processes work (default: the run folder).
 
     `speaking` is entered around every message while the child runs, so that it comes after the child's own output.
     """
@@ -41,23 +44,25 @@ class Supervisor:
         settings: Settings,
         rank: int | None = None,
         speaking: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        *,
+        work: Path | None = None,
     ) -> None:
-        self._run = run
+        self._run = work = work or run
         self._rank = rank
         self._speaking = speaking
         self._emitter = Emitter(run, settings)
         self._settings = settings
-        self._findings = Findings(run, rank)
-        self._ledger = job.Ledger(run, rank)
+        self._findings = Findings(work, rank)
+        self._ledger = job.Ledger(work, rank, run, settings.confidential)
         self._diagnoses: list[Diagnosis] = []
         self._told: set[object] = set()  # findings of the processes
-        self._host = HostWatch(run, rank)
-        self._stalls = Response(run, rank, settings, self._add, self._amend, self._say)
+        self._host = HostWatch(work, rank)
+        self._stalls = Response(work, rank, settings, self._add, self._amend, self._say)
         self._outcome = Outcome()
         self._due = 0.0
         self._fault: Fault | None = None
         self._unwritten: OSError | None = None  # why the last report could not be written
-        on_fault(self.note_fault, str(run))
+        on_fault(self.note_fault, str(work))
 
     def watch(self, pid: int) -> float:
         """Look at the run, and return the seconds until the next look: a healthy run is looked at once a second."""
@@ -90,18 +95,14 @@ class Supervisor:
     def _add(self, diagnosis: Diagnosis) -> None:
         if diagnosis.code in self._settings.ignore and is_silent(diagnosis):  # a user may know better about these only
             return
-        if self._settings.confidential:
-            diagnosis = confidential(diagnosis)
         self._diagnoses = memory_warnings.folded(self._diagnoses, diagnosis)
         diagnosis = self._diagnoses[-1]
         said = self._write() | {job.same_finding(each) for each in self._diagnoses[:-1] if each.rank != diagnosis.rank}
         if job.same_finding(diagnosis) not in said:
             with self._speaking():
-                self._emitter.say(diagnosis)
+                self._emitter.say(self._ledger.shown(diagnosis))
 
     def _amend(self, before: Diagnosis, after: Diagnosis | None) -> None:
-        if self._settings.confidential:  # as it was when it was added
-            before, after = confidential(before), None if after is None else confidential(after)
         self._diagnoses = [
             found for each in self._diagnoses if (found := after if each == before else each) is not None
         ]
@@ -109,18 +110,27 @@ class Supervisor:
 
     def _say(self, line: str) -> None:
         with self._speaking():
-            sys.stderr.write(f"torchmedic: {line}\n")
+            sys.stderr.write(f"torchmedic: {visible(line)}\n")
             sys.stderr.flush()
 
     def _write(self) -> frozenset[object]:
         # A full disk must not keep a diagnosis off the screen.
+        said: frozenset[object] = frozenset()
         try:
-            found = self._ledger.publish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
+            said = self._ledger.publish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
+            self._unwritten = None
         except OSError as error:
             self._unwritten = error
-            return frozenset()
-        self._unwritten = None
-        return found
+        if self._diagnoses or (self._ledger.run / files.HTML).exists():
+            self._write_page()
+        return said
+
+    @contained("report.html")
+    def _write_page(self) -> None:
+        from torchmedic.report.html import page
+
+        with contextlib.suppress(OSError, UnreadableRun):  # as above: the disk is full
+            page.write(self._ledger.run)
 
     def conclude(self, pid: int, status: int, *, through_shell: bool) -> int:
         """Explain what is still open after the child's end, close the report, and return the exit status."""
@@ -145,7 +155,8 @@ class Supervisor:
             self._add_found(diagnosis)
         dead = [] if self._stalls.killed else deaths.find(left, self._host, pid, status, through_shell=through_shell)
         if status != 0:  # with status 0, the run recovered from whatever was raised or died
-            for diagnosis in self._findings.roots([self._explained(death) for death in dead]):
+            roots = self._findings.roots([self._explained(death) for death in dead])
+            for diagnosis in roots if self._stalls.killed else self._of_job(roots):
                 self._add_found(diagnosis)
             for diagnosis in short_of_memory.explained(self._findings.folders()):
                 self._add(diagnosis)
@@ -154,9 +165,20 @@ class Supervisor:
         self._outcome = replace(self._outcome, symptom="death" if dead else self._symptom())
         self._write()
         files.drop_empty_stacks(self._run)
-        files.remove_supervisor(self._run, self._rank)
+        files.remove_supervisor(self._ledger.run, self._rank)
         questions.remove(self._run, over=self._rank is None)
-        self._emitter.finish(Report(outcome=self._outcome, diagnoses=tuple(self._diagnoses)))
+        shown = tuple(self._ledger.shown(each) for each in self._diagnoses)
+        self._emitter.finish(Report(outcome=self._outcome, diagnoses=shown))
+
+    def _of_job(self, roots: list[Diagnosis]) -> list[Diagnosis]:
+        """What nobody could explain, and aborts of gloo, may come from ranks that went different ways: told once."""
+        if not roots or not all(is_fallback(found) or found.name == _ABORTED for found in roots):
+            return roots
+        found = ranks.verdict(self._run)
+        if found is None:
+            return roots
+        told = any(job.same_finding(each) == job.same_finding(found) for each in self._diagnoses)
+        return [found] if ranks.claim(self._run) and not told else []
 
     def _explained(self, death: Death) -> Diagnosis:
         from torchmedic.diagnose import registry
@@ -188,8 +210,10 @@ class Supervisor:
         if self._fault is not None:
             faults.append((self._fault, None))
         if self._unwritten is not None:
-            reason = self._unwritten.strerror or self._unwritten
-            sys.stderr.write(f"torchmedic: no report could be written to {self._run}: {reason}\n")
+            reason = visible(self._unwritten.strerror or str(self._unwritten))
+            sys.stderr.write(f"torchmedic: no report could be written to {self._ledger.run}: {reason}\n")
             return
+        if self._settings.confidential:
+            faults = [(shown_fault(fault), None) for fault, _ in faults]
         for fault, folder in faults[:1]:
             sys.stderr.write(fault_line(fault, "" if folder is None else str(folder / files.EVENTS)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from torchmedic.records.gpu import GpuHealth, GpuState
 from torchmedic.report.live import State, View, Watched
 from torchmedic.runfolder import files, layout
 from torchmedic.runfolder import gpu as gpu_files
+from torchmedic.runfolder.confidential import work_of
 from torchmedic.source.text import relative
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.gpu.nvml import connect
@@ -22,6 +24,7 @@ _MARKS = (files.REPORT, files.STACKS, ".confidential", ".no-checkup", ".job", ".
 _RATE_SECONDS = 30.0  # the window in which steps are counted
 _FRESH_SECONDS = 10.0  # a black box written within this time is alive even if its process cannot be seen
 _GPU_INTERVAL_SECONDS = 3.0
+_MAX_PROCESSES = 256  # that are shown
 
 
 def find_run(requested: Path | None, cwd: Path) -> Path:
@@ -52,11 +55,14 @@ class Watch:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._gpus = _GpuReader()
+        self._damage = ""  # why the report cannot be read
 
     def look(self) -> View:
         now = time.time()
         report = self._report()
-        folders = sorted(layout.process_folders(self._run), key=lambda folder: (layout.rank_of(folder), folder.name))
+        places = dict.fromkeys((self._run, work_of(self._run)))  # a confidential run works in another folder
+        listed = [folder for place in places for folder in layout.process_folders(place)]
+        folders = sorted(listed, key=lambda folder: (layout.rank_of(folder), folder.name))[:_MAX_PROCESSES]
         boxes = {folder: read_box(folder) for folder in folders}
         outcome = report.outcome if report is not None else None
         closed = outcome is not None and outcome.exit_status is not None
@@ -75,16 +81,22 @@ class Watch:
             gpus=self._cards(live=state == "running"),
             found=len(diagnoses),
             last=diagnoses[-1] if diagnoses else None,
+            damage=self._damage,
         )
 
     def _report(self) -> Report | None:
-        with contextlib.suppress(UnreadableRun, OSError):
+        self._damage = ""
+        if not os.path.lexists(self._run / files.REPORT):
+            return None
+        try:
             return files.read_report(self._run)
+        except UnreadableRun as error:
+            self._damage = str(error)
         return None
 
     def _cards(self, *, live: bool) -> tuple[GpuState, ...]:
         """The GPUs of the run as its parent last wrote them, updated with NVML's current values."""
-        written = [_health(path) for path in sorted(self._run.glob("gpu*.json"))]
+        written = [_health(path) for path in sorted(work_of(self._run).glob("gpu*.json"))[:_MAX_PROCESSES]]
         known = {gpu.uuid: gpu for health in written if health is not None for gpu in health.gpus}
         if not known:
             return ()

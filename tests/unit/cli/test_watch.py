@@ -22,7 +22,7 @@ from torchmedic.observe.step import blackbox
 from torchmedic.observe.step.blackbox import FileBox
 from torchmedic.records import Diagnosis, Location, Outcome, Report
 from torchmedic.records.gpu import GpuHealth, GpuState, Xid
-from torchmedic.runfolder import files, gpu, layout
+from torchmedic.runfolder import confidential, files, gpu
 from torchmedic.supervise.watching import Watch, find_run, lives
 
 NOBODY = 1 << 30  # the number of no process
@@ -109,7 +109,7 @@ def test_folders_with_little_in_them(run: Path, capfd: pytest.CaptureFixture[str
     assert Watch(run).look().state == "waiting"
     assert main(["watch", "run"]) == 0
     assert "no process has imported torch yet" in capfd.readouterr().out
-    layout.mark_confidential(run)
+    confidential.mark_confidential(run)
     whole = box(run, "rank0")
     path = run / "rank0" / files.BLACK_BOX
     whole.mark_clean_exit()

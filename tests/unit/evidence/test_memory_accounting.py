@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torchmedic.detect.failures.exhaustion import exhaustion_of
 from torchmedic.evidence.memory.accounting.book import SavedHere
 from torchmedic.evidence.memory.accounting.measured import measure
-from torchmedic.evidence.memory.accounting.saved_by_graph import tensors_saved_by, walk, weights_before, weights_of
+from torchmedic.evidence.memory.accounting.saved_by_graph import tensors_saved_by, weights_before, weights_of
 from torchmedic.evidence.memory.accounting.storages import Memory, total
 from torchmedic.evidence.memory.accounting.walk import held_tensors
 from torchmedic.evidence.memory.attempts import is_lent
@@ -23,6 +23,7 @@ from torchmedic.evidence.memory.batch_sizes import longest_row
 from torchmedic.evidence.memory.by_layer import Layers
 from torchmedic.evidence.memory.by_line import Alignment, by_line
 from torchmedic.evidence.memory.fake.ledger import ByteLedger, Place, Saved
+from torchmedic.source.objects.graph import walk
 from torchmedic.source.spots import Spot
 
 CARD = (

@@ -7,7 +7,7 @@ import ast
 import pytest
 import torch
 
-from torchmedic.detect.failures import hidden_exhaustion as hidden
+from torchmedic.detect.failures import exhaustion as hidden
 from torchmedic.diagnose.rules.memory.accidental_broadcast import _is_meant
 from torchmedic.evidence.memory.accounting.holder import Holder
 from torchmedic.evidence.memory.source.library_fillers import given_at

@@ -51,7 +51,7 @@ class Idle(Exception):
 
 
 def test_who_waits_for_ever_is_ended_long_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarm, "_TICK", 0.05)
+    monkeypatch.setattr(alarm, "_TICK_SECONDS", 0.05)
     with pytest.raises(Idle), Alarm(time.monotonic() + 1000, Late, Idle):
         _wait()
     with pytest.raises(Late), Alarm(time.monotonic() + 1, Late, Idle):

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from torchmedic.replay.isolation.deferred_signals import signals_deferred
 from torchmedic.replay.isolation.outside_world import Refused, refusals, sealed
 from torchmedic.replay.isolation.python_state import python_left_alone
+from torchmedic.replay.isolation.sandbox import signals_deferred
 from torchmedic.replay.step.tensor_writes import RestoreWrites
 
 

@@ -13,8 +13,7 @@ from torch import nn
 from torchmedic.observe.step.step_notes import StepNotes
 from torchmedic.replay.shadow.cpu_shadow import Shadow
 from torchmedic.replay.shadow.fake_cuda import shaded, standing_in
-from torchmedic.replay.shadow.skipped_products import is_big_product, pretend
-from torchmedic.replay.shadow.stand_in_values import Inventor
+from torchmedic.replay.shadow.invented_values import Inventor, is_big_product, pretend
 
 
 @pytest.fixture

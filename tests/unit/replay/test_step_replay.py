@@ -394,7 +394,7 @@ def test_a_replay_does_not_use_up_the_memory(case: Any, monkeypatch: pytest.Monk
         torch.ones(2).sum().backward()
         """)
     step = failing.run()
-    monkeypatch.setattr("torchmedic.replay.isolation.limits._HOST_FLOOR", 1.1)
+    monkeypatch.setattr("torchmedic.replay.isolation.limits._MIN_FREE_HOST", 1.1)
 
     assert isinstance(step.runner.play().error, ReplayTooBig)
 

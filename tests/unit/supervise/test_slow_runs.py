@@ -260,7 +260,7 @@ def test_a_sleep_of_the_script_itself_is_meant_however_long_it_is() -> None:
     found = asked("sleeping_on_purpose", stall(thread(user()), process(syscall="clock_nanosleep", wakes_in=3600.0)))
     assert found is not None
     assert found.severity == "note"
-    assert "it goes on by itself in 60 min" in found.evidence
+    assert "it continues by itself in 60 min" in found.evidence
 
 
 _GATHERS = thread(library("torch/distributed/distributed_c10d.py", "all_reduce"), user(9, "dist.all_reduce(x)"))
@@ -274,11 +274,11 @@ def _rank(number: int, main: PyThread, updates: int | None = 4, **fields: Any) -
 @pytest.mark.parametrize(
     ("peers", "severity", "line", "words"),
     [
-        ((_rank(1, thread(user(30), moved=True), updates=40),), "error", 9, "rank 1 has gone on without this call"),
+        ((_rank(1, thread(user(30), moved=True), updates=40),), "error", 9, "rank 1 has continued without this call"),
         ((_rank(1, thread(user(30)), updates=3, demand=1.0),), "note", 30, "rank 1 is at work"),
         ((_rank(1, thread(user(30)), updates=3, syscall="clock_nanosleep"),), "note", 30, "rank 1 sleeps"),
         ((_rank(1, _GATHERS),), "error", 9, "all ranks wait"),
-        ((_rank(1, thread(user(30))),), "error", 9, "the other ranks do not come to it"),
+        ((_rank(1, thread(user(30))),), "error", 9, "the other ranks do not reach this call"),
         ((Peer(process=process(201), asked=True),), "note", 9, ""),
         ((), "note", 9, "1 of 2 ranks are not on this host"),
     ],

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from torchmedic.records import StackFrame, ThreadStack
+from torchmedic.runfolder import reading
 
 # Ends that somebody asked for: the user, a scheduler, a closed terminal or pipe, a timer. Not incidents.
 REQUESTED = frozenset(
@@ -47,7 +48,7 @@ def fatal_signal(fatal_line: str) -> str | None:
 def read_stacks(path: Path) -> tuple[str, tuple[ThreadStack, ...]]:
     """Faulthandler's dump: its first line (`Fatal Python error: ...`) and the threads, the current one first."""
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        lines = reading.read(path, cut=True).decode(errors="replace").splitlines()
     except OSError:
         return "", ()
     fatal = next((line for line in lines if line.startswith("Fatal Python error")), "")

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from torchmedic.detect.failures.exhaustion import exhaustion_of
-from torchmedic.detect.failures.hidden_exhaustion import hidden_exhaustion
+from torchmedic.detect.failures.exhaustion import Exhaustion, exhaustion_of_error
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.failures.worker_failures import failure_of
 from torchmedic.observe.step.batches import tensors_in_frames
@@ -27,6 +26,7 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
     batch_indices: tuple[Any, ...] = ()
     batch: tuple[Any, ...] = ()
     worker: WorkerFailure | None = None
+    exhaustion: Exhaustion | None = None  # what the exception says about memory
     agent: ProcessContext | None = None  # the training process; None in a DataLoader worker
 
     @property
@@ -40,14 +40,17 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
             raise CannotCut("a DataLoader worker runs no training step")
         return self.agent
 
+    def with_error(self, error: BaseException) -> Raised:
+        """The incident with the exception that a replay of its step raised."""
+        return msgspec.structs.replace(self, error=error, exhaustion=exhaustion_of_error(error))
 
-def symptom_of(error: BaseException) -> str:
+
+def symptom_of(error: BaseException, exhaustion: Exhaustion | None) -> str:
     """The kind of failure as a user would name it; `outcome.symptom` in the report."""
-    names = frozenset(kind.__name__ for kind in type(error).__mro__)
-    text = str(error)
-    if (exhaustion_of(names, text) or hidden_exhaustion(names, text)) is not None:
+    if exhaustion is not None:
         return "out-of-memory"
-    if "AcceleratorError" in names or "CUDA error" in text:
+    names = frozenset(kind.__name__ for kind in type(error).__mro__)
+    if "AcceleratorError" in names or "CUDA error" in str(error):
         return "cuda-error"
     if isinstance(error, RecursionError):
         return "recursion"
@@ -68,14 +71,17 @@ def raised(error: BaseException, agent: ProcessContext) -> Raised:
     agent.batches.settle(_tensors_at(error))
     indices = agent.batches.indices
     worker = failure_of(error)
+    exhaustion = exhaustion_of_error(error)
+    explained_in_worker = worker is not None and worker.diagnosis is not None
     return Raised(
         error=error,
-        symptom="out-of-memory" if worker is not None and worker.diagnosis is not None else symptom_of(error),
+        symptom="out-of-memory" if explained_in_worker else symptom_of(error, exhaustion),
         step=agent.clock.step,
         phase=agent.clock.phase_name,
         rank=agent.rank,
         batch_indices=tuple(indices) if isinstance(indices, list | tuple) else () if indices is None else (indices,),
         batch=tuple(agent.batches.tensors()),
         worker=worker,
+        exhaustion=exhaustion,
         agent=agent,
     )

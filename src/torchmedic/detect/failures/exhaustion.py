@@ -7,6 +7,8 @@ import re
 import msgspec
 
 from torchmedic.detect.failures.device_errors import DeviceFault, fault_in
+from torchmedic.observe.memory.host import host_memory
+from torchmedic.observe.memory.limits import refusing
 
 _UNITS = {
     "B": 1,
@@ -33,6 +35,8 @@ _NO_SPACE = "No space left on device"
 _SHARED = re.compile(r"shared memory|\bshm\b|</torch_\d|/dev/shm|torch_shm_manager")
 _SHARED_REFUSED = re.compile(rf"unable to allocate shared memory|unable to write to file </torch_|{_NO_SPACE}")
 SHARED = "shared memory"
+# oneDNN, which computes convolutions and products on the CPU, says the same whatever went wrong.
+_ONEDNN = re.compile(r"could not (create|execute|initialize) a (primitive|memory|sub-memory)")
 _LIBRARIES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "library": "a CUDA library"}
 
 
@@ -62,8 +66,17 @@ class Exhaustion(msgspec.Struct, frozen=True, kw_only=True):
         return self.where not in ("host", SHARED)
 
 
+def exhaustion_of_error(error: BaseException) -> Exhaustion | None:
+    """What an exception says about memory; None if it is about something else."""
+    return exhaustion_of(frozenset(kind.__name__ for kind in type(error).__mro__), str(error))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return exhaustion_of_error(error) is not None
+
+
 def exhaustion_of(kinds: frozenset[str], text: str) -> Exhaustion | None:
-    """What an exception says about memory, by its classes and its words; None if it is about something else."""
+    """What the names of an exception's classes and its words say about memory; None if they say nothing of it."""
     if "OutOfMemoryError" in kinds or re.search(r"\b(CUDA|HIP|XPU|MPS) (backend )?out of memory", text):
         return _of_device(text)
     if kinds & {"RuntimeError", "OSError"} and _SHARED.search(text) and _SHARED_REFUSED.search(text):
@@ -76,7 +89,15 @@ def exhaustion_of(kinds: frozenset[str], text: str) -> Exhaustion | None:
         kinds & {"RuntimeError", "OSError", "ImportError"} and any(word in text for word in _HOST_WORDS)
     ):
         return Exhaustion(where="host", asked=asked_of_host(text))
-    return None
+    return hidden_exhaustion(kinds, text)
+
+
+def hidden_exhaustion(kinds: frozenset[str], text: str) -> Exhaustion | None:
+    """What words of oneDNN mean that do not name memory: memory ran out if the process is at a limit for certain."""
+    if "RuntimeError" not in kinds or not _ONEDNN.search(text):
+        return None
+    bound = refusing(host_memory(), None)
+    return Exhaustion(where="host") if bound is not None and bound.certain else None
 
 
 def _beside(fault: DeviceFault, text: str) -> str:

@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 import msgspec
-import torch
 
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.stages import Quantity, UpdateStage
 from torchmedic.observe.step.batches import items_of
+from torchmedic.source.objects.finite import is_finite
 
 
 class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,11 +66,3 @@ def of_call(incident: NonFinite, call: KeptBackward) -> NonFinite:
 
 def as_tuple(items: Any) -> tuple[Any, ...]:
     return tuple(items) if isinstance(items, list | tuple) else () if items is None else (items,)
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    if tensor.layout is torch.sparse_coo:
-        tensor = tensor._values()
-    if tensor.layout is not torch.strided or not (tensor.is_floating_point() or tensor.is_complex()):
-        return True
-    return bool(torch.isfinite(tensor.detach()).all().item())

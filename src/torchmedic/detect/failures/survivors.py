@@ -11,14 +11,15 @@ import time
 from typing import Any
 
 from torchmedic.observe.context import ProcessContext
-from torchmedic.runfolder import layout, questions
+from torchmedic.runfolder import questions
+from torchmedic.runfolder.confidential import is_confidential
 
 _MAX_WAIT_SECONDS = 5.0  # for an answer
 
 
 def ask(killed: int, agent: ProcessContext) -> None:
     """Have a worker of the same loader write down what it holds, for the parent to read."""
-    if layout.is_confidential(agent.run):
+    if is_confidential(agent.run):
         return
     alike = (getattr(iterator, "_workers", ()) for iterator in agent.batches.iterators())
     others = [worker for workers in alike if any(each.pid == killed for each in workers) for worker in workers]

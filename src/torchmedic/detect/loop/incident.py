@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from torchmedic.observe.device.device_waits import Waited
+from torchmedic.observe.heap.walk import Held
 from torchmedic.source.spots import Place
 
 
@@ -138,12 +139,10 @@ class NeedlessWait(LoopIncident, frozen=True, kw_only=True):
 
 
 class GrowingGraph(LoopIncident, frozen=True, kw_only=True):
-    """`sizes` are step, operations of earlier steps, all operations. `name` is the variable that carries the graph."""
+    """`sizes` are step, operations of earlier steps, all operations. `held` is the variable that carries the graph."""
 
     sizes: list[tuple[int, int, int]]
-    name: str
-    is_attribute: bool
-    carried: Place | None
+    held: Held | None
 
 
 class LeftoverMicroBatches(LoopIncident, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What is wrong with a GPU by its driver's account, in words; nothing is said of one that is well."""
+"""What the driver says is wrong with a GPU, in words; a healthy GPU gives no facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was seen of the user's holders over many looks -> those that only ever grow, and how fast.
+"""Points of holders over many looks -> the holders that only ever grow, and how fast.
 
 Growth is steady if there is more at nearly every look and it does not slow down. What fills up and stays, what is
 emptied now and then, and what is bounded by itself is not.
@@ -12,20 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
+from torchmedic.detect.loop.growing_graph import carried_since
 from torchmedic.observe.heap.growth_watch import Key, LeakWatch, Look, Point
 from torchmedic.observe.heap.walk import Held
 from torchmedic.observe.heap.weighing import Weight
 
-_SPANS = 4  # between two looks each
-_MANY = 1000  # nodes: more are not counted for sure
-_STEPS = 24  # that an old graph must reach back
-_GRAPHS = 16  # items with a graph that are no accident, where they come with the steps
+_MIN_SPANS = 4  # between two looks each
+_MIN_GRAPHS = 16  # in items that come with the steps; fewer may be an accident
 _BYTES = ("bytes", "mass")
 _PIECES = ("reached", "mass")
-_ONE = 1.5  # tensors
-_ENOUGH = 64 << 20  # bytes that are told of by themselves
+_MORE_THAN_ONE = 1.5  # tensor in each piece
+_MIN_BYTES = 64 << 20  # that are reported by themselves
 _KEY = re.compile(r"\[[^\]]*\]|\.\d+")
-_PLAIN = 1 << 10  # bytes of one item below which it is just a number
+_MAX_PLAIN_BYTES = 1 << 10  # of one item that is just a number
 
 What = Literal["graphs", "chain", "data", "cycles", "hooks"]
 
@@ -51,7 +50,7 @@ class Growth(NamedTuple):
 
     @property
     def bytes_held(self) -> float:
-        """Of tensors and data, without graphs."""
+        """Bytes of tensors and data, without graphs."""
         if self.held.kind in _BYTES:
             return float(self.held.size)
         return self.held.size * (self.weight.host + self.weight.device) if self.weight is not None else 0.0
@@ -68,7 +67,7 @@ class Growth(NamedTuple):
 
 
 def growths(watch: LeakWatch) -> Iterator[Growth]:
-    """Everything that grows by now, whether or not that is bad: what grows by itself before what does in pieces."""
+    """Everything that grows by now, whether or not that is bad: single containers first, linked structures last."""
     all_found = list(_growths(watch))
     hooks = any(each.what == "hooks" for each in all_found)
     alike = Counter(_who(each.held) for each in all_found)
@@ -77,7 +76,9 @@ def growths(watch: LeakWatch) -> Iterator[Growth]:
         if hooks and found.what != "hooks" and alike[_who(held)] > 1:
             continue  # each of the hooks has one of its own
         pieces = watch.tracks.get((0, f"reached {held.name}"))
-        several = found.weight is None or found.weight.graphs > _ONE  # in each piece, so that these are filled
+        several = (
+            found.weight is None or found.weight.graphs > _MORE_THAN_ONE
+        )  # in each piece, so that these are filled
         inner = held.inner or (pieces[-1].held.inner if pieces and several else "")
         yield found._replace(held=held._replace(inner=inner))
     yield from _together(all_found)
@@ -88,14 +89,14 @@ def _who(held: Held) -> tuple[str, str, str, int]:
 
 
 def _together(found: list[Growth]) -> Iterator[Growth]:
-    """What holds data under several keys, none of which has much: as one."""
+    """Join holders under several keys of one container that hold little data each."""
     families: dict[tuple[str, str, int, str], list[Growth]] = {}
     for each in found:
         held = each.held
         if each.what == "data" and held.kind == "items" and held.name != (whole := _KEY.sub("[...]", held.name)):
             families.setdefault((whole, held.file, held.local, each.period), []).append(each)
     for (name, *_), members in families.items():
-        if len(members) > 1 and all(each.bytes_held < _ENOUGH for each in members):
+        if len(members) > 1 and all(each.bytes_held < _MIN_BYTES for each in members):
             first = max(members, key=lambda each: each.bytes_held)
             items = sum(each.held.size for each in members)
             weights = [(each.held.size / items, each.weight) for each in members if each.weight is not None]
@@ -126,15 +127,8 @@ def _growths(watch: LeakWatch) -> Iterator[Growth]:
 
 
 def _chain(key: Key, points: list[Point], looks: list[Look]) -> Growth | None:
-    """A tensor that is renewed all the time and whose graph goes back to one and the same first node."""
-    if len(points) < _SPANS or len({point.held.size for point in points[-_SPANS:]}) > 1:
-        return None
-    counts = [point.held.old for point in points[-_SPANS:]]
-    if any(after <= before < _MANY for before, after in itertools.pairwise(counts)):
-        return None  # what it reaches back to is old and stays as it is
-    last, age = points[-1].look, points[-1].held.size
-    first = next((look for look in looks if look.sequence > age), last)
-    if last.step - first.step < _STEPS:
+    first, last = carried_since(points, looks), points[-1].look
+    if first is None:
         return None
     return Growth("chain", key, points[-1].held, "step", 1.0, last.step - first.step, first, last, None)
 
@@ -144,20 +138,22 @@ def _container(key: Key, points: list[Point]) -> Growth | None:
     if held.kind == "cycles":
         rate = _steady(points, lambda look: look.step)
         first, last = points[0].look, points[-1].look
-        enough = rate is not None and held.size >= _GRAPHS
+        enough = rate is not None and held.size >= _MIN_GRAPHS
         return (
             Growth("cycles", key, held, "step", rate or 0.0, last.step - first.step, first, last, None)
             if enough
             else None
         )
     weight = next((point.weight for point in reversed(points) if point.weight is not None), None)
-    if held.bounded or len(points) <= _SPANS:
+    if held.bounded or len(points) <= _MIN_SPANS:
         return None
-    if held.kind == "reached" and len({point.held.old for point in points[-_SPANS:]}) > 1:
+    if held.kind == "reached" and len({point.held.old for point in points[-_MIN_SPANS:]}) > 1:
         return None  # the oldest of them is not what it was
-    if held.kind == "mass" and held.old <= points[-_SPANS].held.old:
+    if held.kind == "mass" and held.old <= points[-_MIN_SPANS].held.old:
         return None  # the pieces get bigger: there are not more of them
-    if held.kind == "items" and (weight is None or (not weight.graphs and weight.host + weight.device < _PLAIN)):
+    if held.kind == "items" and (
+        weight is None or (not weight.graphs and weight.host + weight.device < _MAX_PLAIN_BYTES)
+    ):
         return None
     what: What = "graphs" if held.kind == "reached" or (weight is not None and weight.graphs) else "data"
     what = "hooks" if held.kind == "hooks" else what
@@ -169,7 +165,7 @@ def _container(key: Key, points: list[Point]) -> Growth | None:
         period, rate, periods = marked
         return Growth(what, key, held, period, rate, periods, first, last, weight)
     if by_step is not None:
-        if what != "data" and held.size < _GRAPHS:
+        if what != "data" and held.size < _MIN_GRAPHS:
             return None
         return Growth(what, key, held, "step", by_step, last.step - first.step, first, last, weight)
     if by_batch is not None:
@@ -187,11 +183,11 @@ def _steady(points: list[Point], clock: Callable[[Look], int]) -> float | None:
         (clock(after.look) - clock(before.look), after.held.size - before.held.size)
         for before, after in itertools.pairwise(ends)
     ]
-    if len(spans) < _SPANS:
+    if len(spans) < _MIN_SPANS:
         return None
     ticks, more = sum(span[0] for span in spans), sum(span[1] for span in spans)
     rate = more / ticks
-    if sum(1 for _, rise in spans if rise > 0) < _SPANS or spans[-1][1] + spans[-2][1] <= 0:
+    if sum(1 for _, rise in spans if rise > 0) < _MIN_SPANS or spans[-1][1] + spans[-2][1] <= 0:
         return None
     slack = 0 if ends[0].held.kind in _BYTES else 1
     return rate if all(rise >= 0.5 * rate * length - slack for length, rise in spans) else None
@@ -206,7 +202,7 @@ def _by_mark(points: list[Point]) -> tuple[str, float, int] | None:
             firsts.setdefault(point.look.marks.get(mark, 0), point.held.size)
         ends = list(firsts.items())
         rises = [(size - before) / (end - begin) for (begin, before), (end, size) in itertools.pairwise(ends)]
-        if len(rises) >= _SPANS and min(rises) > 0 and max(rises) <= 1.5 * min(rises):
+        if len(rises) >= _MIN_SPANS and min(rises) > 0 and max(rises) <= 1.5 * min(rises):
             (begin, before), (end, size) = ends[0], ends[-1]
             found = (mark.partition(" ")[0], (size - before) / (end - begin), end - begin)
             best = found if best is None or found[2] < best[2] else best

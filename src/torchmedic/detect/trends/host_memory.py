@@ -1,4 +1,4 @@
-"""Samples of the host's memory -> an alarm, if memory ends within seconds or the host hardly gets on.
+"""Samples of the host's memory -> an alarm, if memory ends within seconds or the host hardly makes progress.
 
 Much use alone is no alarm: a run may need nearly all there is, and get on well.
 """
@@ -9,31 +9,32 @@ from collections.abc import Sequence
 
 from torchmedic.records.memory import MemorySample, comparable
 
-_FULL = 0.85  # of the limit: less is nobody's trouble
-_BRIM = 0.97
-_SOON = 30.0  # seconds
-_SPAN = 2.0  # seconds over which a rate means something,
-_GLIMPSE, _AT_ONCE = 0.8, 3.0  # or, where so little time is left, a shorter span
+_MIN_ALARMING_SHARE = 0.85  # of the limit
+_FULL_SHARE = 0.97  # of the limit
+_SOON_SECONDS = 30.0
+_MIN_SPAN_SECONDS = 2.0  # over which a rate means something
+_MIN_SHORT_SPAN_SECONDS = 0.8  # enough where little time is left
+_AT_ONCE_SECONDS = 3.0
 WINDOW = 10.0  # and how far back it is taken from
-_RISE = 0.02  # of the limit that must have come in that time
-_NEXT = 8.0  # seconds
-_STANDSTILL = 25.0  # percent of the time in which nobody got on for want of memory
+_MIN_RISE = 0.02  # share of the limit that must have come in that time
+_RUSHING_SECONDS = 8.0
+_STANDSTILL_PERCENT = 25.0  # of the time in which all tasks waited for memory
 
 
 def seconds_left(samples: Sequence[MemorySample]) -> float | None:
-    """Until memory ends at the rate of the last seconds; None if it does not, or if too little is known."""
+    """Seconds until memory ends at the rate of the last seconds; None if it does not, or if too little is known."""
     last = samples[-1]
     recent = comparable(samples, WINDOW)
     span = last.time - recent[0].time if recent else 0.0
-    if len(recent) < 3 or last.used is None or not last.limit or span < _GLIMPSE:
+    if len(recent) < 3 or last.used is None or not last.limit or span < _MIN_SHORT_SPAN_SECONDS:
         return None
     first = recent[0].used or 0
     half = (recent[0].time + last.time) / 2  # by time: the last of them lie closer together
     middle = next(each.used or 0 for each in recent if each.time >= half)
-    if last.used - first < _RISE * last.limit or last.used - middle < 0.25 * (last.used - first):
+    if last.used - first < _MIN_RISE * last.limit or last.used - middle < 0.25 * (last.used - first):
         return None  # it does not grow, or has stopped to
     left = max(0.0, (last.limit - last.used) * span / (last.used - first))
-    return left if span >= _SPAN or left < _AT_ONCE else None
+    return left if span >= _MIN_SPAN_SECONDS or left < _AT_ONCE_SECONDS else None
 
 
 def is_rushing(samples: Sequence[MemorySample]) -> bool:
@@ -43,20 +44,20 @@ def is_rushing(samples: Sequence[MemorySample]) -> bool:
         return False
     rise = (recent[1].used or 0) - (recent[0].used or 0)
     left = recent[1].limit - (recent[1].used or 0)
-    return rise > _RISE * recent[1].limit and left * (recent[1].time - recent[0].time) < _NEXT * rise
+    return rise > _MIN_RISE * recent[1].limit and left * (recent[1].time - recent[0].time) < _RUSHING_SECONDS * rise
 
 
 def is_alarming(samples: Sequence[MemorySample]) -> bool:
     last = samples[-1]
-    if last.share < _FULL:
+    if last.share < _MIN_ALARMING_SHARE:
         return False
     left = seconds_left(samples)
-    if left is not None and (left < _SOON or last.share > _BRIM):
+    if left is not None and (left < _SOON_SECONDS or last.share > _FULL_SHARE):
         return True
     return (
         len(samples) > 2
-        and all((each.waiting or 0.0) >= _STANDSTILL for each in samples[-3:])
-        and (last.bound == "cgroup" or bool(last.swap_in) or last.share > _BRIM)
+        and all((each.waiting or 0.0) >= _STANDSTILL_PERCENT for each in samples[-3:])
+        and (last.bound == "cgroup" or bool(last.swap_in) or last.share > _FULL_SHARE)
     )
 
 

@@ -12,7 +12,7 @@ import torch
 
 from torchmedic.diagnose.cures.edits import called, rewritten, statement_at, whole
 from torchmedic.evidence.devices.device_births import device_words, word_for
-from torchmedic.evidence.devices.placement import Split, called_name
+from torchmedic.evidence.devices.placement import Split
 from torchmedic.evidence.devices.stray_reasons import FACTORIES, reasons_of
 from torchmedic.evidence.devices.strays import Reason, Stray, items_of
 from torchmedic.evidence.forward_failure import StepFailure
@@ -23,6 +23,7 @@ from torchmedic.replay.step.trial import Edit, attempt, describe, edited, passes
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.spots import spot_of_node
+from torchmedic.source.syntax import callee
 
 _TO_ITS_END = "the step runs to its end"
 
@@ -109,7 +110,7 @@ def _on_device(file: str, call: ast.Call, word: str) -> str:
     if given is not None:
         return rewritten(file, call, [(given.value, word)])
     text = rewritten(file, call)
-    if called_name(call) not in FACTORIES:
+    if callee(call) not in FACTORIES:
         return f"{text}.to({word})"
     inner = text.removesuffix(")").rstrip().removesuffix(",")
     return f"{inner}, device={word})"

@@ -11,6 +11,7 @@ from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.spots import spot_of_node
+from torchmedic.source.syntax import callee, nodes_in
 
 Candidate = tuple[str, Edit]  # the title of a treatment, and what it changes
 Change = tuple[ast.expr, str]  # a part of a statement, and other text for it
@@ -46,7 +47,7 @@ def statement_at(spot: Spot) -> ast.stmt | None:
     tree = syntax_tree(spot.file)
     best: ast.stmt | None = None
     point = (spot.line, spot.column)
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in nodes_in(tree):
         if not isinstance(node, ast.stmt) or not node.lineno <= spot.line <= (node.end_lineno or node.lineno):
             continue
         inside = point[1] is None or (
@@ -160,8 +161,7 @@ def _plain_calls(file: str, node: ast.stmt, place: Spot, text: str) -> Iterator[
 
 def written_by(call: ast.Call) -> ast.expr | None:
     """The tensor that a call writes to, going by its name and its keywords."""
-    function = call.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    function, name = call.func, callee(call)
     words = {word.arg: word.value for word in call.keywords}
     if "out" in words:
         return words["out"]

@@ -10,6 +10,7 @@ from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.spots import spot_of_node
+from torchmedic.source.syntax import callee, has_line, nodes_in
 
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
@@ -19,7 +20,7 @@ def uses_in(spot: Spot, name: str) -> list[ast.expr]:
     statement = statement_at(spot)
     found = [
         node
-        for node in (ast.walk(statement) if statement is not None else ())
+        for node in nodes_in(statement)
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load) and ast.unparse(node) == name
     ]
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
@@ -62,12 +63,9 @@ def retained(spot: Spot, *, differentiable: bool) -> Iterator[Candidate]:
 def call_at(spot: Spot, *names: str) -> ast.Call | None:
     """The call of one of these functions or methods in the statement at a spot."""
     statement = statement_at(spot)
-    for node in ast.walk(statement) if statement is not None else ():
-        if isinstance(node, ast.Call) and node.lineno <= spot.line <= (node.end_lineno or node.lineno):
-            function = node.func
-            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-            if name in names:
-                return node
+    for node in nodes_in(statement):
+        if isinstance(node, ast.Call) and has_line(node, spot.line) and callee(node) in names:
+            return node
     return None
 
 
@@ -85,7 +83,7 @@ def with_keyword(spot: Spot, call: ast.Call, name: str, value: str = "True") -> 
 def uncut(spot: Spot, name: str) -> Iterator[Candidate]:
     """The expression at a spot without the call that cuts the graph."""
     tree = syntax_tree(spot.file)
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in nodes_in(tree):
         if isinstance(node, ast.expr) and _is_at(node, spot):
             for title, text in _uncut(spot.file, node, name):
                 yield title, Edit(spot_of_node(spot.file, node, spot.function), text)

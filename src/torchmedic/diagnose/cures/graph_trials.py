@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -19,8 +18,8 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.trial import Edit, Verdict, attempt, describe, passes, treatment
 from torchmedic.replay.trace.microscope import storage_of
 
-_MOST_TRIALS = 8
-_MOST_KEPT = 1 << 28  # bytes
+_MAX_TRIALS = 8
+_MAX_KEPT_BYTES = 1 << 28
 
 
 class GraphTrials:
@@ -34,12 +33,19 @@ class GraphTrials:
 
     def __init__(self, failure: BackwardFailure | StepFailure, written: Iterable[int] | None = ()) -> None:
         self._failure = failure
+        self._wanted_loss: float | None = None
+        self._is_replayed = False
         storages = frozenset(written) if written is not None else None
         self._kept = [(tensor, tensor._version, tensor.detach().clone()) for tensor in _living(failure, storages)]
 
-    @functools.cached_property
-    def loss(self) -> float | None:
-        """The loss to be kept: that of the original, or of a plain replay from the same values."""
+    def wanted_loss(self) -> float | None:
+        """The loss that a cure has to keep: that of the original, or of a plain replay, which is done once."""
+        if not self._is_replayed:
+            self._is_replayed = True
+            self._wanted_loss = self._replay_loss()
+        return self._wanted_loss
+
+    def _replay_loss(self) -> float | None:
         if isinstance(self._failure, StepFailure):
             with self._from_same_values():
                 return self._failure.intended_loss()
@@ -53,9 +59,9 @@ class GraphTrials:
 
     def verdict(self, edit: Edit, *, same_loss: bool = True, keep_graphs: bool = True) -> Verdict:
         step = self._failure.step
-        if step is None or (same_loss and self.loss is None):
+        wanted = self.wanted_loss() if step is not None and same_loss else None
+        if step is None or (same_loss and wanted is None):
             return Verdict(False, "", "")
-        wanted = self.loss if same_loss else None
         with self._from_same_values():
             return attempt(step, edit, same_loss=wanted, keep_graphs=keep_graphs)
 
@@ -68,7 +74,7 @@ class GraphTrials:
         safety: Safety = "edit",
     ) -> Treatment | None:
         """The first candidate that passes."""
-        for title, edit in itertools.islice(candidates, _MOST_TRIALS):
+        for title, edit in itertools.islice(candidates, _MAX_TRIALS):
             verdict = self.verdict(edit, same_loss=same_loss, keep_graphs=keep_graphs)
             if verdict.passed:
                 return treatment(title, verdict, safety=safety)
@@ -81,7 +87,7 @@ class GraphTrials:
             return None
         with self._from_same_values(), change():
             played: ReplayResult = step.again()
-        if not passes(played) or played.loss != self.loss:
+        if not passes(played) or played.loss != self.wanted_loss():
             return None
         return Treatment(title=title, proven=True, result=describe(played))
 
@@ -115,6 +121,6 @@ def _living(failure: BackwardFailure | StepFailure, storages: frozenset[int] | N
             key = storage_of(tensor)
             if key is not None and (storages is None or key in storages):
                 found.setdefault(key, tensor)
-    if storages is None and sum(tensor.nbytes for tensor in found.values()) > _MOST_KEPT:
+    if storages is None and sum(tensor.nbytes for tensor in found.values()) > _MAX_KEPT_BYTES:
         return []
     return list(found.values())

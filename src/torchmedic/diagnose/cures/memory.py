@@ -7,12 +7,13 @@ of the process, is run when the diagnosis is made, and proven or taken back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from torchmedic.diagnose.rule import Draft
 from torchmedic.evidence.memory.autopsy import Autopsy
-from torchmedic.evidence.memory.cures.forked import ForkedTrials, Proof, forked_trials, trial_of
+from torchmedic.evidence.memory.cures.forked import Proof, TrialPlan
 from torchmedic.evidence.memory.cures.predicted import Prediction, Tried, predict
 from torchmedic.evidence.memory.cures.real_step import OTHER_ERROR
 from torchmedic.evidence.memory.fake.whole_step import Change, Rewritten
@@ -20,48 +21,47 @@ from torchmedic.records import Diagnosis, Safety, Treatment
 from torchmedic.replay.step.trial import Edit, attempt, edited, treatment
 from torchmedic.source.segment.cut import CannotCut
 
-_MOST = 3  # pieces of advice
+_MAX_ADVICE = 3
 
 
-def cured(draft: Draft, autopsy: Autopsy, *, evaluation: bool = False) -> bool:
-    """Add the cures that are predicted to fit; whether there is anything to say."""
+class Cures(NamedTuple):
+    """Whether the prediction gave any advice, and what is to be tried for real once the diagnosis is made."""
+
+    is_help: bool
+    plan: TrialPlan | None
+
+
+def add_cures(draft: Draft, autopsy: Autopsy | None, *, evaluation: bool = False) -> Cures:
+    """Replay the step on fake tensors with each cure, and add the cures that are predicted to fit."""
+    if autopsy is None:
+        return Cures(False, None)
     found = predict(autopsy, evaluation=evaluation)
-    autopsy.predicted[draft.code] = (found, evaluation)
     if isinstance(found, str):
-        return False
+        return Cures(False, TrialPlan(evaluation=evaluation))
+    plan = TrialPlan(unpredicted=found.unpredicted, evaluation=evaluation)
     what = "the evaluation" if evaluation else "the step"
     total = found.room.total
     draft.because(f"by a replay on fake tensors {what} as it is needs {_of(found.unchanged, total)}")
     draft.because(*(_not_enough(each, total) for each in found.tried if not each.fits))
-    room = _MOST - draft.has_treatment
+    room = _MAX_ADVICE - draft.has_treatment
     draft.treat(*(_treatment(each, found, what) for each in found.fitting[:room]))
     if not evaluation and _is_too_large(found):
         draft.help("train fewer parameters, or shard the model over several devices: a smaller batch is not enough")
-        return True
-    return bool(found.fitting)
+        return Cures(True, plan)
+    return Cures(bool(found.fitting), plan)
 
 
-def rewritten(draft: Draft, autopsy: Autopsy, advice: str, edit: Edit) -> None:
+def add_rewritten(draft: Draft, autopsy: Autopsy, advice: str, edit: Edit) -> TrialPlan | None:
     """Add other source for a line of the step: tried at once on a device, and else when the diagnosis is made."""
     if not autopsy.exhaustion.on_device:
         draft.help(advice, patch=edited(edit)[1])
-        autopsy.cures[draft.code] = Change(rewritten=Rewritten(edit, advice))
-        return
+        return TrialPlan(known=Change(rewritten=Rewritten(edit, advice)))
     try:
         tried = treatment(advice, attempt(autopsy.evidence.step_through_backward(), edit))
     except CannotCut:
         tried = None
     draft.treat(tried or Treatment(title=advice, patch=edited(edit)[1]))
-
-
-def trials(diagnosis: Diagnosis, autopsy: Autopsy) -> ForkedTrials | None:
-    """What is left to be tried of the cures of a diagnosis."""
-    if diagnosis.code in autopsy.cures:
-        return trial_of(autopsy, autopsy.cures[diagnosis.code])
-    if diagnosis.code not in autopsy.predicted:
-        return None
-    found, evaluation = autopsy.predicted[diagnosis.code]
-    return forked_trials(autopsy, found, evaluation=evaluation)
+    return None
 
 
 def after_trials(diagnosis: Diagnosis, proofs: Sequence[Proof]) -> Diagnosis:
@@ -87,7 +87,7 @@ def after_trials(diagnosis: Diagnosis, proofs: Sequence[Proof]) -> Diagnosis:
     ]
     return msgspec.structs.replace(
         diagnosis,
-        treatments=(*proven, *others[: max(1, _MOST - len(proven))]),
+        treatments=(*proven, *others[: max(1, _MAX_ADVICE - len(proven))]),
         evidence=(*diagnosis.evidence, *failed),
     )
 
@@ -133,7 +133,7 @@ def _of(needed: int, total: int) -> str:
 
 
 def _not_enough(tried: Tried, total: int) -> str:
-    """What was tried in vain says how far away a cure is."""
+    """The evidence of a cure that does not fit: it says how far away a cure is."""
     return f"{_how(tried.change)} it may still need {_of(tried.needed, total)}"
 
 

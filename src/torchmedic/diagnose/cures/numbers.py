@@ -18,7 +18,7 @@ from torchmedic.replay.trace.microscope import Spot
 
 Syntax = TypeVar("Syntax", bound=ast.AST)
 
-_MOST_TRIALS = 6
+_MAX_TRIALS = 6
 _MODULES = frozenset("torch F nn functional special linalg math th".split())
 
 
@@ -34,7 +34,7 @@ class Cure(NamedTuple):
 
 def first_that_passes(evidence: NumbersEvidence, cures: Iterable[Cure]) -> Treatment | None:
     """Try one cure after the other on the failing step."""
-    for cure in itertools.islice(cures, _MOST_TRIALS):
+    for cure in itertools.islice(cures, _MAX_TRIALS):
         tried = evidence.trial(cure.title, cure.text, spot=cure.spot, safety=cure.safety, same_values=cure.same_values)
         if tried is not None:
             return tried
@@ -81,7 +81,7 @@ def operand_of(node: ast.expr | None, *names: str) -> ast.expr | None:
 
 
 def with_operand(node: Syntax, old: ast.expr, new: ast.expr) -> Syntax:
-    """The same expression or statement about something else."""
+    """An expression or statement with another operand."""
     position = next((number for number, part in enumerate(ast.walk(node)) if part is old), None)
     duplicate = copy.deepcopy(node)
     marked = next((part for number, part in enumerate(ast.walk(duplicate)) if number == position), None)
@@ -101,7 +101,7 @@ def expression(evidence: NumbersEvidence) -> tuple[ast.expr, Spot] | None:
 
 def smallest_safe(evidence: NumbersEvidence) -> str:
     """A constant that the dtype at the origin can tell from zero, with its square."""
-    captured = evidence.captured
+    captured = evidence.replay_with_values(evidence.op)
     dtypes = {tensor.dtype for tensor in captured.tensors} if captured is not None else set()
     return "1e-3" if torch.float16 in dtypes else "1e-6"
 
@@ -153,7 +153,7 @@ def _away_from_zero(name: str, eps: str, counts: bool) -> Iterator[tuple[str, st
 
 def _counts(evidence: NumbersEvidence) -> bool:
     """Whether the divisor counts something: whole numbers from 0 on."""
-    captured, op = evidence.captured, evidence.op
+    captured, op = evidence.replay_with_values(evidence.op), evidence.op
     if captured is None or op is None or len(captured.args) < 2 or not isinstance(captured.args[1], torch.Tensor):
         return False
     divisor = captured.args[1]

@@ -38,7 +38,7 @@ def since(stall: Stall) -> str:
         return ""
     begun = stall.box is not None and bool(stall.box.moments)
     where = f"in step {stall.step}, phase {stall.phase}" if begun else "before the first step"
-    before = f"; it never took longer than {duration(stall.usual)} before" if stall.usual is not None else ""
+    before = f"; the longest earlier silence was {duration(stall.usual)}" if stall.usual is not None else ""
     return f"no progress for {duration(stall.still)}, {where}{before}"
 
 

@@ -10,7 +10,6 @@ import sys
 from types import FrameType
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -126,7 +125,7 @@ def replayed(step: Step, evidence: RaisedEvidence) -> Trace | None:
         return None
     if not trace.failed:
         # Torch looked at the devices before it called any operation.
-        again = split_of(RaisedEvidence(msgspec.structs.replace(evidence.incident, error=error)))
+        again = split_of(RaisedEvidence(evidence.incident.with_error(error)))
         trace.failed = tuple(placed.tensor for placed in again.tensors) if again is not None else ()
     return trace
 

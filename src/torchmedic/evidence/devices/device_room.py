@@ -21,7 +21,7 @@ def free_on_device(index: int | None = None) -> tuple[int, int] | None:
 
 
 def asked_beside(said: Exhaustion) -> Exhaustion | None:
-    """The same with what the device says, to be read beside words that name no number.
+    """Add what the device says to an exception that names no number.
 
     None where a library complains though there is room: it says so of other failures too. The driver means what it
     says, and what it lacked may be free again by now.

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.evidence.devices.placement import called_name
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import read
+from torchmedic.source.syntax import callee, nodes_in
 
 
 class Misplaced(NamedTuple):
@@ -46,8 +46,8 @@ def load_of(frames: list[Frame], optimizer: Any) -> tuple[str, ast.AST] | None:
     """The only call of the optimizer's `load_state_dict` in the files of the live frames."""
     found: dict[tuple[str, int], tuple[str, ast.AST]] = {}
     for frame in frames:
-        for node in ast.walk(frame.tree) if frame.is_user and frame.tree is not None else ():
-            if isinstance(node, ast.Call) and called_name(node) == "load_state_dict":
+        for node in nodes_in(frame.tree if frame.is_user else None):
+            if isinstance(node, ast.Call) and callee(node) == "load_state_dict":
                 owner = read(node.func.value, frame) if isinstance(node.func, ast.Attribute) else None
                 if owner is optimizer:
                     found[frame.file, node.lineno] = (frame.file, node)

@@ -18,6 +18,7 @@ from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import Argument, Call, raising_call, read
 from torchmedic.source.lookup.layers import roots
 from torchmedic.source.lookup.origins import user_argument
+from torchmedic.source.syntax import callee, nodes_in
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,14 +127,9 @@ def never_had_values(evidence: RaisedEvidence, split: Split) -> bool:
         return False
     trees = {frame.file: frame for frame in evidence.frames if frame.is_user}
     for frame in trees.values():
-        for node in ast.walk(frame.tree) if frame.tree is not None else ():
-            if isinstance(node, ast.Call) and called_name(node) == "to":
+        for node in nodes_in(frame.tree):
+            if isinstance(node, ast.Call) and callee(node) == "to":
                 given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "device")]
                 if any(str(read(value, frame)).startswith("meta") for value in given):
                     return False
     return True
-
-
-def called_name(call: ast.Call) -> str:
-    """`arange` of `torch.arange(8)`."""
-    return call.func.attr if isinstance(call.func, ast.Attribute) else str(getattr(call.func, "id", ""))

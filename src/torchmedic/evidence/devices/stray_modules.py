@@ -14,6 +14,7 @@ from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.lookup.layers import layer_built_at, roots
 from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.syntax import nodes_in
 
 
 def attribute(stray: Stray) -> Reason | None:
@@ -146,7 +147,7 @@ def _put_in(evidence: RaisedEvidence, root: torch.nn.Module, path: str) -> tuple
     last = path.rpartition(".")[2]
     found: dict[tuple[str, int], tuple[str, ast.AST]] = {}
     for frame in evidence.frames:
-        for node in ast.walk(frame.tree) if frame.is_user and frame.tree is not None else ():
+        for node in nodes_in(frame.tree if frame.is_user else None):
             if not isinstance(node, ast.Assign):
                 continue
             for target in node.targets:

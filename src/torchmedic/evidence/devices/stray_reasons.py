@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchmedic.evidence.devices.device_births import Words, device_words
-from torchmedic.evidence.devices.placement import called_name
 from torchmedic.evidence.devices.stray_modules import (
     attribute,
     late_module,
@@ -22,6 +21,7 @@ from torchmedic.source.bindings import own_statements
 from torchmedic.source.live_frames import node_location, syntax_tree
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.origins import function_body
+from torchmedic.source.syntax import callee, nodes_in
 
 FACTORIES = frozenset(
     "tensor as_tensor zeros ones empty full eye arange linspace logspace rand randn randint randperm normal "
@@ -29,13 +29,13 @@ FACTORIES = frozenset(
 )
 _MAKERS = FACTORIES | {"from_numpy", "Tensor", "FloatTensor", "LongTensor", "frombuffer", "load"}
 _MOVES = frozenset({"to", "cuda", "cpu"})
-_MOST = 4  # explanations
+_MAX_EXPLANATIONS = 4
 
 
 def reasons_of(strays: list[Stray]) -> list[tuple[Stray, Reason]]:
     """All explanations that hold, the most telling first: which of them matters, a trial has to show."""
     found = [(stray, reason) for stray in strays for explain in _EXPLANATIONS if (reason := explain(stray)) is not None]
-    return found[:_MOST]
+    return found[:_MAX_EXPLANATIONS]
 
 
 def _made_in_step(stray: Stray) -> Reason | None:
@@ -52,7 +52,7 @@ def _made_in_step(stray: Stray) -> Reason | None:
     ]
     if not calls:
         return None
-    name = called_name(calls[0]) if isinstance(calls[0], ast.Call) else made[0].op
+    name = callee(calls[0]) if isinstance(calls[0], ast.Call) else made[0].op
     return _made_on(stray, name, first.file, calls, made[0].words)
 
 
@@ -122,7 +122,7 @@ def _dropped(stray: Stray) -> Iterator[tuple[str, ast.Expr]]:
     for spot in stray.trace.copies_of(stray.tensors, stray.device) if stray.trace is not None else ():
         found = node_at(spot)
         tree = syntax_tree(spot.file)
-        for statement in ast.walk(tree) if found is not None and tree is not None else ():
+        for statement in nodes_in(tree if found is not None else None):
             if isinstance(statement, ast.Expr) and found is not None and statement.value is found[0]:
                 yield spot.file, statement
     for frame in reversed(stray.evidence.frames):
@@ -143,7 +143,7 @@ def _made_without_device(stray: Stray) -> Reason | None:
     if origin is not None and isinstance(origin.node, ast.expr) and origin.name != ast.unparse(origin.node):
         return None  # a loop header, which names where the values come from and not this one
     made = origin.value if origin is not None and origin.value is not None else node
-    calls = [(part, called_name(part)) for part in ast.walk(made) if isinstance(part, ast.Call)]
+    calls = [(part, callee(part)) for part in ast.walk(made) if isinstance(part, ast.Call)]
     if any(name in _MOVES for _, name in calls):
         return None
     for call, name in calls:

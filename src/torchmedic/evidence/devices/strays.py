@@ -16,12 +16,13 @@ from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Location
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.storages import storage_of
-from torchmedic.source.bindings import ENTRY, FUNCTIONS, binds, own_statements
+from torchmedic.source.bindings import ENTRY, binds, own_statements
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import UNKNOWN, raising_call, read
 from torchmedic.source.lookup.origins import Origin, function_body, origin_of, user_argument
 from torchmedic.source.scopes import assignments, header
 from torchmedic.source.segment.cut import CannotCut
+from torchmedic.source.syntax import FUNCTIONS
 
 DEPTH = 4  # of containers in containers
 

@@ -1,41 +1,43 @@
-"""The memory behind a holder that grows: what it has by now, what comes with each step, and what is left for it."""
+"""The memory behind a holder that grows: what it has by now, what comes with each step, and what is left."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
 import torch
 
 from torchmedic.detect.trends.heap_growth import Growth
-from torchmedic.evidence.leaks.graph_bytes import own_bytes
+from torchmedic.evidence.memory.accounting.saved_by_graph import tensors_saved_by
 from torchmedic.observe.context import ReportingProcess
-from torchmedic.observe.heap.containers import CONTAINERS
 from torchmedic.observe.heap.growth_watch import Look
 from torchmedic.observe.heap.walk import Walk
 from torchmedic.observe.heap.weighing import tensors_of
 from torchmedic.observe.memory.host import host_memory
-from torchmedic.replay.trace.graph import is_freed
-from torchmedic.replay.trace.graph import walk as nodes_of
 from torchmedic.settings import CGROUP_VARIABLE
+from torchmedic.source.objects.containers import CONTAINERS
+from torchmedic.source.objects.graph import is_freed
+from torchmedic.source.objects.graph import walk as nodes_of
 from torchmedic.source.user_code import is_user_file
 
-_NOTABLE = 64 << 20  # bytes of growth that are no noise
-_MEASURED = 4 << 20  # of resident memory, below which it says nothing
-_SHARE = 0.02  # of what there is
-_CRITICAL = 0.25  # of what there was
-_NODES = 20_000  # of a graph that are counted
-_OF_NODE = 1 << 10  # bytes, more than a node takes itself
-_ASKED = 40  # of which are asked whether they are freed
-_FARTHEST = 2_000_000  # periods that are worth a word
-_AHEAD = 1000  # times as many periods as were seen: an end that is farther away does not matter
+_NOTABLE_BYTES = 64 << 20  # of growth, which are no noise
+_NOTABLE_SHARE = 0.02  # of all memory
+_MIN_MEASURED_BYTES = 4 << 20  # of resident memory, below which a rise says nothing
+_CRITICAL_SHARE = 0.25  # of the memory that was free
+_MAX_NODES = 20_000  # of a graph that are counted
+_MAX_ASKED_NODES = 40  # of which are asked whether they are freed
+_MAX_WEIGHED_NODES = 5000  # of a graph that are asked what they have saved
+_NODE_BYTES = 1 << 10  # more than a node takes itself
+_MAX_PERIODS_LEFT = 2_000_000  # until memory ends, that are worth a word
+_MAX_PERIODS_AHEAD = 1000  # times the periods that were seen: an end that is farther away does not matter
 
 
 class GrownMemory:
-    """Bytes of one growth."""
+    """The bytes of one growth."""
 
     def __init__(self, growth: Growth, looks: list[Look], frame: FrameType, agent: ReportingProcess) -> None:
         self.growth = growth
@@ -61,16 +63,18 @@ class GrownMemory:
         roots = [root for root in roots if root.grad_fn is not None]
         if not roots:
             return 0, False, 0
-        nodes = list(itertools.islice(nodes_of([roots[0].grad_fn]), _NODES))
+        nodes = list(itertools.islice(nodes_of([roots[0].grad_fn]), _MAX_NODES))
         nbytes = own_bytes(roots, tensors_of(value, first=True)) if isinstance(value, CONTAINERS) else 0
-        nbytes = nbytes if nbytes >= _OF_NODE * len(nodes) else 0  # else the nodes themselves take about as much
-        return len(nodes), any(is_freed(each) for each in nodes[:_ASKED]), nbytes
+        nbytes = nbytes if nbytes >= _NODE_BYTES * len(nodes) else 0  # else the nodes themselves take about as much
+        return len(nodes), any(is_freed(each) for each in nodes[:_MAX_ASKED_NODES]), nbytes
 
     @functools.cached_property
     def on_device(self) -> bool:
         growth = self.growth
         return growth.on_device or (
-            self._rise("device") > _MEASURED and self._rise("device") > self._rise("rss") and growth.what != "data"
+            self._rise("device") > _MIN_MEASURED_BYTES
+            and self._rise("device") > self._rise("rss")
+            and growth.what != "data"
         )
 
     def _rise(self, name: str) -> int:
@@ -80,13 +84,13 @@ class GrownMemory:
     def measured(self) -> int:
         """Bytes by which the process has grown meanwhile, as the system or torch's allocator counts them."""
         rise = self._rise("device" if self.on_device else "rss")
-        return rise if rise > _MEASURED else 0
+        return rise if rise > _MIN_MEASURED_BYTES else 0
 
     @functools.cached_property
     def _trust(self) -> float:
         """How much of what the items seem to hold was seen to come: parts that are shared or mapped take no memory."""
         estimated = self.growth.bytes_per_period * self.growth.periods
-        return min(1.0, self.measured / estimated) if estimated > _MEASURED else 1.0
+        return min(1.0, self.measured / estimated) if estimated > _MIN_MEASURED_BYTES else 1.0
 
     @property
     def bytes_held(self) -> int:
@@ -142,25 +146,25 @@ class GrownMemory:
         if self.rate < 1 or not self.left:
             return None
         periods = int(self.left / self.rate)
-        return periods if periods <= _FARTHEST else None
+        return periods if periods <= _MAX_PERIODS_LEFT else None
 
     @property
     def matters(self) -> bool:
         """Whether the memory behind it is much by now, and ends some time."""
-        if max(self.bytes_held, self.measured if self.growth.what != "data" else 0) < _NOTABLE:
+        if max(self.bytes_held, self.measured if self.growth.what != "data" else 0) < _NOTABLE_BYTES:
             return False
         left = self.periods_left
-        return left is not None and left <= _AHEAD * self.growth.periods
+        return left is not None and left <= _MAX_PERIODS_AHEAD * self.growth.periods
 
     @property
     def is_critical(self) -> bool:
         """Whether it has taken a good part of all memory."""
-        return self.matters and max(self.bytes_held, self.measured) >= _CRITICAL * (self.left + self.measured)
+        return self.matters and max(self.bytes_held, self.measured) >= _CRITICAL_SHARE * (self.left + self.measured)
 
     @property
     def is_notable(self) -> bool:
         """For what is emptied some time: whether it takes much until then."""
-        return self.measured >= max(_NOTABLE, _SHARE * self.total)
+        return self.measured >= max(_NOTABLE_BYTES, _NOTABLE_SHARE * self.total)
 
 
 def _user_frames(frame: FrameType | None) -> list[FrameType]:
@@ -171,4 +175,21 @@ def _user_frames(frame: FrameType | None) -> list[FrameType]:
             if frame.f_code.co_name == "<module>":
                 break  # who has started the script is no part of it
         frame = frame.f_back
+    return found
+
+
+def own_bytes(roots: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> int:
+    """The bytes that graphs keep for a backward and that other graphs, which keep the weights as well, do not."""
+    shared = _saved(others)
+    return sum(nbytes for storage, nbytes in _saved(roots).items() if storage not in shared)
+
+
+def _saved(roots: Iterable[torch.Tensor]) -> dict[int, int]:
+    """The bytes that graphs keep for a backward, by storage."""
+    found: dict[int, int] = {}
+    for node in itertools.islice(nodes_of(root.grad_fn for root in roots), _MAX_WEIGHED_NODES):
+        for tensor in tensors_saved_by(node):
+            if tensor.layout is torch.strided and type(tensor) is torch.Tensor:
+                storage = tensor.untyped_storage()
+                found[storage._cdata] = storage.nbytes()
     return found

@@ -6,42 +6,29 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from torchmedic.evidence.leaks.source.holder_names import FUNCTIONS, called
-from torchmedic.evidence.leaks.source.sites import Site, functions_of, nodes_of
+from torchmedic.evidence.leaks.source.sites import Site, nodes_of
 from torchmedic.observe.heap.walk import Held
-from torchmedic.source.assignments import assigned
+from torchmedic.source.syntax import LOOPS, Path, callee, function_around, last_name
 
-_BY_KEY = ("setdefault", "update", "__setitem__")
-_COUNTING = ("range", "enumerate", "count")
-_BOUNDED = (ast.Mod, ast.BitAnd)
-_LOOPS = ast.For | ast.AsyncFor | ast.While
-# What comes out of these is another value every time.
-_NEW = frozenset(
+_KEYED_METHODS = ("setdefault", "update", "__setitem__")
+_COUNTERS = ("range", "enumerate", "count")
+# Functions that return another value every time.
+_NEW_VALUES = frozenset(
     "random uniform gauss normalvariate time time_ns perf_counter monotonic now uuid1 uuid4 token_hex".split()
 )
-_WRITING = frozenset({"str", "repr", "int", "float", "tuple", "format"})  # a number stays the number that it is
-_DEPTH = 2  # calls and assignments that a key is followed through
+_CONVERSIONS = frozenset({"str", "repr", "int", "float", "tuple", "format"})  # a counter stays a counter
+_MAX_ASSIGNMENTS = 2  # that a key is followed through
 
 
 def key_of(site: Site) -> ast.expr | None:
     """The key under which a line stores; None where it only adds at the end."""
     node: Any = site.node
     match node:
-        case ast.Assign(targets=[ast.Subscript(slice=key) as target, *_], value=value):
-            return key if not _adds_to(target, value) else None
-        case ast.Call(func=ast.Attribute(attr=method), args=[first, *_]) if method in _BY_KEY:
+        case ast.Assign(targets=[ast.Subscript(slice=key), *_]):
+            return key
+        case ast.Call(func=ast.Attribute(attr=method), args=[first, *_]) if method in _KEYED_METHODS:
             return first
     return None
-
-
-def _adds_to(target: ast.Subscript, value: ast.expr) -> bool:
-    """Whether what is there under a key only gets longer: `kept[name] = kept[name] + [loss]`, `[*kept[name], loss]`."""
-    added = [value.left, value.right] if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) else [value]
-    if not any(isinstance(each, ast.List | ast.Tuple) for each in added):
-        return False  # a number, or a tensor that is made anew
-    itself = (ast.unparse(target), f"{ast.unparse(target.value)}.get({ast.unparse(target.slice)}")
-    parts = [part for part in ast.walk(value) if isinstance(part, ast.Subscript | ast.Call)]
-    return any(ast.unparse(part).startswith(itself) for part in parts)
 
 
 def counts(held: Held, site: Site, files: list[str]) -> bool:
@@ -55,7 +42,7 @@ def counts(held: Held, site: Site, files: list[str]) -> bool:
 
 
 def never_returns(held: Held, site: Site, files: list[str]) -> bool:
-    """Whether a key that was asked for once is never asked for again, so that what is kept for it is of no use."""
+    """Whether a key that was asked for once is never asked for again, so that a cache is of no use."""
     if held.keys:
         return held.keys == "lost"
     if held.via == "cache":
@@ -65,16 +52,12 @@ def never_returns(held: Held, site: Site, files: list[str]) -> bool:
 
 
 def is_bounded(site: Site) -> bool:
-    """Whether the key is a remainder, of which there are so many and no more: `ring[step % size]`."""
+    """Whether the key is a remainder, of which there are only so many: `ring[step % size]`."""
     key = key_of(site)
     if isinstance(key, ast.Name):
-        values = list(_assigned({key.id}, site.function, site.path, site.file))
+        values = list(_assigned({key.id}, site.path, site.file))
         return bool(values) and all(_is_remainder(value) for value in values)
     return key is not None and _is_remainder(key)
-
-
-def _is_remainder(value: ast.expr) -> bool:
-    return isinstance(value, ast.BinOp) and isinstance(value.op, _BOUNDED) and not _is_text(value.left)
 
 
 def is_by_identity(site: Site) -> bool:
@@ -83,8 +66,18 @@ def is_by_identity(site: Site) -> bool:
     if key is None:
         return False
     names = {part.id for part in ast.walk(key) if isinstance(part, ast.Name)}
-    values = [key, *_assigned(names, site.function, site.path, site.file)]
-    return any(isinstance(part, ast.Call) and called(part) == "id" for value in values for part in ast.walk(value))
+    return any(_calls(value, "id") for value in (key, *_assigned(names, site.path, site.file)))
+
+
+def _is_remainder(value: ast.AST) -> bool:
+    """`step % size` or `step & 63`, but not `"%d" % step`."""
+    if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Mod | ast.BitAnd):
+        return False
+    return not (isinstance(value.left, ast.Constant) and isinstance(value.left.value, str))
+
+
+def _calls(tree: ast.AST, name: str) -> bool:
+    return any(isinstance(part, ast.Call) and callee(part) == name for part in ast.walk(tree))
 
 
 def _is_called_with_counter(held: Held, files: list[str], *, strictly: bool) -> bool:
@@ -92,170 +85,105 @@ def _is_called_with_counter(held: Held, files: list[str], *, strictly: bool) -> 
         _is_counter(argument, path, file, files, strictly=strictly)
         for file in files
         for node, path in nodes_of(file)
-        if isinstance(node, ast.Call) and called(node) == held.last
+        if isinstance(node, ast.Call) and callee(node) == held.last
         for argument in node.args
     )
 
 
 def _is_counter(
     key: ast.expr,
-    path: tuple[ast.AST, ...],
+    path: Path,
     file: str,
     files: list[str],
-    depth: int = _DEPTH,
+    depth: int = _MAX_ASSIGNMENTS,
     *,
     strictly: bool = False,
 ) -> bool:
-    """Whether a key is made from a counter; `strictly` if it is one, and not only looked up by it."""
-    parts = list(_made_of(key) if strictly else ast.walk(key))
-    if any(isinstance(part, ast.BinOp) and _is_remainder(part) for part in parts):
+    """Whether a key is made from a counter; `strictly`: it is a counter, and not only looked up by one."""
+    parts = list(_parts_of_value(key) if strictly else ast.walk(key))
+    if any(_is_remainder(part) for part in parts):
         return False
-    if any(isinstance(part, ast.Call) and (called(part) in _NEW or _counts_on(part, files)) for part in parts):
+    if any(isinstance(part, ast.Call) and callee(part) in _NEW_VALUES for part in parts):
         return True
     names = {ast.unparse(part) for part in parts if isinstance(part, ast.Name | ast.Attribute)}
     if not names.isdisjoint(_counters(file, path, files, strictly=strictly)):
         return True
-    function = next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None)
-    if not depth:
-        return False
-    for value in _assigned(names, function, path, file):
-        if _is_counter(value, path, file, files, depth - 1, strictly=strictly):
-            return True
-    for value, inside, other in _returned(parts, files):
-        if _is_counter(value, (inside,), other, files, depth - 1, strictly=strictly):
-            return True
-    return isinstance(function, ast.FunctionDef) and any(
-        _is_counter(given, around, other, files, depth - 1, strictly=strictly)
-        for given, around, other in _given(names, function, files)
+    return depth > 0 and any(
+        _is_counter(value, path, file, files, depth - 1, strictly=strictly) for value in _assigned(names, path, file)
     )
 
 
-def _counts_on(call: ast.Call, files: list[str]) -> bool:
-    """`next(numbers)`, where these are an `itertools.count()`."""
-    if called(call) != "next" or not call.args:
-        return False
-    name = ast.unparse(call.args[0]).rpartition(".")[2]
-    for file in files:
-        for node, _ in nodes_of(file):
-            for target, value in assigned(node):
-                is_count = isinstance(value, ast.Call) and ast.unparse(value.func) in ("count", "itertools.count")
-                if is_count and ast.unparse(target).rpartition(".")[2] == name:
-                    return True
-    return False
-
-
-def _made_of(key: ast.expr) -> Iterator[ast.AST]:
-    """The parts of a key that are in its value as they are: not the index of a lookup, nor what a function is given."""
+def _parts_of_value(key: ast.expr) -> Iterator[ast.AST]:
+    """The parts of a key that are in its value as they are: not the index of a lookup, nor most arguments."""
     pending: list[ast.AST] = [key]
     while pending:
         part = pending.pop()
         yield part
         if isinstance(part, ast.Call):
-            pending += part.args if called(part) in _WRITING else []
+            pending += part.args if callee(part) in _CONVERSIONS else []
         elif not isinstance(part, ast.Subscript | ast.Attribute):
             pending.extend(ast.iter_child_nodes(part))
 
 
-def _assigned(names: set[str], function: ast.AST | None, path: tuple[ast.AST, ...], file: str) -> Iterator[ast.expr]:
-    """What variables of the same function are given."""
+def _assigned(names: set[str], path: Path, file: str) -> Iterator[ast.expr]:
+    """The values that variables of the same function are given."""
+    function = function_around(path)
     for node, around in nodes_of(file):
-        if isinstance(node, ast.Assign) and (function in around if function is not None else not _function(around)):
-            for target in node.targets:
-                if isinstance(target, ast.Name) and target.id in names:
-                    yield node.value
+        is_near = function in around if function is not None else function_around(around) is None
+        if isinstance(node, ast.Assign) and is_near:
+            yield from (node.value for target in node.targets if isinstance(target, ast.Name) and target.id in names)
 
 
-def _returned(parts: list[ast.AST], files: list[str]) -> Iterator[tuple[ast.expr, ast.FunctionDef, str]]:
-    """What functions of the user's give back that are called in a key: `self.results[self.next_name()]`."""
-    for part in parts:
-        if isinstance(part, ast.Call):
-            for file, function in functions_of(called(part), files):
-                for node in ast.walk(function):
-                    if isinstance(node, ast.Return) and node.value is not None:
-                        yield node.value, function, file
-
-
-def _function(path: tuple[ast.AST, ...]) -> ast.AST | None:
-    return next((each for each in reversed(path) if isinstance(each, FUNCTIONS)), None)
-
-
-def _given(
-    names: set[str], function: ast.FunctionDef, files: list[str]
-) -> Iterator[tuple[ast.expr, tuple[ast.AST, ...], str]]:
-    """What calls of a function hand to those of its arguments."""
-    parameters = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-    wanted = [parameters.index(name) for name in names if name in parameters]
-    method = parameters[:1] in (["self"], ["cls"])
-    for other in files if wanted else ():
-        for node, around in nodes_of(other):
-            if isinstance(node, ast.Call) and _calls(node, function, files):
-                for number in wanted:
-                    at = number - method
-                    given = node.args[at] if 0 <= at < len(node.args) else None
-                    given = given or next(
-                        (each.value for each in node.keywords if each.arg == parameters[number]), None
-                    )
-                    if given is not None:
-                        yield given, around, other
-
-
-def _calls(call: ast.Call, function: ast.FunctionDef, files: list[str]) -> bool:
-    name = called(call)
-    if function.name in ("forward", "__call__"):
-        return next(functions_of(name, files), None) is None  # by the object that it is a method of
-    return name == function.name
-
-
-def _counters(file: str, path: tuple[ast.AST, ...], files: list[str], *, strictly: bool) -> set[str]:
-    """Variables that only ever go up: of a loop over numbers around a line, and those that something is added to."""
+def _counters(file: str, path: Path, files: list[str], *, strictly: bool) -> set[str]:
+    """Variables that only go up: of a loop over numbers around a line, and those that a number is added to."""
     nodes = nodes_of(file)
     found = {
         ast.unparse(node.target)
         for node, _ in nodes
-        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and _is_number(node.value)
+        if isinstance(node, ast.AugAssign)
+        and isinstance(node.op, ast.Add)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, int)
     }
     for node, around in nodes:  # what starts again is no counter
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            in_loop = any(isinstance(each, _LOOPS) for each in around)
-            method = _function(around) is not None and not Site(file, node, None, around).builds
+            in_loop = any(isinstance(each, LOOPS) for each in around)
+            method = function_around(around) is not None and not Site(file, node, None, around).builds
             found -= {
                 ast.unparse(each) for each in node.targets if in_loop or (method and isinstance(each, ast.Attribute))
             }
-    loops = [node for node in path if isinstance(node, _LOOPS)]
-    function = _function(path)
-    if loops and not (isinstance(function, ast.FunctionDef) and _is_called_in_loop(function.name, files)):
-        outer = loops[0]  # those inside of it begin anew each time
-        if isinstance(outer, ast.For) and isinstance(outer.iter, ast.Call) and called(outer.iter) in _COUNTING:
-            target = outer.target.elts[0] if isinstance(outer.target, ast.Tuple) else outer.target
-            if not (strictly and _is_length(outer.iter, nodes)):
-                found.add(ast.unparse(target))
-    return found
+    return found | _loop_counter(path, nodes, files, strictly=strictly)
 
 
-def _is_length(numbers: ast.Call, nodes: list[tuple[ast.AST, tuple[ast.AST, ...]]]) -> bool:
-    """Whether they are the places of something that has so many: `range(len(data))`, `enumerate(data)`."""
-    if called(numbers) == "enumerate":
+def _loop_counter(path: Path, nodes: list[tuple[ast.AST, Path]], files: list[str], *, strictly: bool) -> set[str]:
+    """The variable of the outermost loop over numbers around a line; loops inside of it begin anew each time."""
+    outer = next((node for node in path if isinstance(node, LOOPS)), None)
+    function = function_around(path)
+    if not isinstance(outer, ast.For) or not isinstance(outer.iter, ast.Call) or callee(outer.iter) not in _COUNTERS:
+        return set()
+    if isinstance(function, ast.FunctionDef) and _is_called_in_loop(function.name, files):
+        return set()
+    if strictly and _is_length(outer.iter, nodes):
+        return set()
+    return {ast.unparse(outer.target.elts[0] if isinstance(outer.target, ast.Tuple) else outer.target)}
+
+
+def _is_length(numbers: ast.Call, nodes: list[tuple[ast.AST, Path]]) -> bool:
+    """Whether numbers are the positions in some data: `range(len(data))`, `enumerate(data)`."""
+    if callee(numbers) == "enumerate":
         return True
     names = {part.id for part in ast.walk(numbers) if isinstance(part, ast.Name)}
-    values = [numbers, *(node.value for node, _ in nodes if isinstance(node, ast.Assign) and _targets(node) & names)]
-    return any(isinstance(part, ast.Call) and called(part) == "len" for value in values for part in ast.walk(value))
-
-
-def _targets(node: ast.Assign) -> set[str]:
-    return {part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+    values = [
+        node.value
+        for node, _ in nodes
+        if isinstance(node, ast.Assign) and any(last_name(target) in names for target in node.targets)
+    ]
+    return any(_calls(value, "len") for value in (numbers, *values))
 
 
 def _is_called_in_loop(name: str, files: list[str]) -> bool:
-    for file in files:
-        for node, path in nodes_of(file):
-            if isinstance(node, ast.Call) and called(node) == name and any(isinstance(each, _LOOPS) for each in path):
-                return True
-    return False
-
-
-def _is_text(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
-
-
-def _is_number(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and isinstance(value.value, int)
+    return any(
+        isinstance(node, ast.Call) and callee(node) == name and any(isinstance(each, LOOPS) for each in path)
+        for file in files
+        for node, path in nodes_of(file)
+    )

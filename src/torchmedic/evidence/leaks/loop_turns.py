@@ -1,7 +1,7 @@
-"""Whether the loops around the one that trains have begun another turn since a holder was there.
+"""Whether the loops around the training loop have begun another turn since a holder was first seen to grow.
 
-What is collected in one epoch may be given up at its end in ways that the source does not plainly show. That it has
-outlived a turn of the loop over epochs says more than any line. The loops are known by their variables.
+The user may drop at the end of an epoch what was collected in it, in ways that the source does not plainly show. That a
+holder has outlived a turn of the loop over epochs says more than any line. The loops are known by their variables.
 """
 
 from __future__ import annotations
@@ -10,81 +10,55 @@ import ast
 import weakref
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchmedic.detect.trends.heap_growth import Growth
-from torchmedic.evidence.leaks.source.holder_names import called
 from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.syntax import nodes_in
 from torchmedic.source.user_variables import locals_of
 
-_MOST = 256  # holders
+_MAX_HOLDERS = 256
 _PLAIN = (int, str, float)
-_RANGES = ("range", "trange")
-_ALL = 0.9
-_BETWEEN_LOOKS = 8  # steps
 
-Turns = dict[tuple[str, int], Any]
-_first_turns: dict[tuple[Any, int], Turns] = {}  # by holder and the first step at which it was seen
-
-
-class _Turn(NamedTuple):
-    loop: ast.For | ast.While
-    frame: FrameType
-    value: Any  # of the variable of the loop, weakly, or its identity
-
-    @property
-    def place(self) -> tuple[str, int]:
-        return self.frame.f_code.co_filename, self.loop.lineno
+Place = tuple[str, int]  # the file and line of a loop
+_first_turns: dict[tuple[Any, int], dict[Place, Any]] = {}  # by holder and the first step at which it was seen
 
 
 def may_be_given_up(growth: Growth, frames: list[FrameType]) -> bool:
-    """Whether a loop around the innermost one has not yet come to its next turn while the holder grew.
+    """Whether a `for` loop around the innermost loop is still in the turn in which the holder was first seen to grow.
 
     Args:
-        growth: Of the holder.
-        frames: Of the user's that run, the innermost first.
+        growth: The growth of the holder.
+        frames: The user's frames that run, the innermost first.
     """
-    outer = [turn for turn in list(_turns(frames))[1:] if isinstance(turn.loop, ast.For)]
-    if len(_first_turns) >= _MOST:
+    now = {place: value for loop, place, value in list(_turns(frames))[1:] if isinstance(loop, ast.For)}
+    if len(_first_turns) >= _MAX_HOLDERS:
         _first_turns.clear()
-    now = {turn.place: turn.value for turn in outer}
     first = _first_turns.setdefault((growth.key, growth.first.step), now)
-    since_start = _is_since_start(growth)
-    return any(
-        _is_same(first.get(turn.place, turn.value), turn.value)
-        and not (since_start and _is_later(turn))
-        and not _is_only(turn)
-        for turn in outer
-    )
+    return any(_is_same(first.get(place, value), value) for place, value in now.items())
 
 
-def _is_since_start(growth: Growth) -> bool:
-    """Whether it has what all steps so far have put in, but for those of the last look."""
-    amount = growth.periods if growth.what == "chain" else growth.held.size
-    return amount >= growth.rate * (_ALL * growth.last.step - _BETWEEN_LOOKS)
-
-
-def _turns(frames: list[FrameType]) -> Iterator[_Turn]:
-    """The loops that run, the innermost first."""
+def _turns(frames: list[FrameType]) -> Iterator[tuple[ast.For | ast.While, Place, Any]]:
+    """The loops that run, the innermost first, each with its place and a trace of the value of its variable."""
     for frame in frames:
-        tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
         line, begin = frame.f_lineno, frame.f_code.co_firstlineno
         around = [
             node
-            for node in (ast.walk(tree) if tree is not None else ())
+            for node in nodes_in(syntax_tree(frame.f_code.co_filename, frame.f_globals))
             if isinstance(node, ast.For | ast.While)
             and node.lineno >= begin
             and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
         ]
-        variables = _variables(frame) if around else {}
+        is_module = frame.f_code.co_name == "<module>"
+        variables = frame.f_globals if is_module or not around else dict(locals_of(frame))
         for loop in sorted(around, key=lambda node: -node.lineno):
-            target = loop.target if isinstance(loop, ast.For) else ast.Pass()
-            value = variables.get(next((part.id for part in ast.walk(target) if isinstance(part, ast.Name)), ""))
-            yield _Turn(loop, frame, _trace(value))
+            target = loop.target if isinstance(loop, ast.For) else None
+            name = next((part.id for part in nodes_in(target) if isinstance(part, ast.Name)), "")
+            yield loop, (frame.f_code.co_filename, loop.lineno), _trace(variables.get(name))
 
 
 def _trace(value: Any) -> Any:
-    """What tells a value from others later on, and does not keep it."""
+    """A mark that tells a value from others later on, and does not keep it alive."""
     if type(value) in _PLAIN:
         return value
     try:
@@ -95,38 +69,3 @@ def _trace(value: Any) -> Any:
 
 def _is_same(before: Any, now: Any) -> bool:
     return before is now or (type(before) in _PLAIN and bool(before == now))
-
-
-def _variables(frame: FrameType) -> dict[str, Any]:
-    return frame.f_globals if frame.f_code.co_name == "<module>" else dict(locals_of(frame))
-
-
-def _is_later(turn: _Turn) -> bool:
-    """Whether a loop that counts is beyond its first turn."""
-    start = _start(turn.loop.iter) if isinstance(turn.loop, ast.For) else None
-    return start is not None and type(turn.value) is int and turn.value > start
-
-
-def _start(numbers: ast.expr) -> int | None:
-    """Where `range`, `enumerate` and the like begin to count, also inside of something that shows progress."""
-    if not isinstance(numbers, ast.Call) or not numbers.args:
-        return None
-    name, args = called(numbers), numbers.args
-    if name not in (*_RANGES, "enumerate"):
-        return _start(args[0])
-    given = [each.value for each in numbers.keywords if each.arg == "start"]
-    given += args[:-1] if name in _RANGES else args[1:]
-    if not given:
-        return 0
-    return given[0].value if isinstance(given[0], ast.Constant) and type(given[0].value) is int else None
-
-
-def _is_only(turn: _Turn) -> bool:
-    """Whether a loop has one turn in all."""
-    match getattr(turn.loop, "iter", None):
-        case ast.Call(func=ast.Name(id="range" | "trange"), args=[ast.Constant(value=1)]):
-            return True
-        case ast.Call(func=ast.Name(id="range" | "trange"), args=[ast.Name(id=name)]):
-            known = {**turn.frame.f_globals, **_variables(turn.frame)}
-            return bool(known.get(name) == 1)
-    return False

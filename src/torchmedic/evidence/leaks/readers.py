@@ -1,4 +1,4 @@
-"""Whether anything in the source reads what a holder has. What nobody reads is kept for nothing."""
+"""Whether anything in the source reads what a holder has. What no line reads is kept for nothing."""
 
 from __future__ import annotations
 
@@ -6,31 +6,24 @@ import ast
 from collections.abc import Iterator
 
 from torchmedic.evidence.leaks.keys import key_of
-from torchmedic.evidence.leaks.source.holder_names import FUNCTIONS, HolderName, called
+from torchmedic.evidence.leaks.source.holder_names import HolderName
 from torchmedic.evidence.leaks.source.sites import Traffic
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.live_frames import syntax_tree
-
-_SAMPLING = frozenset({"sample", "choice", "choices"})
-
-
-def is_only_sampled(held: Held, traffic: Traffic, files: list[str]) -> bool:
-    """Whether all that is ever used of it are some items by chance, as of a replay buffer."""
-    return is_read(held, traffic, files) and not is_read(held, traffic, files, but_for_samples=True)
+from torchmedic.source.syntax import CALLABLES, Path, callee, function_around
 
 
-def is_read(held: Held, traffic: Traffic, files: list[str], *, but_for_samples: bool = False) -> bool:
-    """Whether a line uses it for more than to put something in, or to ask how long it is."""
+def is_read(held: Held, traffic: Traffic, files: list[str]) -> bool:
+    """Whether a line uses a holder for more than to put something in, or to ask how long it is."""
     name = HolderName(held)
-    passing = _SAMPLING | {"len"} if but_for_samples else {"len"}
     filling = {id(owner) for site in traffic.puts for owner in _owners(site.node)}
     keys = {(site.function, ast.dump(key)) for site in traffic.puts if (key := key_of(site)) is not None}
     for file in dict.fromkeys([held.file, *files]):
         tree = syntax_tree(file) if file else None
-        for node, path in _expressions(tree) if tree is not None else ():
-            if isinstance(node, ast.Call) and called(node) in passing:
+        for node, path in _nodes_with_paths(tree) if tree is not None else ():
+            if isinstance(node, ast.Call) and callee(node) == "len":
                 filling |= {id(each) for each in node.args}
-            elif isinstance(node, ast.Subscript) and (_function(path), ast.dump(node.slice)) in keys:
+            elif isinstance(node, ast.Subscript) and (function_around(path), ast.dump(node.slice)) in keys:
                 filling.add(id(node.value))  # what was put in at this moment
             elif (
                 isinstance(node, ast.Name | ast.Attribute)
@@ -43,12 +36,8 @@ def is_read(held: Held, traffic: Traffic, files: list[str], *, but_for_samples: 
     return False
 
 
-def _function(path: tuple[ast.AST, ...]) -> ast.AST | None:
-    return next((node for node in reversed(path) if isinstance(node, FUNCTIONS)), None)
-
-
 def _owners(node: ast.AST) -> Iterator[ast.AST]:
-    """The part of a statement that names what it fills."""
+    """The expressions of a statement that name the holder which it fills."""
     owner: ast.AST | None = None
     match node:
         case ast.Call(func=ast.Attribute(value=value)):
@@ -60,11 +49,11 @@ def _owners(node: ast.AST) -> Iterator[ast.AST]:
         owner = getattr(owner, "value", None) or getattr(owner, "func", None)
 
 
-def _expressions(tree: ast.AST) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
+def _nodes_with_paths(tree: ast.AST) -> Iterator[tuple[ast.AST, Path]]:
     """Every node of a file, outer ones first, with the functions and classes around it."""
-    pending: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(tree, ())]
+    pending: list[tuple[ast.AST, Path]] = [(tree, ())]
     while pending:
         node, path = pending.pop()
         yield node, path
-        inner = (*path, node) if isinstance(node, FUNCTIONS | ast.ClassDef) else path
+        inner = (*path, node) if isinstance(node, CALLABLES | ast.ClassDef) else path
         pending.extend((child, inner) for child in ast.iter_child_nodes(node))

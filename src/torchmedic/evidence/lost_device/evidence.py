@@ -39,7 +39,7 @@ _PAST_CALLS = 3  # backward calls before the last, whose step may have been the 
 
 
 class LostDevice:
-    """A step whose device is gone. Used as a context: while it is open, modules hold stand-ins.
+    """A step whose device is gone. Used as a context: while it is open, modules hold stand-ins, for `replay`.
 
     The host may have gone on to the next step before it noticed, and some loaders fetch ahead. So the step is run with
     every batch that may have been the one, until one shows what happened.
@@ -75,6 +75,13 @@ class LostDevice:
     def __enter__(self) -> LostDevice:
         self._open.enter_context(torch.device("cpu"))  # what we make ourselves, whatever the script's default
         self._open.enter_context(standing_in(self.shadow))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._open.close()
+
+    def replay(self) -> None:
+        """Run the step on the CPU with one batch after the other until one fails; fills `step`, `batch`, `played`."""
         tried: list[tuple[Step, HostBatch | None, ReplayResult]] = []
         for step, batch in self._steps():
             self.shadow.begin(host_originals(batch, self.stack))
@@ -98,10 +105,6 @@ class LostDevice:
             self.step, self.batch, self.played = tried[-1]
             if self.played.error is not None:
                 self.why_not = _stopped(self.played.error)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._open.close()
 
     def _steps(self) -> Iterator[tuple[Step, HostBatch | None]]:
         for batch in self._batches or (None,):

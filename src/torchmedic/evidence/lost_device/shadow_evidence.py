@@ -38,8 +38,7 @@ class ShadowEvidence(RaisedEvidence):
         batch = lost.batch
         super().__init__(
             msgspec.structs.replace(
-                lost.incident,
-                error=lost.played.error,
+                lost.incident.with_error(lost.played.error),
                 batch=() if batch is None else tuple(tensors_in(batch.whole)),
                 batch_indices=() if batch is None or batch.indices is None else tuple(batch.indices),
             )

@@ -1,4 +1,4 @@
-"""What the frames of the failure tell of who holds memory: the call of the model, an optimizer, an earlier attempt."""
+"""What the frames of the failure tell: the call of the model, an optimizer, a node of backward, an earlier attempt."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from types import CodeType
+from typing import Any
 
 import torch
 from torch.optim import LBFGS
 
-from torchmedic.evidence.exception import RaisedEvidence, is_short
+from torchmedic.detect.failures.exhaustion import is_out_of_memory
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.book import Book
 from torchmedic.evidence.memory.accounting.holder import Holder
-from torchmedic.evidence.memory.accounting.saved_by_graph import is_counted, node_of, tensors_saved_by, walk
+from torchmedic.evidence.memory.accounting.saved_by_graph import sequence_of, tensors_saved_by
 from torchmedic.evidence.memory.accounting.storages import distinct
 from torchmedic.observe.step.batches import Given, main_input
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.source.live_frames import Frame, frames_of
+from torchmedic.source.objects.graph import is_counted, node_of, walk
 from torchmedic.source.user_code import is_user_file
 
 _LOOSE = ("saved activations", "held", "not traced")  # headings of what goes when its holder goes
@@ -82,7 +85,7 @@ def history_of(frames: Iterable[Frame]) -> list[torch.Tensor]:
 def pinned_by_first_attempt(evidence: RaisedEvidence, book: Book) -> int:
     """Bytes that an out-of-memory holds which is still being handled: its frames live until the handler is left."""
     before = evidence.error.__context__
-    if before is None or not is_short(before):
+    if before is None or not is_out_of_memory(before):
         return 0
     frames = {id(frame.live) for frame in evidence.frames}
     left = [frame.live for frame in frames_of(before.__traceback__) if id(frame.live) not in frames]
@@ -94,3 +97,23 @@ def pinned_by_first_attempt(evidence: RaisedEvidence, book: Book) -> int:
         for key, memory in distinct([*held, *saved]).items()
         if key in book.entries and book.entries[key][0] in _LOOSE
     )
+
+
+def next_node(evidence: RaisedEvidence, book: Book) -> Any:
+    """The node that backward was at when it failed, on a device whose allocator does not tell; None if unknown.
+
+    The engine goes from the last node to the first, and each node frees what it had saved once it is through. So the
+    last node that has not was next. A call that keeps its graph does not tell, nor does a graph that is gone.
+    """
+    call = evidence.inside("backward", "grad")
+    if call is None or _keeps(call.variables):
+        return None
+    given = call.variables.get("tensors") or call.variables.get("outputs") or ()
+    roots = [node_of(each) for each in given if hasattr(each, "grad_fn")] if isinstance(given, tuple | list) else []
+    nodes = walk(roots or map(node_of, book.live), set())
+    left = [node for node in nodes if is_counted(node) and tensors_saved_by(node)]
+    return max(left, key=sequence_of, default=None)
+
+
+def _keeps(variables: Any) -> bool:
+    return bool(variables.get("retain_graph") or variables.get("create_graph"))

@@ -6,7 +6,6 @@ failing operation had made by then, and what went away while the exception unwou
 
 from __future__ import annotations
 
-import ast
 import functools
 from types import FrameType
 from typing import Any
@@ -15,23 +14,19 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 
 from torchmedic.contained import report_fault
-from torchmedic.detect.failures.exhaustion import Exhaustion, exhaustion_of
-from torchmedic.detect.failures.hidden_exhaustion import hidden_exhaustion
-from torchmedic.evidence.devices.device_room import asked_beside
+from torchmedic.detect.failures.exhaustion import Exhaustion
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory import by_line as by_lines
 from torchmedic.evidence.memory import table
 from torchmedic.evidence.memory.accounting.book import Book
-from torchmedic.evidence.memory.accounting.holder import FoundArray, Holder
+from torchmedic.evidence.memory.accounting.holder import Found, FoundArray, Holder
 from torchmedic.evidence.memory.accounting.measured import Measured, measure, refusal_of
 from torchmedic.evidence.memory.accounting.saved_by_graph import is_leaf, sequence_of
 from torchmedic.evidence.memory.accounting.walk import held_tensors
-from torchmedic.evidence.memory.attempts import callers_of, history_of, is_lent, is_updating
+from torchmedic.evidence.memory.attempts import callers_of, history_of, is_lent, is_updating, next_node
 from torchmedic.evidence.memory.by_layer import Layers
 from torchmedic.evidence.memory.by_line import Line, Method
-from torchmedic.evidence.memory.fake.ledger import ByteLedger, Made, Place
-from torchmedic.evidence.memory.fake.whole_step import Change
-from torchmedic.evidence.memory.next_node import next_node
+from torchmedic.evidence.memory.fake.ledger import ByteLedger, Made, Place, Saved
 from torchmedic.evidence.memory.replays import NotPlayed, made_again, play
 from torchmedic.evidence.memory.retained_graphs import Retained, retained_graphs
 from torchmedic.evidence.memory.source.differentiated import Backward, backward_around, is_differentiated
@@ -41,38 +36,81 @@ from torchmedic.source.segment.cut import CannotCut, carried_names
 
 
 class Autopsy:
-    """Looks once, while the frames of the failed step are alive."""
+    """Who holds what, looked up while the frames of the failed step are alive.
+
+    The constructor stores what is known. `look` walks the heap and fills the book; `replay` plays the step on fake
+    tensors. `examine_memory` calls both. All properties are computed from what these two have found.
+    """
 
     def __init__(self, evidence: RaisedEvidence, exhaustion: Exhaustion) -> None:
         self.evidence = evidence
         self.exhaustion = exhaustion
+        self.agent = evidence.incident.agent
+        self.refusal = refusal_of(exhaustion)
+        self.since = self.agent.notes.sequence_number if self.agent is not None else 0
+        self._nodes_now = _get_sequence_nr()
+        # Filled by `look`:
+        self.found: list[Found] = []
+        self.batch: list[torch.Tensor] = []
+        self.book: Book
+        self.measured: Measured
+        # Filled by `replay`:
+        self.step: Step | None = None  # the failing step, if it can be cut
+        self.replayed: ByteLedger | None = None  # the step on fake tensors, if they could follow it
         self.why_not_replayed = ""
         self.is_long = False  # to play the step took too long: another try would, too
         self.default_device: torch.device | None = None  # the step had run under `with torch.device(...)`
-        self.predicted: dict[str, Any] = {}  # what was predicted of cures, by the rule that asked
-        self.cures: dict[str, Change] = {}  # and the one that it knows
-        incident = evidence.incident
-        self.agent = incident.agent
-        self.refusal = refusal_of(exhaustion)
-        self._nodes_now = _get_sequence_nr()
-        self.since = self.agent.notes.sequence_number if self.agent is not None else 0
-        optimizers = self.agent.clock.optimizers if self.agent is not None else []
-        self.book = Book(self.is_wanted, optimizers, self.since)
+        self.lost: list[Saved] = []  # saved up to the failure, and freed while the exception unwound
+        self.saved_lines: list[Line] = []
+        self.method: Method = "live tensors"
+        # Filled by `replay_recomputation`:
+        self._recomputed: list[Line] | None = None
+
+    def look(self) -> None:
+        """Walk the heap: which tensors there are, and who holds them."""
+        self.book = Book(self.is_wanted, self._optimizers, self.since)
         arrays: list[FoundArray] = []
-        kinds = (None, None) if exhaustion.on_device else (arrays, self.book.piles)
+        kinds = (None, None) if self.exhaustion.on_device else (arrays, self.book.piles)
         self.found = [*held_tensors(self._frames, self._skipped, *kinds), *self.book.gradients_with_graph()]
         self.batch = self._batch()
-        own = {id(part) for optimizer in optimizers for part in (optimizer.state, optimizer.param_groups)}
+        own = {id(part) for optimizer in self._optimizers for part in (optimizer.state, optimizer.param_groups)}
         collected = [each.tensor for each in self.found if each.holder.many and id(each.holder.owner) not in own]
+        history = history_of(self.evidence.frames)
         trained = self.agent is not None and self.agent.clock.updates > 0
-        self.book.enter_known(self.batch, self._ours(), history_of(evidence.frames), collected, was_trained=trained)
+        self.book.enter_known(self.batch, self._ours(), history, collected, was_trained=trained)
         self.book.enter_graphs()
         self.book.enter_held(self.found)
         self.book.enter_older()
         self.book.enter_rest(arrays)
-        self.measured: Measured = measure(exhaustion, self.book.addresses)
+        self.measured = measure(self.exhaustion, self.book.addresses)
+
+    def replay(self) -> None:
+        """Cut the step, play it on fake tensors up to the operation that failed, and find the lines that save most."""
+        self.step = self._cut()
+        if self.step is not None and not self.in_optimizer:
+            self._play(self.step)
+        if self.replayed is not None and not self.in_backward:
+            failed = self._nodes_now - self.since - 1
+            lost = by_lines.lost_lines(self.book.saved, self.since, self.replayed)
+            # What the failing operation itself was about to save are its inputs, and they are still there.
+            self.lost = [each for each in lost if each.sequence < failed]
+        self.saved_lines, self.method = self._lines()
+
+    def replay_recomputation(self) -> list[Line]:
+        """In backward, where the graph has kept little: play again what a checkpoint had computed again by then."""
+        if self._recomputed is None:
+            user, asked = self.evidence.user_frame, self.asked or 0
+            little = self.in_backward and self.book.total("saved activations") < asked
+            self._recomputed = []
+            if little and self.step is not None and user is not None:
+                self._recomputed = made_again(self.step, asked=asked, line=(user.file, user.line))
+        return self._recomputed
 
     # What the rules ask
+
+    @property
+    def process(self) -> ProcessContext:
+        return self.evidence.incident.process
 
     @property
     def in_backward(self) -> bool:
@@ -101,25 +139,17 @@ class Autopsy:
             lambda: is_differentiated(callers_of(self.evidence)),
         )
 
-    @functools.cached_property
-    def saved_lines(self) -> list[Line]:
-        return self._lines[0]
-
     @property
-    def method(self) -> Method:
-        return self._lines[1]
-
-    @functools.cached_property
     def failing(self) -> Made | None:
         """The operation that had no memory, as the fake replay found it."""
-        return self._replay.failing if self._replay is not None else None
+        return self.replayed.failing if self.replayed is not None else None
 
     @functools.cached_property
     def forward_place(self) -> Place | None:
         """In backward: the line and layer of the forward operation that was being differentiated."""
-        if not self.in_backward or self._replay is None:
+        if not self.in_backward or self.replayed is None:
             return None
-        aligned = by_lines.Alignment(self.book.saved, self.since, self._replay)
+        aligned = by_lines.Alignment(self.book.saved, self.since, self.replayed)
         if self.refusal is not None and self.refusal.sequence >= 0:
             return aligned.place_of(self.refusal.sequence)
         return aligned.place_of(sequence_of(self.next_node)) if self.next_node is not None else None
@@ -128,23 +158,6 @@ class Autopsy:
     def next_node(self) -> Any:
         """In backward: the node that was being computed, as far as the graph tells."""
         return next_node(self.evidence, self.book) if self.in_backward else None
-
-    @functools.cached_property
-    def made_again(self) -> list[Line]:
-        """In backward, where the graph has kept little: what a checkpoint had computed again by then."""
-        user, asked = self.evidence.user_frame, self.asked or 0
-        if not self.in_backward or self.book.total("saved activations") >= asked or self.step is None or user is None:
-            return []
-        return made_again(self.step, asked=asked, line=(user.file, user.line))
-
-    @property
-    def process(self) -> ProcessContext:
-        return self.evidence.incident.process
-
-    @property
-    def replayed(self) -> ByteLedger | None:
-        """The step on fake tensors, if they could follow it."""
-        return self._replay
 
     @functools.cached_property
     def rows(self) -> list[table.Row]:
@@ -162,7 +175,7 @@ class Autopsy:
         return self.book.by_holder()
 
     def is_of_failing_call(self, holder: Holder) -> bool:
-        """Whether it is a variable of a function that the failing step had called: it goes when the exception goes."""
+        """Whether a holder is a variable of a function that the failing step had called: it goes with the exception."""
         return holder.in_frame and holder.scope is not self._step_code and not is_lent(holder)
 
     # How it is found
@@ -173,6 +186,10 @@ class Autopsy:
             return device.type == "cpu"
         index = self.exhaustion.index
         return device.type == self.exhaustion.where and (index is None or device.index in (None, index))
+
+    @property
+    def _optimizers(self) -> list[Any]:
+        return list(self.agent.clock.optimizers) if self.agent is not None else []
 
     @property
     def _frames(self) -> list[FrameType]:
@@ -197,11 +214,10 @@ class Autopsy:
         return [*loaded, *copies]
 
     def _ours(self) -> list[torch.Tensor]:
+        """Copies of weights that torchmedic holds."""
         return self.agent.rewind.copied_values() if self.agent is not None else []
 
-    @functools.cached_property
-    def step(self) -> Step | None:
-        """The failing step, if it can be cut."""
+    def _cut(self) -> Step | None:
         try:
             return self.evidence.failing_step()
         except CannotCut as reason:
@@ -225,48 +241,33 @@ class Autopsy:
     def _backward(self) -> Backward:
         return backward_around(self.step.frame, self.step.segment.lines[1]) if self.step is not None else "never"
 
-    @functools.cached_property
-    def _replay(self) -> ByteLedger | None:
-        """The step on fakes, up to the operation that failed; None where fakes could not follow it that far."""
-        if self.step is None or self.in_optimizer:
-            return None
+    def _play(self, step: Step) -> None:
+        """Play a step on fakes; `replayed` stays None where fakes cannot follow it up to the failure."""
         if self.evidence.compiled_frame is not None:
             self.why_not_replayed = "it ran compiled, and keeps other tensors than the code would"
-            return None
+            return
         user, used = self.evidence.user_frame, (memory.device for _, memory in self.book.entries.values())
         try:
-            ledger, self.default_device = play(
-                self.step,
+            self.replayed, self.default_device = play(
+                step,
                 next(used, None) if self.exhaustion.on_device else None,
                 stop=None if self.in_backward else self._nodes_now - self.since,
                 asked=None if self.in_backward else self.asked,
                 line=(user.file, user.line) if user is not None else None,
             )
-            return ledger
         except NotPlayed as reason:
             self.why_not_replayed, self.is_long = str(reason), reason.is_long
-        return None
 
     @property
     def asked(self) -> int | None:
         return self.refusal.asked if self.refusal is not None else self.exhaustion.asked
 
-    @functools.cached_property
-    def lost(self) -> list[Any]:
-        """Saved up to the failure, and freed while the exception unwound."""
-        if self._replay is None or self.in_backward:
-            return []
-        failed = self._nodes_now - self.since - 1
-        lost = by_lines.lost_lines(self.book.saved, self.since, self._replay)
-        # What the failing operation itself was about to save are its inputs, and they are still there.
-        return [each for each in lost if each.sequence < failed]
-
-    @functools.cached_property
     def _lines(self) -> tuple[list[Line], Method]:
-        found, method = by_lines.by_line(self.book.saved, self.since, self._replay, Layers(self.book.modules))
-        if method == "fake replay" and self._replay is not None and not self.in_backward:
+        """The lines that have saved activations, and how they were found."""
+        found, method = by_lines.by_line(self.book.saved, self.since, self.replayed, Layers(self.book.modules))
+        if method == "fake replay" and self.replayed is not None and not self.in_backward:
             found = by_lines.merged(found, by_lines.by_replay(self.lost))
-        if method == "live graph" and self._replay is not None:
+        if method == "live graph" and self.replayed is not None:
             self.why_not_replayed = "it came out differently"
         if not self.book.saved:
             method = "live tensors"
@@ -275,28 +276,18 @@ class Autopsy:
         return found, method
 
 
-def autopsy_of(evidence: RaisedEvidence) -> Autopsy | None:
-    """The autopsy of an exception that says that memory has run out in this process; made once."""
-    known = evidence.__dict__
-    if "_autopsy" not in known:
-        known["_autopsy"] = None
-        exhaustion = exhaustion_in(evidence)
-        if exhaustion is not None and evidence.incident.worker is None:
-            try:
-                known["_autopsy"] = Autopsy(evidence, exhaustion)
-            except Exception as error:
-                report_fault("replay.memory", error)  # there is still what the exception itself says
-    found = known["_autopsy"]
-    return found if isinstance(found, Autopsy) else None
-
-
-def exhaustion_in(evidence: RaisedEvidence) -> Exhaustion | None:
-    """What an exception says about memory, unless the user's own code has raised it."""
-    last = evidence.frames[-1] if evidence.frames else None
-    if last is not None and last.is_user and isinstance(last.statement, ast.Raise):
+def examine_memory(evidence: RaisedEvidence) -> Autopsy | None:
+    """Take the autopsy of an exception that says that memory has run out in this process."""
+    if evidence.exhaustion is None or evidence.incident.worker is not None:
         return None
-    worker = evidence.incident.worker
-    kinds = evidence.kinds | ({"MemoryError"} if "MemoryError" in getattr(worker, "exception", "") else set())
-    text = worker.message if worker is not None else evidence.message
-    found = exhaustion_of(kinds, text) or hidden_exhaustion(kinds, text)
-    return found if found is None or not found.beside else asked_beside(found)
+    try:
+        autopsy = Autopsy(evidence, evidence.exhaustion)
+        autopsy.look()
+    except Exception as error:
+        report_fault("replay.memory", error)  # there is still what the exception itself says
+        return None
+    try:
+        autopsy.replay()
+    except Exception as error:
+        report_fault("replay.memory", error)  # there is still who holds what
+    return autopsy

@@ -15,11 +15,11 @@ from torch.utils.data import Dataset
 
 from torchmedic.observe.step.batches import Given
 
-_FEW = 4  # earlier batches that tell what is usual
+_MIN_EARLIER_BATCHES = 4  # earlier batches that tell what is usual
 _RISES = 3  # of the size of batches: they grow, and not just once
 _USUAL = 1.5  # times the largest rise before: more is a batch unlike the others
 _ROWS = 4096
-_MANY = 1000  # items of a batch: a small data set may well be one batch
+_MAX_ITEMS_OF_SMALL_DATA_SET = 1000  # items of a batch: a small data set may well be one batch
 
 
 class Unusual(NamedTuple):
@@ -52,7 +52,7 @@ def comparable(given: Sequence[Given], now: Given | None, grad: bool) -> list[Gi
 
 def unusual(calls: Sequence[Given]) -> Unusual | None:
     """The last call, held against those before it."""
-    if len(calls) <= _FEW:
+    if len(calls) <= _MIN_EARLIER_BATCHES:
         return None
     last = calls[-1]
     before = [each.shape for each in calls[:-1]]
@@ -68,7 +68,7 @@ def is_growing(calls: Sequence[Given]) -> bool:
     sizes = [max(1, math.prod(each.shape)) for each in calls]
     ratios = [two / one for one, two in itertools.pairwise(sizes)]
     rises = [ratio for ratio in ratios if ratio > 1]
-    if len(sizes) <= _FEW or len(rises) < _RISES or min(ratios) < 1:
+    if len(sizes) <= _MIN_EARLIER_BATCHES or len(rises) < _RISES or min(ratios) < 1:
         return False
     return ratios[-1] <= _USUAL * max(rises[:-1] if ratios[-1] > 1 else rises)
 
@@ -76,7 +76,11 @@ def is_growing(calls: Sequence[Given]) -> bool:
 def is_whole_data_set(indices: Sequence[Any]) -> bool:
     """Whether a batch is made of all items that there are in a data set."""
     number = len(indices)
-    if number < _MANY or not all(type(each) is int for each in indices) or set(indices) != set(range(number)):
+    if (
+        number < _MAX_ITEMS_OF_SMALL_DATA_SET
+        or not all(type(each) is int for each in indices)
+        or set(indices) != set(range(number))
+    ):
         return False
     for each in gc.get_objects():
         if issubclass(type(each), Dataset) and hasattr(type(each), "__len__"):
@@ -116,7 +120,7 @@ class Largest(NamedTuple):
 
 
 def largest_item(batch: Sequence[torch.Tensor], indices: Sequence[Any]) -> Largest | None:
-    """Of a batch that is a list with one tensor for each item, as images of any size are: the one that is too large."""
+    """The item that is too large, in a batch that is a list with one tensor for each item, such as images."""
     if len(batch) != len(indices) or len(batch) < 2:
         return None
     ordered = sorted(range(len(batch)), key=lambda at: batch[at].numel())

@@ -16,6 +16,7 @@ import torch
 from torchmedic.evidence.memory.fake.ledger import Place
 from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.spots import Spot
+from torchmedic.source.syntax import nodes_in
 from torchmedic.source.user_code import is_user_file
 
 
@@ -64,7 +65,7 @@ def _call(kind: type, name: str) -> Spot | None:
     first = code.co_varnames[0]
     calls = [
         node
-        for function in (ast.walk(tree) if tree is not None else ())
+        for function in nodes_in(tree)
         if isinstance(function, ast.FunctionDef) and function.name == "forward" and _begins(function, code)
         for node in ast.walk(function)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == f"{first}.{name}"

@@ -16,8 +16,8 @@ from torchmedic.evidence.memory.fake.ledger import ByteLedger, Place, Saved
 from torchmedic.source.spots import Spot
 
 Method = Literal["fake replay", "live graph", "live tensors"]
-_TRUSTED = 0.8  # of the bytes must be found in the replay
-_FAR = 12  # nodes that the numbers may drift apart between two saved tensors
+_MIN_MATCHED_SHARE = 0.8  # of the bytes must be found in the replay
+_MAX_DRIFT = 12  # nodes that the numbers may drift apart between two saved tensors
 
 
 class Line(NamedTuple):
@@ -61,7 +61,7 @@ class Alignment:
         # Not all of a node's tensors need be the same: fakes do not know the work space that cuDNN keeps.
         total = sum(entry.memory.nbytes for entry in entries)
         agreed = sum(entry.memory.nbytes for entry in entries if entry.sequence in same)
-        self.is_trusted = bool(total) and agreed >= _TRUSTED * total
+        self.is_trusted = bool(total) and agreed >= _MIN_MATCHED_SHARE * total
 
     def place_of(self, sequence: int) -> Place | None:
         """Where the node of this number was made."""
@@ -71,7 +71,7 @@ class Alignment:
 
 def _around(drift: int) -> Iterator[int]:
     yield drift
-    for distance in range(1, _FAR):
+    for distance in range(1, _MAX_DRIFT):
         yield drift + distance
         yield drift - distance
 
@@ -90,7 +90,7 @@ def by_line(
 
 
 def _saving(entry: SavedHere, place: Place) -> Place:
-    """Of a function of the user's, the line that saves instead of the one that applies it."""
+    """For a custom Function, the line that saves a tensor instead of the line that applies the Function."""
     spot = saving_line(entry.function) if entry.function is not None else None
     return place._replace(spot=spot) if spot is not None else place
 

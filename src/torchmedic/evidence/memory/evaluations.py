@@ -9,7 +9,7 @@ from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.evidence.memory.source.differentiated import is_differentiated, source_goes_backward
 from torchmedic.source.live_frames import Frame
 
-_SHARE = 0.3  # of all tensors
+_MIN_SAVED_SHARE = 0.3  # of all tensors
 
 
 class Evaluation(NamedTuple):
@@ -31,7 +31,7 @@ def evaluation_of(autopsy: Autopsy) -> Evaluation | None:
         return None
     is_declared = not any(child.training for child in root.modules())
     saved = sum(line.nbytes for line in autopsy.saved_lines)
-    if saved < _SHARE * autopsy.book.everything or saved < (autopsy.asked or 0) // 2:
+    if saved < _MIN_SAVED_SHARE * autopsy.book.everything or saved < (autopsy.asked or 0) // 2:
         return None
     if not (is_declared or _is_trained_elsewhere(autopsy)) or is_differentiated(callers):
         return None

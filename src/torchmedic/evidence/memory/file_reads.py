@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torchmedic.source.lookup.failing_call import UNKNOWN, Call
 
 _READS = frozenset({"read", "readall", "readlines"})
-_LARGE = 1 << 20
+_MIN_BYTES = 1 << 20
 
 
 class FileRead(NamedTuple):
@@ -27,7 +27,7 @@ def file_read(call: Call | None) -> FileRead | None:
         return None
     with contextlib.suppress(Exception):
         nbytes = _rest_of(owner)
-        return FileRead(os.path.basename(str(getattr(owner, "name", ""))), nbytes) if nbytes >= _LARGE else None
+        return FileRead(os.path.basename(str(getattr(owner, "name", ""))), nbytes) if nbytes >= _MIN_BYTES else None
     return None
 
 

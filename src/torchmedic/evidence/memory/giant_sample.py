@@ -12,9 +12,9 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.failures.worker_failures import is_fetch
 from torchmedic.observe.step.batches import through_subsets
 
-_TIMES = 4  # as large as the usual one
+_MIN_TIMES_USUAL = 4  # as large as the usual one
 _DEEP = 3
-_PART = 0.5  # of the large sample, that must have been asked for
+_MIN_ASKED_SHARE = 0.5  # of the large sample, that must have been asked for
 
 
 class Giant(NamedTuple):
@@ -34,7 +34,7 @@ class _Leaf(NamedTuple):
 
 
 def giant_sample(evidence: RaisedEvidence, asked: int | None) -> Giant | None:
-    """Of the batch that was being put together when memory ran out.
+    """The sample that is far larger than the others of the batch that was being put together when memory ran out.
 
     Args:
         evidence: Of the exception.
@@ -43,7 +43,7 @@ def giant_sample(evidence: RaisedEvidence, asked: int | None) -> Giant | None:
     frame = next((each for each in evidence.frames if is_fetch(each.file) and each.function == "fetch"), None)
     inner = evidence.frames[evidence.frames.index(frame) + 1 :] if frame is not None else []
     samples = frame.variables.get("data") if frame is not None else None
-    if frame is None or not isinstance(samples, list | tuple) or len(samples) < _TIMES:
+    if frame is None or not isinstance(samples, list | tuple) or len(samples) < _MIN_TIMES_USUAL:
         return None
     if any(each.function in ("__getitem__", "__getitems__", "__next__", "__iter__") for each in inner[:1]):
         return None  # the batch is not complete
@@ -51,7 +51,11 @@ def giant_sample(evidence: RaisedEvidence, asked: int | None) -> Giant | None:
     sizes = [leaf.nbytes for leaf in leaves]
     position = max(range(len(sizes)), key=lambda at: sizes[at])
     largest, usual = leaves[position], statistics.median_low(sizes)
-    if not usual or largest.nbytes < _TIMES * usual or (asked is not None and asked < _PART * largest.nbytes):
+    if (
+        not usual
+        or largest.nbytes < _MIN_TIMES_USUAL * usual
+        or (asked is not None and asked < _MIN_ASKED_SHARE * largest.nbytes)
+    ):
         return None
     known = frame.variables
     indices = through_subsets(getattr(known.get("self"), "dataset", None), known.get("possibly_batched_index"))

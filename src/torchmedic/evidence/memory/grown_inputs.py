@@ -30,7 +30,7 @@ class Grown(NamedTuple):
 
 
 def grown_input(evidence: RaisedEvidence, modules: Iterable[torch.nn.Module]) -> Grown | None:
-    """What grows by itself among what the model is given."""
+    """The input of the model that grows by itself."""
     frame, call = _call(evidence)
     tree = syntax_tree(frame.file) if frame is not None else None
     if frame is None or call is None or tree is None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from torchmedic.evidence.leaks.source.holder_names import called
 from torchmedic.evidence.memory.accounting.holder import Holder
 from torchmedic.evidence.memory.accounting.storages import memory_of
 from torchmedic.evidence.memory.source.fillers import Filler, assigned_at, traffic_of
+from torchmedic.source.syntax import callee, last_name
 
 if TYPE_CHECKING:
     from torchmedic.evidence.memory.autopsy import Autopsy
@@ -29,7 +29,7 @@ class Grown(NamedTuple):
 
 
 def grown_tensors(autopsy: Autopsy, least: float) -> list[Grown]:
-    """Those of at least so many bytes, the largest first; what the source cuts or starts anew is none."""
+    """Tensors of at least so many bytes that a loop joins more to, the largest first; none that the source cuts."""
     found: dict[int, tuple[Holder, int]] = {}
     for each in autopsy.found:
         if (
@@ -67,7 +67,7 @@ def _joined(value: ast.expr) -> Iterator[ast.Call]:
     while isinstance(value, ast.Call):
         function = value.func
         owner = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
-        if called(value) in JOINS and (not owner or owner in _WITH):
+        if callee(value) in JOINS and (not owner or owner in _WITH):
             yield value
             return
         if not isinstance(function, ast.Attribute) or owner in _WITH:
@@ -78,4 +78,4 @@ def _joined(value: ast.expr) -> Iterator[ast.Call]:
 def _names(parts: ast.expr, name: str) -> bool:
     """`[seen, x]`, `(self.queue, k)`, or the first argument of `np.append`."""
     listed = parts.elts if isinstance(parts, ast.List | ast.Tuple) else [parts]
-    return any((each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "")) == name for each in listed)
+    return any(last_name(each) == name for each in listed)

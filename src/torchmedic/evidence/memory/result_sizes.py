@@ -15,7 +15,7 @@ from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import Call
 
 _FACTORIES = frozenset("zeros ones empty rand randn eye".split())
-_MOST = 100_000  # elements of a container that are looked at
+_MAX_ELEMENTS = 100_000  # of a container that are looked at
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ def bytes_in(value: Any) -> int:
 def _weigh(name: str, value: Any) -> Holding:
     sizes: dict[int, int] = {}
     tensors = with_graph = 0
-    for tensor in itertools.islice(_tensors(value, 3), _MOST):
+    for tensor in itertools.islice(_tensors(value, 3), _MAX_ELEMENTS):
         tensors += 1
         with_graph += tensor.grad_fn is not None
         if tensor.device.type == "cpu" and tensor.layout is torch.strided:
@@ -116,5 +116,5 @@ def _tensors(value: Any, depth: int) -> Iterable[torch.Tensor]:
         yield from value.parameters()
         yield from value.buffers()
     elif depth and isinstance(value, dict | list | tuple | set):
-        for item in list(value.values() if isinstance(value, dict) else value)[:_MOST]:
+        for item in list(value.values() if isinstance(value, dict) else value)[:_MAX_ELEMENTS]:
             yield from _tensors(item, depth - 1)

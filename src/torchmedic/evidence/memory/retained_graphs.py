@@ -1,4 +1,4 @@
-"""Graphs of earlier steps that somebody still holds: by which name, how many tensors, how many nodes and bytes.
+"""Graphs of earlier steps that are still held: by which name, how many tensors, how many nodes and bytes.
 
 A graph keeps everything that its nodes have saved until a backward has been through it; after that it keeps only the
 nodes themselves. Both are counted, apart from each other.
@@ -8,30 +8,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
 from torchmedic.evidence.memory.accounting.book import Book
 from torchmedic.evidence.memory.accounting.holder import Found, Holder
-from torchmedic.evidence.memory.accounting.saved_by_graph import (
-    is_counted,
-    node_of,
-    sequence_of,
-    tensors_saved_by,
-    walk,
-    weights_of,
-)
+from torchmedic.evidence.memory.accounting.saved_by_graph import sequence_of, tensors_saved_by, weights_of
 from torchmedic.evidence.memory.accounting.storages import memory_of
 from torchmedic.evidence.memory.source.differentiated import Backward
+from torchmedic.source.objects.graph import is_counted, node_of, walk
 from torchmedic.source.user_code import is_user_file
 
-_SEVERAL = 3  # tensors with a graph in one container that is known of no step
+_MIN_SEVERAL = 3  # tensors with a graph in one container, or calls of the model
 
 
 class Retained(msgspec.Struct, frozen=True, kw_only=True):
-    """`nbytes` is what the graphs have saved and still have, with the held tensors themselves."""
+    """Graphs behind one name. `nbytes` is what they have saved and still have, with the held tensors themselves."""
 
     holder: Holder
     tensors: int
@@ -50,6 +44,54 @@ class Retained(msgspec.Struct, frozen=True, kw_only=True):
         return self.nbytes < 1 << 20
 
 
+class _Situation(NamedTuple):
+    """What is the same for all holders of one failure; see `retained_graphs`."""
+
+    book: Book
+    carried: frozenset[str]
+    backward: Backward
+    is_differentiated: Callable[[], bool]
+
+
+class _Group:
+    """The tensors with a graph behind one name, and what is known of their age."""
+
+    def __init__(self, members: list[Found], situation: _Situation) -> None:
+        book, carried = situation.book, situation.carried
+        self.members = members
+        self.since = book.since
+        self.holder = next((each.holder for each in members if each.holder.via), members[0].holder)
+        self.is_older = _is_older(members, book.since)
+        self.is_young = book.since == 0 or not self.is_older
+        self.is_often = _times_called(members) >= _MIN_SEVERAL
+        repeated = self.is_young and self.is_often
+        self.for_nothing = repeated and not situation.is_differentiated()
+        in_loop = situation.backward == "every turn" and self.holder.path.partition("[")[0] in carried
+        self.outlived = repeated and in_loop
+        # A loop that neither updates nor loads is all one step to us: a validation, say. Then all in it counts.
+        kept = self.for_nothing or self.outlived
+        self.of_this_step = kept or (book.since > 0 and _is_collection(members) and not self.is_older)
+        self.is_known = book.since > 0 and not self.of_this_step  # nodes before this step are older ones
+        self.is_handed_on = kept or (self.holder.path in carried and situation.backward == "never")
+        self._is_carried = self.holder.path in carried
+
+    @property
+    def is_retained(self) -> bool:
+        """Whether the name keeps graphs beyond the step, as far as its kind and age tell."""
+        holder = self.holder
+        if not self.is_known and not self.is_handed_on and not _is_several(self.members):
+            return False
+        if holder.in_frame and ((not self.is_known and _is_forward(holder)) or not is_user_file(holder.file)):
+            return False
+        lasting = not holder.in_frame or self._is_carried or not isinstance(holder.owner, torch.Tensor)
+        lasting = lasting or bool(holder.attribute)  # though the last thing that was added to it is of this step
+        return not self.is_known or lasting or self.is_older
+
+    def is_counted(self, node: Any) -> bool:
+        """Whether a node belongs to what is kept: all of it, or what is older than the step."""
+        return not self.is_known or sequence_of(node) < self.since
+
+
 def retained_graphs(
     found: Iterable[Found],
     book: Book,
@@ -57,7 +99,7 @@ def retained_graphs(
     backward: Backward,
     is_differentiated: Callable[[], bool],
 ) -> list[Retained]:
-    """The biggest first.
+    """The graphs that outlive their step, the biggest first.
 
     Args:
         found: Tensors with their holders.
@@ -67,63 +109,51 @@ def retained_graphs(
             somewhere, then what it hands on may be for that.
         is_differentiated: Whether backward may go through what the failing call of the model gives.
     """
-    groups: dict[tuple[str, str, str], list[Found]] = {}
+    situation = _Situation(book, carried, backward, is_differentiated)
+    names: dict[tuple[str, str, str], list[Found]] = {}
     for each in found:
         if node_of(each.tensor) is not None:
-            groups.setdefault((each.holder.file, each.holder.function, each.holder.path), []).append(each)
-    ordered = sorted(groups.values(), key=lambda group: _rank(group, carried))
+            names.setdefault((each.holder.file, each.holder.function, each.holder.path), []).append(each)
     seen: set[Any] = set()
     counted: set[int] = set()
     result = []
-    for group in ordered:
-        holder = next((each.holder for each in group if each.holder.via), group[0].holder)
-        # A loop that neither updates nor loads is all one step to us: a validation, say. Then all in it counts.
-        of_this_step = book.since > 0 and _is_collection(group) and not _is_older(group, book.since)
-        known = book.since > 0 and not of_this_step
-        handed_on = holder.path in carried and backward == "never"
-        within = book.since == 0 or not _is_older(group, book.since)
-        often = _times_called(group) >= _SEVERAL
-        for_nothing = within and often and not is_differentiated()
-        outlived = within and often and backward == "every turn" and holder.path.partition("[")[0] in carried
-        if for_nothing or outlived:
-            known, of_this_step, handed_on = False, True, True
-        if not known and not handed_on and not _is_several(group):
-            continue
-        if holder.in_frame and ((not known and _is_forward(holder)) or not is_user_file(holder.file)):
-            continue
-        lasting = not holder.in_frame or holder.path in carried or not isinstance(holder.owner, torch.Tensor)
-        lasting = lasting or bool(holder.attribute)  # though the last thing that was added to it is of this step
-        if known and not lasting and not _is_older(group, book.since):
-            continue
-        nodes = 0
-        parts = []  # bytes that each of them adds
-        for each in sorted(group, key=lambda each: -sequence_of(node_of(each.tensor))):
-            own = _new(each.tensor, book, counted) if not known or sequence_of(node_of(each.tensor)) < book.since else 0
-            for node in walk((node_of(each.tensor),), seen):
-                if is_counted(node) and (not known or sequence_of(node) < book.since):
-                    nodes += 1
-                    own += sum(_new(tensor, book, counted) for tensor in tensors_saved_by(node))
-            parts.append(own)
-        nbytes = sum(parts)
-        if nodes:
-            is_container = not isinstance(holder.owner, torch.Tensor)
-            result.append(
-                Retained(
-                    holder=holder,
-                    tensors=len(group),
-                    nodes=nodes,
-                    nbytes=nbytes,
-                    is_container=is_container,
-                    is_scalar=all(each.tensor.numel() == 1 for each in group),
-                    of_this_step=of_this_step,
-                    is_young=within,
-                    for_nothing=for_nothing,
-                    outlived=outlived,
-                    # The newest would lead to nearly all of it, were they steps of one sequence, or heads of one body.
-                    is_of_parts=often and len(parts) >= _SEVERAL and parts[0] <= nbytes // 2,
-                )
-            )
+    for members in sorted(names.values(), key=lambda members: _rank(members, carried)):
+        group = _Group(members, situation)
+        retained = _weighed(group, book, seen, counted) if group.is_retained else None
+        if retained is not None:
+            result.append(retained)
     return sorted(_merged(result), key=lambda each: (-each.nbytes, -each.nodes))
+
+
+def _weighed(group: _Group, book: Book, seen: set[Any], counted: set[int]) -> Retained | None:
+    """The nodes and bytes that a group adds to those `seen` and `counted` before; None if it adds no node."""
+    nodes = 0
+    parts = []  # bytes that each of them adds
+    for each in sorted(group.members, key=lambda each: -sequence_of(node_of(each.tensor))):
+        root = node_of(each.tensor)
+        own = _new(each.tensor, book, counted) if group.is_counted(root) else 0
+        for node in walk((root,), seen):
+            if is_counted(node) and group.is_counted(node):
+                nodes += 1
+                own += sum(_new(tensor, book, counted) for tensor in tensors_saved_by(node))
+        parts.append(own)
+    if not nodes:
+        return None
+    nbytes = sum(parts)
+    return Retained(
+        holder=group.holder,
+        tensors=len(group.members),
+        nodes=nodes,
+        nbytes=nbytes,
+        is_container=not isinstance(group.holder.owner, torch.Tensor),
+        is_scalar=all(each.tensor.numel() == 1 for each in group.members),
+        of_this_step=group.of_this_step,
+        is_young=group.is_young,
+        for_nothing=group.for_nothing,
+        outlived=group.outlived,
+        # The newest would lead to nearly all of it, were they steps of one sequence, or heads of one body.
+        is_of_parts=group.is_often and len(parts) >= _MIN_SEVERAL and parts[0] <= nbytes // 2,
+    )
 
 
 def _merged(parts: list[Retained]) -> list[Retained]:
@@ -155,7 +185,7 @@ def _merged(parts: list[Retained]) -> list[Retained]:
 
 
 def _rank(group: list[Found], carried: frozenset[str]) -> tuple[int, int]:
-    """Who holds many comes before who holds one, and what is handed on before what is merely not yet overwritten."""
+    """Sort key: containers first, then names that are handed on, then names that are merely not yet overwritten."""
     holder = group[0].holder
     container = not isinstance(holder.owner, torch.Tensor)
     return (0 if container else 1 if holder.path in carried or not holder.in_frame else 2, -len(group))
@@ -180,7 +210,7 @@ def _is_collection(group: list[Found]) -> bool:
 
 def _is_several(group: list[Found]) -> bool:
     """Whether one container holds several; variables of the same name in several calls of a function are not that."""
-    return len(group) >= _SEVERAL and len({id(each.holder.owner) for each in group}) == 1
+    return len(group) >= _MIN_SEVERAL and len({id(each.holder.owner) for each in group}) == 1
 
 
 def _is_forward(holder: Holder) -> bool:

@@ -21,7 +21,7 @@ class Row(NamedTuple):
 
     @property
     def is_outside(self) -> bool:
-        """Whether it is in use on the device, but not by this process's allocator."""
+        """Whether the row is in use on the device, but not by the allocator of this process."""
         return self.heading in (_OTHERS, _CONTEXT, _UNKNOWN)
 
 

@@ -16,11 +16,12 @@ from typing import ClassVar, NamedTuple
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.memory import headroom
 from torchmedic.source.live_frames import Frame
+from torchmedic.source.syntax import callee
 
 _COLLECTORS = frozenset("list tuple set frozenset dict sorted array asarray stack concatenate cat".split())
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})
 _HEAP_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-_SHARE = 0.25  # of the most that the process ever had in memory
+_MIN_SHARE_OF_PEAK = 0.25  # of the most that the process ever had in memory
 _PIECE = 8  # what is asked for is at most this part of what went away
 
 
@@ -39,7 +40,7 @@ def unfinished_list(evidence: RaisedEvidence, asked: int | None) -> Unfinished |
     sizes = headroom.sizes()
     most, now = sizes.get("VmHWM", 0), sizes.get("VmRSS", 0)
     gone = max(0, most - now) + _free_in_heap()
-    if gone < _SHARE * most or (asked or 0) * _PIECE > gone:
+    if gone < _MIN_SHARE_OF_PEAK * most or (asked or 0) * _PIECE > gone:
         return None
     for frame, inner in reversed(list(pairwise(evidence.frames))):
         if frame.is_user and (_comprehends(frame) or (_collects(frame) and _gives_pieces(inner))):
@@ -48,13 +49,13 @@ def unfinished_list(evidence: RaisedEvidence, asked: int | None) -> Unfinished |
 
 
 class _Heap(ctypes.Structure):
-    """What `mallinfo2` of the C library gives."""
+    """The numbers that `mallinfo2` of the C library gives."""
 
     _fields_: ClassVar = [(name, ctypes.c_size_t) for name in _HEAP_FIELDS]
 
 
 def _free_in_heap() -> int:
-    """What has been freed and not given back: there was nothing of it when a small piece was refused."""
+    """Bytes that were freed and not given back: there were none when a small piece was refused."""
     with contextlib.suppress(AttributeError, OSError):  # another C library, or an older one
         ask = ctypes.CDLL(None).mallinfo2
         ask.restype = _Heap
@@ -76,7 +77,7 @@ def _collects(frame: Frame) -> bool:
     call = frame.node
     if not isinstance(call, ast.Call):
         return False
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    name = callee(call)
     return name in _COLLECTORS or name == "join"
 
 

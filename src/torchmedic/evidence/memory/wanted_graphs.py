@@ -14,10 +14,12 @@ from torchmedic.evidence.memory.retained_graphs import Retained
 from torchmedic.evidence.memory.source.differentiated import is_differentiated_later, is_variable_differentiated
 from torchmedic.evidence.memory.source.fillers import fillers_of
 from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, nodes_in
+from torchmedic.source.vocabulary import BACKWARD_CALLS
 
 
 def in_parts(held: Retained) -> str:
-    """What to do about graphs that are wanted: only of losses it is known that each can go backward by itself."""
+    """Advice for graphs that are wanted. Only losses are known to be able to go backward one by one."""
     name = held.holder.path
     if held.is_scalar:
         return f"go backward through each part by itself: `{name}` holds the graphs of all of them"
@@ -25,7 +27,7 @@ def in_parts(held: Retained) -> str:
 
 
 def is_wanted(held: Retained, evidence: RaisedEvidence) -> bool:
-    """Whether it is of this step, for a backward that is still to come."""
+    """Whether the graphs are of this step, for a backward that is still to come."""
     holder = held.holder
     if held.for_nothing or held.outlived or not held.is_young:
         return False
@@ -47,8 +49,8 @@ def _is_for_backward(held: Retained) -> bool:
     tree = syntax_tree(fillers[0].file)
     line = fillers[0].node.lineno
     inside: ast.AST | None = tree
-    for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
+    for node in nodes_in(tree):
+        if isinstance(node, FUNCTIONS) and node.lineno <= line <= (node.end_lineno or 0):
             inside = node
-    names = {node.attr for node in ast.walk(inside) if isinstance(node, ast.Attribute)} if inside is not None else set()
-    return not names.isdisjoint({"backward", "grad"})
+    names = {node.attr for node in nodes_in(inside) if isinstance(node, ast.Attribute)}
+    return not names.isdisjoint(BACKWARD_CALLS)

@@ -19,13 +19,14 @@ from torch.nn.modules import module as nn_module
 
 from torchmedic.contained import contained
 from torchmedic.observe.checkup.node_births import Site
+from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.user_code import is_user_file
 
 _METHODS = ("detach", "detach_", "numpy", "tolist", "argmax")
 _HOOK = -7002  # keys of torch's own count up from 0
-_NODES = 20_000
-_CUTS = 200
-_OWN = 6
+_MAX_NODES = 20_000  # of one graph
+_MAX_CUTS = 200
+_MAX_SITES = 6  # of one cut
 
 
 class Cut:
@@ -85,7 +86,7 @@ class GraphCuts:
 
     @property
     def modules(self) -> list[torch.nn.Module]:
-        """Those that were called in that step."""
+        """The modules that were called in that step."""
         return [module for called in self._called.values() if (module := called.module()) is not None]
 
     def call_of(self, module: torch.nn.Module) -> Called | None:
@@ -103,7 +104,7 @@ class GraphCuts:
         @functools.wraps(original)
         def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
-            if tensor.grad_fn is not None and len(self.cuts) < _CUTS:
+            if tensor.grad_fn is not None and len(self.cuts) < _MAX_CUTS:
                 note(name, tensor, result, sys._getframe(1))
             return result
 
@@ -117,19 +118,7 @@ class GraphCuts:
             self.cuts.append(cut)
 
     def _behind(self, tensor: torch.Tensor) -> frozenset[int]:
-        pending: list[Any] = [tensor.grad_fn]
-        seen: set[Any] = set()
-        found: set[int] = set()
-        while pending and len(seen) < _NODES:
-            node = pending.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            leaf = getattr(node, "variable", None)
-            if leaf is not None and id(leaf) in self._watched:
-                found.add(id(leaf))
-            pending.extend(later for later, _ in node.next_functions)
-        return frozenset(found)
+        return frozenset(id(leaf) for leaf in leaves_behind([tensor], _MAX_NODES) if id(leaf) in self._watched)
 
     def _module_called(self, module: torch.nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -147,7 +136,7 @@ class GraphCuts:
 def _sites(frame: FrameType | None) -> tuple[Site, ...]:
     """The user's own instructions at and above a frame, innermost first."""
     sites: list[Site] = []
-    while frame is not None and len(sites) < _OWN:
+    while frame is not None and len(sites) < _MAX_SITES:
         if is_user_file(frame.f_code.co_filename):
             sites.append(Site(frame.f_code, frame.f_lasti))
         frame = frame.f_back

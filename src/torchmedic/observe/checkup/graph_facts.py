@@ -1,4 +1,4 @@
-"""What a graph tells of the numbers in it: their precision, the data that went in, and the loss of knowing nothing."""
+"""What a graph tells of its numbers: precision, input data, gates that are closed, the loss of an untrained model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 # What a first layer was given, if that is no part of the graph: the saved tensor, and where it stands among the inputs.
 _GIVEN = {"AddmmBackward": ("_saved_mat1", 1), "ConvolutionBackward": ("_saved_input", 0)}
-_FACTOR = 4.0  # of the loss of knowing nothing
-_BIG = 1 << 26  # elements of a tensor that is not looked at
+_MAX_FACTOR = 4.0  # of a first loss over the loss of knowing nothing
+_MAX_ELEMENTS = 1 << 26  # of a tensor that is read
+# Their derivative is 0 wherever there is one.
+_FLAT = frozenset("RoundBackward FloorBackward CeilBackward TruncBackward SignBackward".split())
 # These change the precision only if they are told to, or are the user's own.
 _ON_PURPOSE = (
     "ToCopy",
@@ -51,7 +53,7 @@ def largest_given(kind: str, raw: Any) -> torch.Tensor | None:
     if not name or raw.next_functions[position][0] is not None:
         return None
     given: Any = getattr(raw, name)
-    if type(given) is not torch.Tensor or not 0 < given.numel() <= _BIG or given.is_meta or given.is_complex():
+    if type(given) is not torch.Tensor or not 0 < given.numel() <= _MAX_ELEMENTS or given.is_meta or given.is_complex():
         return None
     found: torch.Tensor = torch.maximum(given.detach().amax(), -given.detach().amin())
     return found
@@ -59,8 +61,9 @@ def largest_given(kind: str, raw: Any) -> torch.Tensor | None:
 
 def is_too_high(graph: LossGraph) -> bool:
     """Whether a first loss is far worse than knowing nothing would be."""
-    expected, values = graph.untrained, [root.value for root in graph.roots]
-    return expected is not None and isinstance(values[0], float) and values[0] > max(_FACTOR * expected, expected + 3)
+    expected = graph.untrained
+    value = graph.roots[0].value if expected is not None else None
+    return isinstance(value, float) and expected is not None and value > max(_MAX_FACTOR * expected, expected + 3)
 
 
 def promotions(graph: LossGraph) -> list[Node]:
@@ -86,3 +89,38 @@ def share_in_double(nodes: Sequence[Node]) -> tuple[int, int]:
     """Values that were computed in float64, and all."""
     sizes = [(node.dtype, math.prod(node.shape)) for node in nodes if node.shape is not None and node.leaf is None]
     return sum(size for dtype, size in sizes if dtype is torch.float64), sum(size for _, size in sizes)
+
+
+def is_closed(kind: str, raw: Any) -> Any:
+    """Whether a gate lets no gradient through; None for what is no gate, or cannot be told."""
+    if kind in _FLAT:
+        return True
+    if kind == "ReluBackward":
+        result = _readable(raw._saved_result)
+        return None if result is None else result.amax() <= 0
+    if kind == "SigmoidBackward":
+        result = _readable(raw._saved_result)
+        return None if result is None else (result.amin() == 1) | (result.amax() == 0)
+    if kind == "TanhBackward":
+        result = _readable(raw._saved_result)
+        return None if result is None else (result.amin() == 1) | (result.amax() == -1)
+    if kind in ("ClampBackward", "ClampMinBackward", "ClampMaxBackward", "HardtanhBackward"):
+        given = _readable(raw._saved_self)
+        low = getattr(raw, "_saved_min", getattr(raw, "_saved_min_val", None))
+        high = getattr(raw, "_saved_max", getattr(raw, "_saved_max_val", None))
+        if given is None or isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor):
+            return None
+        closed = [given.amax() < low] if low is not None else []
+        closed += [given.amin() > high] if high is not None else []
+        return closed[0] if len(closed) == 1 else closed[0] | closed[1] if closed else None
+    return None
+
+
+def _readable(tensor: Any) -> torch.Tensor | None:
+    """A saved tensor whose extremes can be computed without more memory."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not 0 < tensor.numel() <= _MAX_ELEMENTS:
+        return None
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_complex():
+        return None
+    found: torch.Tensor = tensor.detach()
+    return found

@@ -13,13 +13,18 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.checkup.gates import is_closed
-from torchmedic.observe.checkup.graph_facts import is_too_high, largest_given, loss_of_knowing_nothing, promotions
+from torchmedic.observe.checkup.graph_facts import (
+    is_closed,
+    is_too_high,
+    largest_given,
+    loss_of_knowing_nothing,
+    promotions,
+)
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
 
-_NODES = 50_000
-_GATES = 2000  # that are measured
-_BIG = 1 << 26  # elements of a tensor that is not measured
+_MAX_NODES = 50_000  # of one graph
+_MAX_GATES = 2000  # that are measured
+_MAX_ELEMENTS = 1 << 26  # of a tensor that is measured
 _RANGES = {
     "ReluBackward": (0.0, float("inf")),
     "SigmoidBackward": (0.0, 1.0),
@@ -203,7 +208,7 @@ class LossGraph:
                 if later is None:
                     continue
                 if later not in self._numbers:
-                    if len(self.nodes) >= _NODES:
+                    if len(self.nodes) >= _MAX_NODES:
                         self.complete = False
                         return
                     self._take(later)
@@ -219,7 +224,7 @@ class LossGraph:
         if node.kind in ("SoftmaxBackward", "LogSoftmaxBackward") and hasattr(raw, "_saved_dim"):  # not a user's own
             dim = int(raw._saved_dim)
             node.dim = dim - (1 << 64) if dim >= 1 << 63 else dim
-        if self._may_read and self._measured < _GATES:
+        if self._may_read and self._measured < _MAX_GATES:
             try:
                 node.closed = is_closed(node.kind, raw)
             except RuntimeError:
@@ -243,7 +248,7 @@ class LossGraph:
             target = call.target()
             if call.name not in _PAIRED or node is None or node.kind not in _RANGES or target is None:
                 continue
-            if not target.is_floating_point() or not 0 < target.numel() <= _BIG or target.is_meta:
+            if not target.is_floating_point() or not 0 < target.numel() <= _MAX_ELEMENTS or target.is_meta:
                 continue
             low, high = _RANGES[node.kind]
             if call.name == "binary_cross_entropy_with_logits":

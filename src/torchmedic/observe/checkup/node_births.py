@@ -9,7 +9,6 @@ no graph is built, nothing is asked and nothing is spent.
 from __future__ import annotations
 
 import dis
-import importlib
 import sys
 import warnings
 import weakref
@@ -27,9 +26,9 @@ LOSSES = frozenset(
     "cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss "
     "huber_loss".split()
 )
-_DEPTH = 120  # frames that are walked
-_OWN = 6  # of the user's frames that are kept
-_MOST = 60_000  # nodes, as of a script that never calls backward
+_MAX_FRAMES = 120  # that are walked
+_MAX_USER_FRAMES = 6  # that are kept
+_MAX_NODES = 60_000  # as of a script that never calls backward
 _FUNCTIONAL = torch.nn.functional.__file__
 
 
@@ -106,10 +105,10 @@ class NodeBirths:
         self._minus: dict[Site, tuple[str, str] | None] = {}
 
     def arm(self) -> bool:
-        """Begin to note; False where that would be in somebody's way."""
+        """Begin to note; False where that would disturb another tool."""
         if self.armed or self.refused:
             return self.armed
-        traces = importlib.import_module("torch.fx.traceback")
+        traces = __import__("torch.fx.traceback", fromlist=["*"])
         if torch.is_anomaly_enabled() or not hasattr(traces, "format_stack"):
             self.refused = torch.is_anomaly_enabled()
             return False
@@ -143,7 +142,7 @@ class NodeBirths:
             torch.set_anomaly_enabled(False, True)
 
     def refuse(self) -> None:
-        """Somebody has come who must not be disturbed."""
+        """Stop for good: something runs that must not be disturbed."""
         self.refused = True
         self.disarm()
 
@@ -194,14 +193,14 @@ class NodeBirths:
     def _birth(self, frame: FrameType | None) -> Birth:
         birth = Birth()
         self._count += 1
-        if self._count > _MOST:
+        if self._count > _MAX_NODES:
             self.refuse()
             return birth
         direct = True  # no library between the operation and the user's line
         sites: list[Site] = []
         layer: torch.nn.Module | None = None
-        for _ in range(_DEPTH):
-            if frame is None or len(sites) >= _OWN:
+        for _ in range(_MAX_FRAMES):
+            if frame is None or len(sites) >= _MAX_USER_FRAMES:
                 break
             code = frame.f_code
             if is_user_file(code.co_filename):

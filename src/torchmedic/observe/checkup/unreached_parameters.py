@@ -14,8 +14,8 @@ import torch
 
 from torchmedic.observe.checkup.graph_cuts import GraphCuts
 
-_STEPS = 24  # of its optimizer, after which a parameter without a gradient is reported
-_AT_END = 3  # steps that are enough when the script has come to its end
+_MIN_STEPS = 24  # of its optimizer, after which a parameter without a gradient is reported
+_MIN_STEPS_AT_END = 3  # of a script that has come to its end
 
 
 class Missing:
@@ -76,7 +76,7 @@ class Unreached:
 
     def is_due(self, *, at_end: bool = False) -> bool:
         """Whether there is enough to be judged; once."""
-        if self.over or not self.missing or self.steps < (_AT_END if at_end else _STEPS):
+        if self.over or not self.missing or self.steps < (_MIN_STEPS_AT_END if at_end else _MIN_STEPS):
             return False
         self.over = True
         return True

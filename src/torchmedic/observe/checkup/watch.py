@@ -24,17 +24,17 @@ from torchmedic.observe.device.device_waits import DeviceWaits
 from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.numbers.finite_checks import are_plain
 
-_ARMED = 24  # times that births are noted, at most
-_LOOKS = 3  # at a line that shows something suspicious
-_REST = 3  # steps before the last of them
-_SITES = 8  # lines that call backward
-_PHASES = 4  # changes that are looked at
-_ASKED = 32  # steps between two questions for what is trained
-_YOUNG = 8  # steps in which optimizers appear that were there from the start
+_MAX_ARMED = 24  # times that births are noted
+_MAX_LOOKS = 3  # at a line that shows something suspicious
+_STEPS_BEFORE_LAST_LOOK = 3
+_MAX_SITES = 8  # lines that call backward
+_MAX_PHASES = 4  # changes that are looked at
+_STEPS_BETWEEN_QUESTIONS = 32  # for the parameters that are trained
+_YOUNG_STEPS = 8  # in which optimizers appear that were there from the start
 
 
 class Judge(Protocol):
-    """Whoever turns facts into findings."""
+    """Turns facts into findings."""
 
     def check_up(self, graphs: Sequence[LossGraph], frame: FrameType) -> None:
         """All that is known of the lines that call backward; asked again when there is more."""
@@ -70,7 +70,7 @@ class Checkup:
         self._arm()
 
     def stop(self) -> None:
-        """For good."""
+        """Stop for good."""
         self.on = False
         self._put_back()
         self._fresh.clear()
@@ -99,7 +99,7 @@ class Checkup:
             self.evaluation.refuse()
 
     def _arm(self) -> None:
-        if self._armed < _ARMED and self.births.arm():
+        if self._armed < _MAX_ARMED and self.births.arm():
             self._armed += 1
 
     def backward_begins(self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType) -> None:
@@ -110,7 +110,7 @@ class Checkup:
         self.births.disarm()
         if self._looks[key] and key not in self._wanted:
             return
-        if len(self._looks) > _SITES or _asks_for_gradients(frame) or not _is_plain_backward():
+        if len(self._looks) > _MAX_SITES or _asks_for_gradients(frame) or not _is_plain_backward():
             return
         if not was_armed:
             self._wanted.add(key)
@@ -129,11 +129,16 @@ class Checkup:
             self._arm()
 
     def step_begins(self, optimizer: Any) -> None:
-        if self.rests and self._steps % _ASKED and id(optimizer) in self._trained and self.unreached.knows(optimizer):
+        if (
+            self.rests
+            and self._steps % _STEPS_BETWEEN_QUESTIONS
+            and id(optimizer) in self._trained
+            and self.unreached.knows(optimizer)
+        ):
             return
         self.rests = False
         self.births.disarm()
-        if self._steps % _ASKED == 0 or id(optimizer) not in self._trained:
+        if self._steps % _STEPS_BETWEEN_QUESTIONS == 0 or id(optimizer) not in self._trained:
             self._ask_for_phase(optimizer)
         self.unreached.step_begins(optimizer)
         if self._fresh:
@@ -148,7 +153,7 @@ class Checkup:
         trained = {id(tensor) for tensor in tensors if tensor.requires_grad}
         before, self._trained[id(optimizer)] = self._trained.get(id(optimizer)), len(trained)
         thawed, self._known = trained - self._known, self._known | trained
-        if before == len(trained) or self._steps < _YOUNG or self._changes >= _PHASES:
+        if before == len(trained) or self._steps < _YOUNG_STEPS or self._changes >= _MAX_PHASES:
             return
         self._changes += 1
         if not self.births.refused:
@@ -192,11 +197,11 @@ class Checkup:
         fresh, self._fresh = self._fresh, []
         for graph in fresh:
             graph.read()
-            if any(node.closed for node in graph.gates()) and self._looks[graph.key] < _LOOKS:
-                if self._looks[graph.key] < _LOOKS - 1:
+            if any(node.closed for node in graph.gates()) and self._looks[graph.key] < _MAX_LOOKS:
+                if self._looks[graph.key] < _MAX_LOOKS - 1:
                     self._wanted.add(graph.key)
                 else:
-                    self._due[graph.key] = self._steps + _REST
+                    self._due[graph.key] = self._steps + _STEPS_BEFORE_LAST_LOOK
         self.graphs.extend(fresh)
         if any(graph.is_remarkable() for graph in fresh):
             self._judge.check_up(self.graphs, frame)

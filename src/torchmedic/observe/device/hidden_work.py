@@ -12,6 +12,8 @@ from contextlib import ExitStack
 
 import torch
 
+from torchmedic import contained as containment
+
 _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
@@ -20,10 +22,16 @@ _record: Callable[[bool], None] = torch._C._autograd._enable_record_function
 _hiding = threading.local()
 
 
+def install() -> None:
+    """Have every contained hook run outside of modes and profilers."""
+    containment.has_function_modes = _function_modes
+    containment.has_dispatch_modes = _dispatch_modes
+    containment.is_profiling = _is_profiling
+    containment.hide = hide
+
+
 def hide() -> Callable[[], None] | None:
-    """Step outside of modes and profilers if there are any. The result steps back in; None: nothing was done."""
-    if not (_function_modes() or _dispatch_modes() or _is_profiling()):
-        return None
+    """Step outside of modes and profilers. The result steps back in; None: that is done already."""
     if getattr(_hiding, "depth", 0):
         return None  # a hook inside of a hook
     stack = ExitStack()

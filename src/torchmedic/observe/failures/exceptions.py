@@ -10,7 +10,6 @@ import contextlib
 import errno
 import functools
 import gc
-import importlib
 import multiprocessing.process
 import multiprocessing.queues
 import os
@@ -218,7 +217,7 @@ def _watch_multiprocessing(handler: Handler, child_ends: Callable[[], None]) -> 
 def _watch_torch_spawn(handler: Handler) -> None:
     """`torch.multiprocessing.spawn` catches before `Process` does, and sends the traceback to its parent as text."""
     # `torch.multiprocessing.spawn` the attribute is the function; the module of that name is behind it.
-    spawn = importlib.import_module("torch.multiprocessing.spawn")
+    spawn = __import__("torch.multiprocessing.spawn", fromlist=["*"])
     original = spawn._wrap
 
     @functools.wraps(original)

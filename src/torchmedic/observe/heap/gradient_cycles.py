@@ -1,4 +1,4 @@
-"""Leaf tensors whose gradient has a graph, which leads back to the leaf: a circle that nobody takes apart.
+"""Leaf tensors whose gradient has a graph, which leads back to the leaf: a cycle that nobody breaks.
 
 `backward(create_graph=True)` makes such circles. They lie inside of autograd, where Python's collector does not see
 them, so they end only when `.grad` is set to None or to something else. Counted only in runs that make them.
@@ -14,11 +14,11 @@ import torch
 from torchmedic.source.spots import NOWHERE, Place
 from torchmedic.source.user_code import user_frame
 
-_MOST = 12  # counts: each takes some hundredths of a second
+_MAX_COUNTS = 12  # each takes some hundredths of a second
 
 
 class GradientCycles:
-    """How many there are, at some looks."""
+    """Counts such leaves, at some looks."""
 
     def __init__(self) -> None:
         self.place = NOWHERE  # of the backward that makes them
@@ -26,7 +26,7 @@ class GradientCycles:
 
     @property
     def wanted(self) -> bool:
-        return bool(self.place.line) and self._counted < _MOST
+        return bool(self.place.line) and self._counted < _MAX_COUNTS
 
     def made(self, frame: FrameType) -> None:
         """A backward with `create_graph=True` writes to `.grad`."""

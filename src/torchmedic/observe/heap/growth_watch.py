@@ -1,4 +1,4 @@
-"""Looks at who holds what, now and then, so that what only ever grows is found while it grows.
+"""Looks at the holders of memory now and then, to find those that only ever grow while they grow.
 
 A look takes some milliseconds, so there are few: more and more steps lie between them, and all together may take a
 thousandth of the time. What a look leaves behind are numbers, names and weak references.
@@ -26,17 +26,19 @@ from torchmedic.observe.heap.weighing import Weight, weigh
 from torchmedic.observe.memory.usage import device_bytes, resident_bytes
 
 _NEVER = 1 << 62
-_FIRST = 8  # steps before the first look, and between those of a suspicion
-_SHARE = 0.001  # of the time
-_ALLOWED = 0.1  # seconds beyond that,
-_SUSPICIOUS = 0.5  # and where something grows
-_LOOKS = 64  # that are kept
-_TOLD = 5  # holders
-_DATA_SETS = 32
-_RECENT, _RISES = 10, 2  # looks, and how many of them must have seen more than the one before
-_UNEXPLAINED, _SEARCHES = 32 << 20, 4  # bytes of growth that nobody seems to hold, and how often that is looked into
-_SOON = 4  # looks, after which it is known whether something grows
-_MARKS = 24  # looks at the begin of a pass over data, a validation, a trial
+_FIRST_STEPS = 8  # before the first look, and between the looks of a suspicion
+_MAX_SHARE = 0.001  # of the time that all looks may take
+_EXTRA_SECONDS = 0.1  # beyond that share
+_EXTRA_SECONDS_IF_SUSPICIOUS = 0.5  # where something grows
+_MAX_LOOKS = 64  # that are kept
+_MAX_TOLD = 5  # holders
+_MAX_DATA_SETS = 32
+_RECENT_LOOKS = 10
+_MIN_RISES = 2  # looks of these that have seen more than the look before
+_UNEXPLAINED_BYTES = 32 << 20  # of growth that no holder explains
+_MAX_SEARCHES = 4  # for its holders
+_LOOKS_IN_A_ROW = 4  # after which it is known whether something grows
+_MAX_MARKED_LOOKS = 24  # at the begin of a pass over data, a validation, a trial
 
 Key = tuple[int, str]
 
@@ -60,7 +62,7 @@ class Point(NamedTuple):
 
 
 class LeakWatch:
-    """Fed by the hooks. `ask` is called with what may be leaking; it says whether that was explained."""
+    """Follows the holders from look to look. Fed by the hooks; `ask` is called when something may be leaking."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class LeakWatch:
         self.cycles = GradientCycles()
         self._data_sets: dict[int, weakref.ref[Any]] = {}
         self._pressed = False  # memory is short: who holds it is to be told
-        self._due_batch = _FIRST
+        self._due_batch = _FIRST_STEPS
         self.on = False
         self.tracks: dict[Key, list[Point]] = {}
         self.looks: list[Look] = []
@@ -96,16 +98,16 @@ class LeakWatch:
 
     def start(self) -> None:
         self.on = True
-        self.due = _FIRST
+        self.due = _FIRST_STEPS
 
     def stop(self) -> None:
-        """For good."""
+        """Stop for good."""
         self.on = False
         self.due = _NEVER
         self.tracks.clear()
 
     def wants_to_know(self, growth: Any) -> bool:
-        """Whether the rules should be asked of it: for the first time, or because it has grown much since."""
+        """Whether to ask the rules about a growth: for the first time, or because it has grown much since."""
         size = growth.last.step if growth.held.kind == "age" else growth.held.size
         if size < (1.1 if growth.what == "data" else 1.5) * self._asked.get(growth.key, 0):
             return False
@@ -119,7 +121,7 @@ class LeakWatch:
         if self._may_look():
             self.look(frame)
         self._soon = max(0, self._soon - 1)
-        self.due = step + (_FIRST if self.suspicious or self._soon else max(_FIRST, step // 2))
+        self.due = step + (_FIRST_STEPS if self.suspicious or self._soon else max(_FIRST_STEPS, step // 2))
 
     def called(self, *, training: bool) -> None:
         """A root module is called."""
@@ -127,7 +129,7 @@ class LeakWatch:
         if self._pressed and self.on:
             self.look(sys._getframe(1))
         elif self._batch >= self._due_batch and self.on:
-            self._due_batch = self._batch + max(_FIRST, self._batch // 2)
+            self._due_batch = self._batch + max(_FIRST_STEPS, self._batch // 2)
             if self._steps() == 0 and self._may_look():
                 self.look(sys._getframe(1))  # nothing is trained here
         if training is not self._training:
@@ -138,7 +140,7 @@ class LeakWatch:
     def loading(self, iterator: Any, frame: FrameType) -> None:
         """A pass over a data set begins."""
         data = getattr(iterator, "_dataset", None)
-        if len(self._data_sets) >= _DATA_SETS and id(data) not in self._data_sets:
+        if len(self._data_sets) >= _MAX_DATA_SETS and id(data) not in self._data_sets:
             return  # each is a new one: no period to speak of
         self.watch_data(data)
         ends = hasattr(data, "__len__") or f"stream {id(data)}" in self._marks
@@ -149,21 +151,21 @@ class LeakWatch:
             self._data_sets[id(data)] = weakref.ref(data)
 
     def data_sets(self) -> list[Any]:
-        """Those that are being read, and iterators. Often nobody but their loader, or a loop, holds them."""
+        """The data sets that are being read, and iterators. Often only their loader, or a loop, holds them."""
         references = (*self._data_sets.values(), *self._iterators)
         return [data for reference in references if (data := reference()) is not None]
 
     def mark(self, period: str, frame: FrameType) -> None:
-        """Something begins that comes back many times."""
+        """A period begins that comes back many times."""
         if not self.on:
             return
         self._marks[period] = self._marks.get(period, 0) + 1
-        if self._marks[period] > 1 and self._seen_marks < _MARKS and self._may_look():
+        if self._marks[period] > 1 and self._seen_marks < _MAX_MARKED_LOOKS and self._may_look():
             self._seen_marks += 1
             self.look(frame)
 
     def press(self) -> None:
-        """Memory gets short: look at the next occasion, and tell who holds it."""
+        """Memory gets short: look at the next occasion, and report the biggest holders."""
         if self.on:
             self._pressed = True
             self.due = 0
@@ -173,8 +175,8 @@ class LeakWatch:
             return False
         now = perf_counter()
         self._began = self._began or now
-        allowed = _SUSPICIOUS if self.suspicious else _ALLOWED
-        return self._pressed or self._spent <= allowed + _SHARE * (now - self._began)
+        allowed = _EXTRA_SECONDS_IF_SUSPICIOUS if self.suspicious else _EXTRA_SECONDS
+        return self._pressed or self._spent <= allowed + _MAX_SHARE * (now - self._began)
 
     # A look
 
@@ -203,20 +205,20 @@ class LeakWatch:
             self._tell(_biggest(found))
 
     def _find_iterators(self) -> None:
-        """Where memory grows and no name is seen to hold it, something that is only run by a loop may."""
+        """Search for iterators where memory grows and no known holder explains it."""
         held = max(resident_bytes(), device_bytes())
         if not self._unexplained:
-            self._unexplained = held + _UNEXPLAINED
+            self._unexplained = held + _UNEXPLAINED_BYTES
         elif (  # a worker would get a copy of every page
-            held > self._unexplained and not self.suspicious and self._searches < _SEARCHES and self._most is None
+            held > self._unexplained and not self.suspicious and self._searches < _MAX_SEARCHES and self._most is None
         ):
             self._searches += 1
-            self._unexplained = held + (_UNEXPLAINED << self._searches)
+            self._unexplained = held + (_UNEXPLAINED_BYTES << self._searches)
             self._iterators = [weakref.ref(each) for each in unnamed_objects()]
-            self._soon = _SOON if self._iterators else 0
+            self._soon = _LOOKS_IN_A_ROW if self._iterators else 0
 
     def _keep(self, look: Look, found: Found) -> None:
-        self.looks = [*self.looks[-_LOOKS + 1 :], look]
+        self.looks = [*self.looks[-_MAX_LOOKS + 1 :], look]
         gone: dict[tuple[str, str, int], list[Point]] = {}
         for key in [key for key in self.tracks if key not in found.holders and found.whole and key != (0, "cycles")]:
             points = self.tracks.pop(key)
@@ -236,7 +238,7 @@ class LeakWatch:
             ):
                 points.clear()  # it was emptied
             points.append(Point(look, held, weight))
-            del points[:-_LOOKS]
+            del points[:-_MAX_LOOKS]
         self.suspicious = any(_grows(points) for points in self.tracks.values())
 
 
@@ -247,12 +249,12 @@ def _is_same(points: list[Point], weight: Weight) -> bool:
 
 
 def _biggest(found: Found) -> list[tuple[Held, int]]:
-    """What holds most, and how many bytes."""
+    """The biggest holders, with their bytes."""
     weights = ((found.holders[key], weight) for key, weight in found.weights.items() if weight is not None)
     held = [(each, int(each.size * (weight.host + weight.device))) for each, weight in weights]
     held += [(each, each.size) for each in found.holders.values() if each.kind == "bytes"]
     biggest = {each.last: (each, nbytes) for each, nbytes in sorted(held, key=lambda entry: entry[1])}
-    return sorted(biggest.values(), key=lambda entry: -entry[1])[:_TOLD]
+    return sorted(biggest.values(), key=lambda entry: -entry[1])[:_MAX_TOLD]
 
 
 def _grows(points: list[Point]) -> bool:
@@ -262,7 +264,7 @@ def _grows(points: list[Point]) -> bool:
     kind = points[-1].held.kind
     if kind == "age":
         return True
-    weights = [point.weight for point in points[-_RECENT:] if point.weight is not None][-2:]
+    weights = [point.weight for point in points[-_RECENT_LOOKS:] if point.weight is not None][-2:]
     plain = bool(weights) and all(weight.graphs == 0 and weight.host + weight.device < 1024 for weight in weights)
-    sizes = [point.held.size for point in points[-_RECENT:]]
-    return not plain and sum(after > before for before, after in itertools.pairwise(sizes)) >= _RISES
+    sizes = [point.held.size for point in points[-_RECENT_LOOKS:]]
+    return not plain and sum(after > before for before, after in itertools.pairwise(sizes)) >= _MIN_RISES

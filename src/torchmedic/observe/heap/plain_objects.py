@@ -1,7 +1,7 @@
 """Python objects that fill memory: rows as dicts, lists of tokens, texts, bytes. How many bytes one container leads to.
 
-There may be millions of them, and to look at each takes long and room of its own: some are looked at closely, and stand
-for the rest. Tensors and arrays among them are counted beside, each memory once.
+There may be millions of objects, and a look at each would take long and need memory itself: some are looked at closely,
+and stand for the rest. Tensors and arrays are counted separately, each storage once.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.observe.heap.containers import CONTAINERS, item, length
-from torchmedic.observe.heap.object_parts import is_users, slots_of
+from torchmedic.source.objects.containers import CONTAINERS, item, length
+from torchmedic.source.objects.parts import attributes, is_users, own_dict
 
 _TEXTS = (str, bytes, bytearray, array.array, io.BytesIO, io.StringIO)
 _LEAVES = frozenset({*_TEXTS, int, float, complex})
 _GROUPS = (*CONTAINERS, tuple, frozenset)
 _SAMPLES = 64  # items of a long container that stand for all of it
-_INNER = 8  # and of a container in it
-_MOST = 2000  # objects of one item
-_HEADER = 16  # bytes that Python's collector puts before an object
-_SMALL = range(-5, 257)  # numbers that Python has only once
+_INNER_SAMPLES = 8  # items of a container in it
+_MAX_OBJECTS = 2000  # of one item
+_HEADER_BYTES = 16  # that Python's collector puts before an object
+_INTERNED = range(-5, 257)  # numbers that Python has only once
 
 
 class Pile(NamedTuple):
@@ -40,7 +40,7 @@ class Pile(NamedTuple):
 
 
 def pile_of(container: Any) -> Pile | None:
-    """Of a list, dict, set or the like; None of anything else, and where it is empty."""
+    """Weigh a list, dict, set or the like; None for anything else, and for an empty container."""
     if not issubclass(type(container), _GROUPS) or not (count := length(container)):
         return None
     look = _Look()
@@ -56,16 +56,16 @@ def pile_of(container: Any) -> Pile | None:
 
 
 def text_bytes(value: Any) -> int:
-    """Of one piece of text, bytes or numbers; 0 of anything else."""
+    """The bytes of one text, or of an array of bytes or numbers; 0 for anything else."""
     return sys.getsizeof(value, 0) if type(value) in _TEXTS else 0
 
 
 def _own(thing: Any) -> int:
-    return sys.getsizeof(thing, 0) + _HEADER
+    return sys.getsizeof(thing, 0) + _HEADER_BYTES
 
 
 def _pairs(container: Any, most: int) -> Iterator[tuple[Any, Any]]:
-    """Keys, of a dict, and items: all if they are not many more than wanted, else as many, from everywhere in it."""
+    """Items, with their keys in a dict: all of a short container, else about `most` from everywhere in it."""
     count, kind = length(container), type(container)
     step = 1 if count <= 2 * most else count // most
     if issubclass(kind, dict):
@@ -88,10 +88,10 @@ class _Look:
     def bytes_of(self, whole: Any) -> float:
         nbytes, looked = 0.0, 0
         pending: deque[tuple[Any, float]] = deque([(whole, 1.0)])
-        while pending and looked < _MOST:
+        while pending and looked < _MAX_OBJECTS:
             thing, share = pending.popleft()
             looked += 1
-            if thing is None or id(thing) in self._seen or (type(thing) is int and thing in _SMALL):
+            if thing is None or id(thing) in self._seen or (type(thing) is int and thing in _INTERNED):
                 continue
             self._seen.add(id(thing))
             own, inside, times = self._one(thing, type(thing), share)
@@ -100,26 +100,24 @@ class _Look:
         return nbytes
 
     def _one(self, thing: Any, kind: type, share: float) -> tuple[int, list[Any], float]:
-        """Its own bytes, what it leads to, and how many of these each of them stands for."""
+        """The bytes of an object itself, what it leads to, and how many alike each of these stands for."""
         if kind in _LEAVES:
             return sys.getsizeof(thing), [], 1.0
         if issubclass(kind, torch.Tensor) or (kind.__name__ == "ndarray" and kind.__module__ == "numpy"):
             self.met_data = True
             self.data += share * self._memory(thing)
         elif issubclass(kind, _GROUPS):
-            found = list(_pairs(thing, _INNER))
+            found = list(_pairs(thing, _INNER_SAMPLES))
             inside = [each for pair in found for each in pair]
             return _own(thing), inside, length(thing) / max(1, len(found))
         elif is_users(kind) and not issubclass(kind, type | torch.nn.Module):
-            attributes = object.__getattribute__(thing, "__dict__") if kind.__dictoffset__ else None
-            inside = list(attributes.values()) if type(attributes) is dict else []
-            own = _own(thing) + (_own(attributes) if inside else 0)
-            inside += [getattr(thing, name, None) for owner in kind.__mro__ for name in slots_of(owner)]
-            return own, inside, 1.0
+            table = own_dict(thing, kind)
+            own = _own(thing) + (_own(table) if table else 0)
+            return own, [each for _, each in attributes(thing, kind)], 1.0
         return 0, [], 1.0
 
     def _memory(self, data: Any) -> int:
-        """Of a tensor of the host or an array; nothing where it was counted before, or is a part of another."""
+        """The bytes of a tensor of the host or an array; 0 where they were counted before, or belong to another."""
         with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):  # what has no memory of its own
             if not isinstance(data, torch.Tensor):
                 return int(data.nbytes) if data.base is None else 0

@@ -1,27 +1,40 @@
-"""Objects of the user's that no name may lead to: iterators under way, and callbacks that only a library holds.
+"""Objects of the user that no variable leads to: running iterators, trainers and callbacks that only a library holds.
 
-A frame does not tell what its loops go over, and a trainer of a library that is not stored in a variable is known to
-the library's frames alone. So they are looked for among all objects, which takes some hundredths of a second: only
-where memory grows and nobody is seen to hold it.
+A frame does not tell what its loops iterate over, and `MyTrainer(...).train()` stores the trainer in no variable: only
+frames of the library know it, as `self`. Callbacks and iterators are searched for among all objects, which takes some
+hundredths of a second: only where memory grows and no holder is found.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from types import GeneratorType
+from collections.abc import Iterator
+from types import FrameType, GeneratorType
 from typing import Any
 
-from torchmedic.observe.heap.object_parts import is_users
+from torchmedic.source.objects.parts import is_users
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import locals_of
 
-_MOST = 32  # iterators
-_LONE = 128  # other objects
-_FEW = 3  # objects of one class; where there are more, each is one of many records
+_MAX_ITERATORS = 32
+_MAX_OTHERS = 128
+_MAX_ALIKE = 3  # objects of one class; where there are more, each is one of many records
+
+
+def owners_of_methods(frame: FrameType | None) -> Iterator[Any]:
+    """Objects of the user's classes in whose inherited methods a library is now, from the innermost frame outwards."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount and code.co_varnames[0] == "self" and not is_user_file(code.co_filename):
+            owner = next((value for name, value in locals_of(frame) if name == "self"), None)
+            if is_users(type(owner)):
+                yield owner
+        frame = frame.f_back
 
 
 def unnamed_objects() -> list[Any]:
-    """At most so many."""
+    """Iterators that run, and objects that are among the few of their class."""
     known: dict[type, str] = {}
     iterators: list[Any] = []
     others: dict[type, list[Any]] = {}
@@ -33,18 +46,18 @@ def unnamed_objects() -> list[Any]:
         if not sort:
             continue
         if sort == "iterator":
-            if len(iterators) < _MOST and (kind is not GeneratorType or _is_running(thing)):
+            if len(iterators) < _MAX_ITERATORS and (kind is not GeneratorType or _is_running(thing)):
                 iterators.append(thing)
-        elif len(alike := others.setdefault(kind, [])) <= _FEW:
+        elif len(alike := others.setdefault(kind, [])) <= _MAX_ALIKE:
             alike.append(thing)
-    lone = [each for alike in others.values() if len(alike) <= _FEW for each in alike]
-    return [*iterators, *lone[:_LONE]]
+    lone = [each for alike in others.values() if len(alike) <= _MAX_ALIKE for each in alike]
+    return [*iterators, *lone[:_MAX_OTHERS]]
 
 
 def _sort(kind: type) -> str:
     if kind is GeneratorType:
         return "iterator"
-    with contextlib.suppress(Exception):  # a class that does not like to be looked at
+    with contextlib.suppress(Exception):  # a class that raises when it is inspected
         if kind.__weakrefoffset__ and not issubclass(kind, type) and is_users(kind):
             return "iterator" if "__next__" in vars(kind) else "other"
     return ""

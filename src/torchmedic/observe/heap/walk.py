@@ -1,8 +1,7 @@
 """What the user's variables hold, by name: how long their containers are, how big their data, how old their graphs.
 
-A walk from the frames on the stack and the modules of the user's code, bounded in time and never repeated often. It
-notes numbers and names and keeps no object alive; only what
-`observe/heap/growth_watch.py` finds growing is looked at closely.
+The walk starts at the frames on the stack and the modules of the user's code, and visits a bounded number of objects.
+It notes numbers and names and keeps no object alive. `observe/heap/growth_watch.py` decides what is looked at closely.
 """
 
 from __future__ import annotations
@@ -15,21 +14,29 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.observe.heap.containers import CONTAINERS, TEXTS, length, pairs
-from torchmedic.observe.heap.graph_age import node_of, oldest
-from torchmedic.observe.heap.key_kinds import keys_of
-from torchmedic.observe.heap.library_owned import owners_of_methods
-from torchmedic.observe.heap.linked_pieces import ROOT, Branch, Crowds
-from torchmedic.observe.heap.object_parts import Part, cache_of, classes_of, is_users, module_of, parts, parts_of
+from torchmedic.observe.heap.linked_pieces import LinkedPieces, Visit
+from torchmedic.observe.heap.unnamed_objects import owners_of_methods
+from torchmedic.source.objects.containers import CONTAINERS, TEXTS, keys_of, length, pairs
+from torchmedic.source.objects.graph import existing_node_of, oldest
+from torchmedic.source.objects.parts import (
+    Part,
+    cache_of,
+    classes_of,
+    is_users,
+    module_of,
+    own_dict,
+    parts,
+    parts_of_tensor,
+)
 from torchmedic.source.user_variables import PLAIN, roots
 
-_MOST = 6000  # objects of one walk
-_WIDE = 32  # items of a container that are all visited
-_DEEP = 9  # names on the way to an object; one that leads to others of its kind counts once
-_CELL = 3  # items of a container that may be a link of a chain
-_BIG = 1 << 20  # bytes of one tensor, array or text that are worth a note
-_MANY = 32  # attributes of an object, which are then something like the items of a container
-_FAR = 1000  # items that a container may have, below which nobody asks how big they are
+_MAX_OBJECTS = 6000  # of one walk
+_MAX_ITEMS = 32  # of a container that are all visited
+_MAX_DEPTH = 9  # names on the way to an object; one that leads to others of its kind counts once
+_MAX_LINK_ITEMS = 3  # of a container that may be a link of a chain
+_MIN_BYTES = 1 << 20  # of one tensor, array or text that is worth a note
+_MAX_ATTRIBUTES = 32  # of an object; more are something like the items of a container
+_MAX_BOUND = 1000  # items of a container with a greatest length, up to which the container counts as bounded
 _PLAIN = PLAIN | {torch.dtype, torch.device, torch.Size, CellType}
 
 
@@ -54,41 +61,29 @@ class Held(NamedTuple):
     via: str = ""  # the attribute that leads from one piece to the next, or what fills it: `cache`, `attributes`
     inner: str = ""  # the attribute of one piece under which the tensors were found
     own: str = ""  # the class of a container, where that is the user's
-    # `objects`, where it is a dict and its keys are told apart by what they are, not by their value; `lost`, where
-    # nobody else has such a key any more, so that it cannot be asked for again.
-    keys: str = ""
+    keys: str = ""  # of a dict: see `keys_of`
     most: int = 0  # items that it may have by itself, where that is many
     owners: tuple[str, ...] = ()  # the class of the object that it is an attribute of, and those that it is made from
 
 
 class Found(NamedTuple):
-    """A walk: the holders, by what tells them apart, the items of those that grew, and whether it saw everything."""
+    """The result of a walk: the holders by key, the items of those that grew, and whether it saw everything."""
 
     holders: dict[tuple[int, str], Held]
     weights: dict[tuple[int, str], Any]
     whole: bool
 
 
-class _Todo(NamedTuple):
-    value: Any
-    name: str
-    last: str
-    depth: int
-    file: str
-    local: int
-    branch: Branch = ROOT
-    owner: type | None = None  # of which `last` is an attribute
-
-
 class Walk:
     """One walk.
 
     Args:
-        since: The sequence number at the last one. Graphs that are no older are nobody's leak.
-        sizes: Of the holders that the last one found; the items of those that have grown are weighed.
-        weigh: What weighs a container.
-        wanted: One holder whose value shall be kept in `value`.
-        weigh_all: Whether to weigh those too that have not grown.
+        since: The sequence number at the last walk. A graph that is no older is no leak.
+        sizes: Sizes of the holders that the last walk found; the items of holders that have grown are weighed.
+        weigh: Weighs a container.
+        wanted: The holder whose value is kept in `value`.
+        weigh_all: Whether to weigh also holders that have not grown.
+        graphs: Takes the holder of every tensor that has a graph, by the sequence number of its node.
     """
 
     def __init__(
@@ -99,96 +94,96 @@ class Walk:
         wanted: tuple[int, str] | None = None,
         *,
         weigh_all: bool = False,
+        graphs: dict[int, Held] | None = None,
     ) -> None:
         self._since = since
         self._wanted = wanted
         self._weigh_all = weigh_all
-        self.value: Any = None  # of the one that is wanted
+        self._graphs = graphs
+        self.value: Any = None  # of the holder that is wanted
         self._sizes = sizes
         self._weigh = weigh
         self._weights: dict[tuple[int, str], Any] = {}
         self._holders: dict[tuple[int, str], Held] = {}
-        self._crowds = Crowds()
+        self._pieces = LinkedPieces()
         self._seen: set[int] = set()
         self._nodes: set[Any] = set()
-        self._pending: deque[_Todo] = deque()
+        self._pending: deque[Visit] = deque()
 
     def run(self, frame: FrameType | None, others: Iterable[Any] = (), most: int | None = None) -> Found:
         """Walk from a frame and those around it.
 
         Args:
-            frame: The innermost.
-            others: What need not have a name: it is called by its class.
+            frame: The innermost frame.
+            others: Objects that need not have a name: they are called by their class.
             most: Objects to look at, if fewer than usual.
         """
-        most = most or _MOST
+        most = most or _MAX_OBJECTS
         for file, local, name, value in roots(frame):
-            self._pending.append(_Todo(value, name, name, 0, file, local))
+            self._pending.append(Visit(value, name, name, 0, file, local))
         for value in (*owners_of_methods(frame), *others):
             name = type(value).__name__
-            self._pending.append(_Todo(value, name, name, 0, "", 0))
+            self._pending.append(Visit(value, name, name, 0, "", 0))
         pending, seen = self._pending, self._seen
         while pending and len(seen) < most:
-            todo = pending.popleft()
-            kind = type(todo.value)
+            visit = pending.popleft()
+            kind = type(visit.value)
             if kind in _PLAIN:
                 continue
-            if id(todo.value) in seen:
-                self._share(todo)
+            if id(visit.value) in seen:
+                self._share(visit)
                 continue
-            seen.add(id(todo.value))
-            with contextlib.suppress(Exception):  # an object of the user's that does not like to be looked at
-                self._visit(todo, kind)
+            seen.add(id(visit.value))
+            with contextlib.suppress(Exception):  # an object of the user that raises when it is inspected
+                self._visit(visit, kind)
         whole = not pending
         pending.clear()
         self._nodes.clear()
         owns = {held.name: held.own for held in self._holders.values() if held.own}
-        for crowd in self._crowds.found():
-            key = (0, f"{crowd.kind} {crowd.place.name}")
-            place = crowd.place
-            self._holders[key] = Held(
-                *(place.name, place.last, crowd.kind, crowd.size, place.file, place.local),
-                old=crowd.oldest,
-                via=crowd.via,
-                inner=crowd.inner,
-                own=owns.get(place.name, ""),
+        for counted, start, branch, size, old in self._pieces.found():
+            self._holders[0, f"{counted} {start.name}"] = Held(
+                *(start.name, start.last, counted, size, start.file, start.local),
+                old=old,
+                via=branch.via,
+                inner=branch.inner,
+                own=owns.get(start.name, ""),
             )
+        self._pieces = LinkedPieces()  # holds objects of the user
         return Found(self._holders, self._weights, whole)
 
-    def _share(self, todo: _Todo) -> None:
-        """Another object has it under the same name."""
-        key, owner = (id(todo.value), todo.last), todo.owner
+    def _share(self, visit: Visit) -> None:
+        """Note that another object has the same holder under the same name."""
+        key, owner = (id(visit.value), visit.last), visit.owner
         held = self._holders.get(key) if owner is not None else None
         if owner is not None and held is not None and held.owners and owner.__name__ not in held.owners:
             self._holders[key] = held._replace(owners=(*held.owners, *classes_of(owner)))
 
-    def _visit(self, todo: _Todo, kind: type) -> None:
-        value = todo.value
+    def _visit(self, visit: Visit, kind: type) -> None:
+        value = visit.value
         if issubclass(kind, torch.Tensor):
-            self._tensor(todo, kind)
+            self._tensor(visit, kind)
         elif kind in TEXTS:
-            self._note(todo, "bytes", TEXTS[kind](value), least=_BIG)
+            self._note(visit, "bytes", TEXTS[kind](value), least=_MIN_BYTES)
         elif issubclass(kind, CONTAINERS):
-            self._container(todo)
+            self._container(visit)
         elif issubclass(kind, tuple) and not hasattr(kind, "_fields"):
-            self._items(todo, pairs(value, _WIDE), length(value))
+            self._items(visit, pairs(value, _MAX_ITEMS), length(value))
         elif kind.__name__ == "ndarray" and module_of(kind) == "numpy":
             nbytes = value.nbytes if value.base is None else 0
-            self._crowds.data(todo.branch, nbytes)
-            self._note(todo, "bytes", nbytes, least=_BIG)
-        elif todo.depth < _DEEP:
+            self._pieces.add_data(visit.branch, nbytes)
+            self._note(visit, "bytes", nbytes, least=_MIN_BYTES)
+        elif visit.depth < _MAX_DEPTH:
             if kind.__name__ == "_lru_cache_wrapper":
-                self._cache(todo)
+                self._cache(visit)
             inside = list(parts(value, kind))
             for part in inside:
-                self._follow(todo, part, kind)
-            if len(inside) > _MANY and not issubclass(kind, type | torch.nn.Module):
-                held = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else None
-                self._note(todo, "items", len(inside), inside=held, via="attributes")
+                self._follow(visit, part, kind)
+            if len(inside) > _MAX_ATTRIBUTES and not issubclass(kind, type | torch.nn.Module):
+                self._note(visit, "items", len(inside), inside=own_dict(value, kind), via="attributes")
 
     def _note(
         self,
-        todo: _Todo,
+        visit: Visit,
         kind: str,
         size: int,
         *,
@@ -203,96 +198,99 @@ class Walk:
     ) -> None:
         if size < least:
             return
-        key = (id(todo.value), todo.last) if kind == "items" else (0, f"{kind} {todo.name}")
+        key = (id(visit.value), visit.last) if kind == "items" else (0, f"{kind} {visit.name}")
         if key == self._wanted:
-            self.value = todo.value if inside is None else inside
+            self.value = visit.value if inside is None else inside
         held = Held(
-            *(todo.name, todo.last, kind, size, todo.file, todo.local, bounded, old, via, "", own, keys, most),
-            classes_of(todo.owner),
+            *(visit.name, visit.last, kind, size, visit.file, visit.local, bounded, old, via, "", own, keys, most),
+            classes_of(visit.owner),
         )
         self._holders.setdefault(key, held)
         if kind != "items":
             return
         # Made anew with a longer one, as in `losses = losses + [loss]`, it is known only by its name.
-        before = self._sizes.get(key, self._sizes.get((0, todo.name), size))
+        before = self._sizes.get(key, self._sizes.get((0, visit.name), size))
         if self._weigh_all or (not bounded and size > before):
-            self._weights[key] = self._weigh(todo.value if inside is None else inside)
+            self._weights[key] = self._weigh(visit.value if inside is None else inside)
 
-    def _tensor(self, todo: _Todo, kind: type) -> None:
-        tensor = todo.value
-        for part in parts_of(tensor, kind):
-            self._follow(todo, part, kind)
+    def _tensor(self, visit: Visit, kind: type) -> None:
+        tensor = visit.value
+        for part in parts_of_tensor(tensor, kind):
+            self._follow(visit, part, kind)
         if isinstance(tensor, torch.nn.Parameter):
             return
-        node = node_of(tensor)
+        node = existing_node_of(tensor)
+        if node is not None and self._graphs is not None:
+            held = Held(visit.name, visit.last, "age", 0, visit.file, visit.local, owners=classes_of(visit.owner))
+            self._graphs.setdefault(node._sequence_nr(), held)
         if node is not None and self._since:
             number = node._sequence_nr()
             if number >= self._since:
                 age, old = oldest(node, self._since, self._nodes)
                 if age < self._since:
-                    self._note(todo, "age", age, least=0, old=old)
-            elif todo.branch.share and self._crowds.graph(todo.branch, number) == self._wanted:
+                    self._note(visit, "age", age, least=0, old=old)
+            elif visit.branch.share and self._pieces.add_graph(visit.branch, number) == self._wanted:
                 self.value = tensor
         if tensor.layout is torch.strided and kind is torch.Tensor:
-            self._crowds.data(todo.branch, tensor.nbytes)
-            self._note(todo, "bytes", tensor.untyped_storage().nbytes(), least=_BIG)  # a view grows by no byte
+            self._pieces.add_data(visit.branch, tensor.nbytes)
+            self._note(visit, "bytes", tensor.untyped_storage().nbytes(), least=_MIN_BYTES)  # a view adds no byte
 
-    def _cache(self, todo: _Todo) -> None:
-        inside = cache_of(todo.value)
-        info = todo.value.cache_info()
+    def _cache(self, visit: Visit) -> None:
+        inside = cache_of(visit.value)
+        info = visit.value.cache_info()
         keys = keys_of(inside) if inside is not None else ""
         self._note(
-            todo, "items", info.currsize, bounded=info.maxsize is not None, inside=inside, via="cache", keys=keys
+            visit, "items", info.currsize, bounded=info.maxsize is not None, inside=inside, via="cache", keys=keys
         )
 
-    def _container(self, todo: _Todo) -> None:
-        value = todo.value
+    def _container(self, visit: Visit) -> None:
+        value = visit.value
         most = getattr(value, "maxlen", None)
         keys = keys_of(value) if isinstance(value, dict) else ""
-        items = pairs(value, _WIDE)
+        items = pairs(value, _MAX_ITEMS)
         kind = type(value)
         own = kind.__name__ if kind not in CONTAINERS and is_users(kind) else ""
-        bounded = most is not None and most <= _FAR
-        self._note(todo, "items", length(value), bounded=bounded, own=own, keys=keys, most=0 if bounded else most or 0)
-        if todo.depth < _DEEP:
-            self._items(todo, items, length(value), bounded=most is not None)
+        bounded = most is not None and most <= _MAX_BOUND
+        self._note(visit, "items", length(value), bounded=bounded, own=own, keys=keys, most=0 if bounded else most or 0)
+        if visit.depth < _MAX_DEPTH:
+            self._items(visit, items, length(value), bounded=most is not None)
 
-    def _items(self, todo: _Todo, items: list[tuple[Any, Any]], count: int, *, bounded: bool = False) -> None:
-        bounded = bounded or any(item is None for _, item in items)  # of places that are waiting to be filled
+    def _items(self, visit: Visit, items: list[tuple[Any, Any]], count: int, *, bounded: bool = False) -> None:
+        bounded = bounded or any(item is None for _, item in items)  # places that wait to be filled
         few = count <= len(items)
         for number, (key, item) in enumerate(items):
             if type(item) in _PLAIN:
                 continue
             share = 0.0 if bounded else 1.0 if few or number else float(count + 1 - len(items))
-            branch, is_new = todo.branch, True
-            if count <= _CELL:  # a pair may be a link of a chain
-                branch, is_new = branch.along(todo, type(todo.value), str(key), is_key=True)
+            branch, is_new = visit.branch, True
+            if count <= _MAX_LINK_ITEMS:  # a pair may be a link of a chain
+                branch, is_new = branch.along(visit, type(visit.value), str(key), is_key=True)
             elif share != 1.0 or type(key) is not str:
-                branch = branch.among_many(todo, share)
-            name = f"{todo.name}[{_shown(key)}]" if is_new else todo.name
-            depth = todo.depth + is_new
-            self._pending.append(_Todo(item, name, todo.last, depth, todo.file, todo.local, branch, todo.owner))
+                branch = branch.among_many(visit, share)
+            name = f"{visit.name}[{_shown(key)}]" if is_new else visit.name
+            depth = visit.depth + is_new
+            self._pending.append(Visit(item, name, visit.last, depth, visit.file, visit.local, branch, visit.owner))
 
-    def _follow(self, todo: _Todo, part: Part, kind: type) -> None:
-        name, item, file, line, hidden, hooks = part
+    def _follow(self, visit: Visit, part: Part, kind: type) -> None:
+        name, item, code, line, hidden, hooks = part
         if item is None or type(item) in _PLAIN:
             return
         if hooks:
-            whose, _, table = f"{todo.name}.{name}".rpartition(".")
-            held = Held(whose, table, "hooks", len(item), todo.file, todo.local, via=table)
+            whose, _, table = f"{visit.name}.{name}".rpartition(".")
+            held = Held(whose, table, "hooks", len(item), visit.file, visit.local, via=table)
             self._holders.setdefault((id(item), "hooks"), held)
-        elif file:
-            self._pending.append(_Todo(item, name, name, todo.depth + 1, file, line))
+        elif code is not None:
+            self._pending.append(Visit(item, name, name, visit.depth + 1, code.co_filename, line))
         elif not name:
-            self._pending.append(todo._replace(value=item, depth=todo.depth + 1))
+            self._pending.append(visit._replace(value=item, depth=visit.depth + 1))
         else:
-            branch, is_new = todo.branch.along(todo, kind, name)
+            branch, is_new = visit.branch.along(visit, kind, name)
             if issubclass(kind, torch.optim.Optimizer):
                 branch = branch._replace(share=0.0)  # its state has as many pieces as the model
-            depth = todo.depth + is_new
-            shown = f"{todo.name}.{name}" if is_new else todo.name
-            last, local, owner = (todo.last, todo.local, todo.owner) if hidden else (name, 0, kind)
-            self._pending.append(_Todo(item, shown, last, depth, todo.file, local, branch, owner))
+            depth = visit.depth + is_new
+            shown = f"{visit.name}.{name}" if is_new else visit.name
+            last, local, owner = (visit.last, visit.local, visit.owner) if hidden else (name, 0, kind)
+            self._pending.append(Visit(item, shown, last, depth, visit.file, local, branch, owner))
 
 
 def _shown(key: Any) -> str:

@@ -16,23 +16,22 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.observe.heap.containers import CONTAINERS, item, length, pairs, values
-from torchmedic.observe.heap.graph_age import node_of
-from torchmedic.observe.heap.object_parts import module_of, parts, slots_of
-from torchmedic.source.user_variables import locals_of
+from torchmedic.source.objects.containers import CONTAINERS, first_values, item, length, pairs
+from torchmedic.source.objects.graph import existing_node_of
+from torchmedic.source.objects.parts import attributes, module_of, parts
 
-_MOST = 400  # objects of one item
-_WIDE = 64  # parts of one object that are looked at
-_FEW = 8  # and of a long list
-_OWN = 16  # storages of one item that its neighbours are asked for
-_NEAR = 128  # such neighbours on each side
+_MAX_OBJECTS = 400  # of one item
+_MAX_PARTS = 64  # of one object that are looked at
+_SAMPLES = 8  # items of a long list that stand for all of it
+_MAX_STORAGES = 16  # of one item; the neighbours of an item with more are not asked for them
+_MAX_NEIGHBOURS = 128  # on each side of an item
 _OPEN = ("torch.utils.data", "torch.distributions", "torch.optim")  # of torch, whose objects hold tensors of the user
 _PUT_OFF = (FunctionType, partial, GeneratorType, CoroutineType, AsyncGeneratorType)  # what will run some time
 _SIZED = frozenset({int, float, str, bytes, bytearray, list, dict, tuple, set, frozenset})
 
 
 class Weight(NamedTuple):
-    """Of one item, as the mean of those that were looked at. `graphs` counts tensors that have one.
+    """What one item weighs, as the mean of the items that were looked at. `graphs` counts tensors that have a graph.
 
     `witness` is the first thing of the first item, weakly where that is possible: while it stays, nobody has emptied
     the container. `kinds` are the types of the items.
@@ -53,7 +52,7 @@ class Weight(NamedTuple):
         return mine is not None and mine is its if not isinstance(mine, int) else mine == its
 
     def may_follow(self, other: Weight) -> bool:
-        """Whether nobody has emptied it since: what was first is first, or lives on at another place, as in a heap."""
+        """Whether nobody has emptied the container since: its first item is still there, or lives on, as in a heap."""
         lives = isinstance(other.witness, weakref.ref) and other.witness() is not None
         return lives or self.has_witness(other)
 
@@ -63,7 +62,7 @@ def _here(witness: Any) -> Any:
 
 
 def weigh(container: Any) -> Weight | None:
-    """The items of a list, dict, set or deque; None where there are none."""
+    """Weigh the items of a list, dict, set or deque; None for an empty one."""
     items = _samples(container) if isinstance(container, CONTAINERS) else []
     if not items:
         return None
@@ -84,7 +83,7 @@ def weigh(container: Any) -> Weight | None:
 
 
 def tensors_of(container: Any, *, first: bool = False) -> list[torch.Tensor]:
-    """Those of the last item but one, which is complete, or of the first."""
+    """The tensors of the last item but one, which is complete, or of the first."""
     items = _samples(container) if isinstance(container, CONTAINERS) else [container]
     found: list[torch.Tensor] = []
     for each in items[:1] if first else items[-1:]:
@@ -102,13 +101,13 @@ def _samples(container: Any) -> list[Any]:
 
 
 def _places(container: Any) -> list[int]:
-    """Where to look into a list. Not at the very last: it may be of this moment, with more to come."""
+    """Positions of the samples of a list; not the last one, which may not be complete yet."""
     count = length(container)
     return sorted({0, count // 2, max(0, count - 2)}) if isinstance(container, list | deque) else []
 
 
 def _beside(container: Any, index: int, way: int) -> Iterator[Any]:
-    for distance in range(1, _NEAR):
+    for distance in range(1, _MAX_NEIGHBOURS):
         at = index + way * distance
         if not 0 <= at < length(container):
             return
@@ -116,7 +115,7 @@ def _beside(container: Any, index: int, way: int) -> Iterator[Any]:
 
 
 class _Item:
-    """One item and all that hangs on it."""
+    """One item and everything that it leads to."""
 
     def __init__(self, whole: Any, found: list[torch.Tensor] | None = None) -> None:
         self._found = found  # where to put the tensors
@@ -126,7 +125,7 @@ class _Item:
         self._seen: set[int] = set()
         self.storages: dict[int, tuple[float, bool]] = {}  # bytes, and whether they are of the host
         pending: deque[tuple[Any, float]] = deque([(whole, 1.0)])
-        while pending and len(self._seen) < _MOST:
+        while pending and len(self._seen) < _MAX_OBJECTS:
             part, share = pending.popleft()
             if id(part) not in self._seen:
                 self._seen.add(id(part))
@@ -138,11 +137,11 @@ class _Item:
 
     def divide(self, container: Any, index: int) -> None:
         """Count a storage in parts, where items beside this one have it too: rows of a batch, the next state."""
-        if not 0 < len(self.storages) <= _OWN:
+        if not 0 < len(self.storages) <= _MAX_STORAGES:
             return
         owners = dict.fromkeys(self.storages, 1)
         for way in (-1, 1):
-            left = _MOST
+            left = _MAX_OBJECTS
             for each in _beside(container, index, way):
                 other = _Item(each)
                 left -= len(other._seen)
@@ -172,9 +171,10 @@ class _Item:
         elif isinstance(part, list | tuple | deque):
             return self._of_sequence(part)
         elif isinstance(part, dict):
-            return values(part, _WIDE), 1.0
+            return first_values(part, _MAX_PARTS), 1.0
         elif isinstance(part, BaseException):
-            return self._of_exception(part), 1.0
+            self._witness(part)
+            return [each.item for each in parts(part, kind, libraries=True)][:_MAX_PARTS], 1.0
         elif isinstance(part, torch.nn.Module):
             self._witness(part)
             return [*part.parameters(), *part.buffers()], 1.0
@@ -182,7 +182,7 @@ class _Item:
             return ([part.__self__] if isinstance(part.__self__, torch.Tensor) else []), 1.0
         elif isinstance(part, _PUT_OFF):
             self._witness(part)
-            held = [each.item for each in parts(part, kind)][:_WIDE]
+            held = [each.item for each in parts(part, kind)][:_MAX_PARTS]
             return [each for each in held if isinstance(each, (torch.Tensor, *CONTAINERS, tuple))], 1.0
         else:
             return self._of_object(part, kind), 1.0
@@ -196,36 +196,25 @@ class _Item:
             return [getattr(part, "_result", None), getattr(part, "_coro", None)]
         if module.startswith("torch.") and not module.startswith(_OPEN):
             return []
-        attributes = object.__getattribute__(part, "__dict__") if kind.__dictoffset__ else {}
-        slots = [each for owner in kind.__mro__ if "__slots__" in owner.__dict__ for each in slots_of(owner)]
-        if type(attributes) is not dict or not (attributes or slots):
-            return []
-        self._witness(part)
-        return [*list(attributes.values())[:_WIDE], *(getattr(part, name, None) for name in slots)]
+        inside = [item for _, item in attributes(part, kind)][:_MAX_PARTS]
+        if inside:
+            self._witness(part)
+        return inside
 
     def _of_sequence(self, part: Any) -> tuple[Iterable[Any], float]:
         count = length(part)
         if count and all(type(item(part, index)) in (int, float) for index in (0, count // 2, -1)):
             self.host += 24 * count * self._share
             return (), 1.0
-        if count <= 2 * _FEW:
+        if count <= 2 * _SAMPLES:
             return [each for _, each in pairs(part, count)], 1.0
-        return [item(part, index * (count - 1) // (_FEW - 1)) for index in range(_FEW)], count / _FEW
-
-    def _of_exception(self, error: BaseException) -> list[Any]:
-        found: list[Any] = []
-        traceback = error.__traceback__
-        while traceback is not None and len(found) < _WIDE:
-            found += [value for _, value in locals_of(traceback.tb_frame)]
-            traceback = traceback.tb_next
-        self._witness(error)
-        return found
+        return [item(part, index * (count - 1) // (_SAMPLES - 1)) for index in range(_SAMPLES)], count / _SAMPLES
 
     def _tensor(self, tensor: torch.Tensor) -> None:
         if self._found is not None:
             self._found.append(tensor)
         self.tensors += self._share
-        self.graphs += self._share * (node_of(tensor) is not None)
+        self.graphs += self._share * (existing_node_of(tensor) is not None)
         self._witness(tensor)
         if tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter):
             storage = tensor.untyped_storage()

@@ -27,15 +27,15 @@ from torchmedic.observe.step.events import Events
 from torchmedic.runfolder import layout
 from torchmedic.source.user_variables import locals_of
 
-_OBJECTS = 1500  # of one walk
-_SHORT = 0.5  # of all memory, taken by all workers together
-_MORE = 1.1
-_WORTH = 32 << 20  # bytes that are worth to be explained
-_PAUSE = 3.0  # seconds between two words on who holds it
+_MAX_OBJECTS = 1500  # of one walk
+_MAX_SHARE = 0.5  # of all memory that all workers together may take before the holders are told
+_MIN_RISE = 1.1  # times the memory at the last time
+_MIN_BYTES = 32 << 20  # of data that are worth an explanation
+_PAUSE_SECONDS = 3.0  # between two looks at the memory of the worker
 
 
 class WorkerAgent:
-    """As much of an agent as the rules about growth ask for: it has no black box, and a folder only if it must."""
+    """The part of an agent that rules about growth need: no black box, and a folder only once there is a diagnosis."""
 
     def __init__(self, run: Path, rank: int, worker: int, workers: int) -> None:
         self.run = run
@@ -73,7 +73,7 @@ class WorkerLeaks:
         self._due = 0.0
         self._at_start = resident_bytes()  # nearly all of it is shared with the process that it was forked from
         self._pressed = 0
-        self.watch = LeakWatch(self._ask, self._tell, lambda: agent.batches, most=_OBJECTS)
+        self.watch = LeakWatch(self._ask, self._tell, lambda: agent.batches, most=_MAX_OBJECTS)
         self.watch.start()
 
     def begin(self, data: Any, collate: Any, frame: FrameType) -> None:
@@ -86,7 +86,7 @@ class WorkerLeaks:
 
     @contained("observe.leaks")
     def sent(self, what: Any, frame: FrameType) -> None:
-        """A batch has been sent off, or the word that a new pass begins."""
+        """A batch has been sent, or the message that a new pass begins."""
         if type(what).__name__ == "_ResumeIteration":
             self.next_pass(frame)
             return
@@ -94,16 +94,16 @@ class WorkerLeaks:
         agent.batches += 1
         now = perf_counter()
         if now >= self._due:
-            self._due = now + _PAUSE
+            self._due = now + _PAUSE_SECONDS
             own = resident_bytes() - self._at_start
-            if own * agent.workers > _SHORT * self._most and own > _MORE * self._pressed:
+            if own * agent.workers > _MAX_SHARE * self._most and own > _MIN_RISE * self._pressed:
                 self._pressed = own
                 watch.press()
         if agent.batches >= watch.due:
             watch.stepped(agent.batches, frame)
 
     def _ask(self, watch: LeakWatch, frame: FrameType) -> None:
-        self._stages.examine_growth(watch, frame, min_data_bytes=_WORTH)
+        self._stages.examine_growth(watch, frame, min_data_bytes=_MIN_BYTES)
 
     def _tell(self, holders: list[tuple[Held, int]]) -> None:
         self._stages.report_holders(holders)

@@ -27,7 +27,7 @@ class Hooks:
 
     def install(self) -> None:
         """Put every hook in place; one that cannot be leaves the others working."""
-        for part in (self.forward, self._data, self._backward, self._optimizers, self._scaler):
+        for part in (self._data, self._backward, self._optimizers, self._scaler):
             contained("observe.install")(part.install)()
         self.step.noting = False
         self.step.trust_notes()

@@ -18,29 +18,40 @@ from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.step.clock import FORWARD
 
 _CALL = torch.nn.Module._call_impl.__code__
-_CALLS = (
-    _CALL,
-    *(part for part in _CALL.co_consts if isinstance(part, CodeType)),
-)  # with and without hooks of a module
+# The call of a module without hooks of its own, and the function inside it that runs them.
+_CALLS = (_CALL, *(part for part in _CALL.co_consts if isinstance(part, CodeType)))
 
 
-class _Hooks(OrderedDict[int, Any]):
-    """The dict of global module hooks, in place of torch's own, whose class cannot be exchanged."""
+class _AskedHooks(OrderedDict[int, Any]):
+    """Stands for torch's dict of global module hooks, and tells when it is asked whether there are any.
 
-
-class _AskedHooks(_Hooks):
-    """Says when it is asked whether there are hooks, which `Module.__call__` does; then is a plain dict again.
-
-    A hook of ours in the dict would lead the call another way: one frame more on the stack, in every traceback and for
-    every warning that counts frames.
+    `Module.__call__` asks. A hook of ours in the dict would lead the call another way: one frame more on the stack, in
+    every traceback and for every warning that counts frames. All else is passed on to torch's own dict.
     """
 
-    asked: Callable[[FrameType], None]
+    def __init__(self, hooks: dict[int, Any], asked: Callable[[FrameType], None]) -> None:
+        super().__init__()
+        self._hooks = hooks
+        self._asked = asked
 
     def __len__(self) -> int:
-        object.__setattr__(self, "__class__", _Hooks)
-        self.asked(sys._getframe(1))
-        return OrderedDict.__len__(self)
+        self._asked(sys._getframe(1))
+        return len(self._hooks)
+
+    def __setitem__(self, key: int, hook: Any) -> None:
+        self._hooks[key] = hook
+
+    def __delitem__(self, key: int) -> None:
+        del self._hooks[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._hooks
+
+    def items(self) -> Any:
+        return self._hooks.items()
+
+    def values(self) -> Any:
+        return self._hooks.values()
 
 
 class ForwardHooks:
@@ -48,28 +59,21 @@ class ForwardHooks:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._hooks: _Hooks | None = None
+        self._hooks: dict[int, Any] = nn_module._global_forward_pre_hooks
+        self._asking = _AskedHooks(self._hooks, self._asked)
+        self._is_expected = False
         self._compiled_watched = False
-
-    @property
-    def _is_expected(self) -> bool:
-        return type(self._hooks) is _AskedHooks
-
-    def install(self) -> None:
-        """Take the place of torch's dict, before the script can register a hook in it."""
-        self._hooks = nn_module._global_forward_pre_hooks = _Hooks(nn_module._global_forward_pre_hooks)
-        self._hooks.__dict__["asked"] = self._asked
 
     def expect(self) -> None:
         """Notice the next call of a module. Asked every step."""
         if not self._compiled_watched:
             self._watch_compiled()
-        if self._hooks is not None:
-            self._hooks.__class__ = _AskedHooks
+        self._is_expected = True
+        nn_module._global_forward_pre_hooks = self._asking
 
     def forget(self) -> None:
-        if self._hooks is not None:
-            self._hooks.__class__ = _Hooks
+        self._is_expected = False
+        nn_module._global_forward_pre_hooks = self._hooks
 
     def remove(self) -> None:
         self.forget()
@@ -78,8 +82,8 @@ class ForwardHooks:
     def _watch_compiled(self) -> None:
         """See compiled code from outside, where it is entered.
 
-        It is specialised on the dict of global module hooks: one that changes would have it compiled again. So ours is
-        a plain one before anybody looks.
+        It is specialised on the dict of global module hooks, and knows only a plain dict. So torch's own is back before
+        anybody looks.
         """
         entries = sys.modules.get("torch._dynamo.eval_frame")  # imported with the first optimizer
         if entries is None or not hasattr(entries, "_callback_from_stance"):
@@ -104,6 +108,7 @@ class ForwardHooks:
         return _callback_from_stance
 
     def _asked(self, frame: FrameType) -> None:
+        self.forget()
         if frame.f_code in _CALLS:
             values = frame.f_locals
             self._note(values["self"], values["args"] or tuple(values["kwargs"].values()), frame)

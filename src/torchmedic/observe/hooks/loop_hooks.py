@@ -14,6 +14,7 @@ from torch.nn import utils as nn_utils
 from torch.nn.utils import clip_grad
 from torch.optim.lr_scheduler import LRScheduler
 
+from torchmedic.contained import contained
 from torchmedic.observe.hooks import Step
 from torchmedic.observe.hooks.frameless import NoticedCall, has_arguments
 from torchmedic.observe.hooks.patches import replace, without_our_frame, wrap
@@ -34,16 +35,15 @@ class HabitHooks:
     def install(self) -> None:
         from torch.amp.grad_scaler import GradScaler
 
-        habits = self._habits
         self._around(nn.Module, "zero_grad", self._zero_begins, self._zero_ended)
         self._around(nn.Module, "eval", after=self._evaluated, also_while_listening=True)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._around(clip_grad, name, self._clip_begins, lambda *_: habits.clip_ended())
+            self._around(clip_grad, name, self._clip_begins, self._clip_ended)
             setattr(nn_utils, name, getattr(clip_grad, name))
-        self._around(GradScaler, "scale", lambda _, scaler, *args: habits.scaled(scaler))
+        self._around(GradScaler, "scale", self._scaled)
         self._around(GradScaler, "unscale_", self._unscale_begins, self._unscale_ended)
-        self._around(GradScaler, "step", lambda frame, _, optimizer, *args: habits.scaler_steps(optimizer, frame))
-        self._around(torch.cuda, "empty_cache", habits.cache_emptying, self._cache_emptied)
+        self._around(GradScaler, "step", self._scaler_steps)
+        self._around(torch.cuda, "empty_cache", self._habits.cache_emptying, self._cache_emptied)
         replace(LRScheduler, "step", NoticedCall(LRScheduler.step, self._scheduled))
 
     @property
@@ -60,6 +60,8 @@ class HabitHooks:
         also_while_listening: bool = False,
     ) -> None:
         """Call `before(frame, *arguments)` and `after(frame, *arguments)` around a function of torch's."""
+        before = contained("observe.habits")(before) if before is not None else None
+        after = contained("observe.habits")(after) if after is not None else None
 
         def make(original: Wrapped) -> Wrapped:
             @functools.wraps(original)
@@ -94,6 +96,15 @@ class HabitHooks:
     def _clip_begins(self, frame: FrameType, *args: Any, **kwargs: Any) -> None:
         bound = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
         self._habits.clip_begins(bound, frame)
+
+    def _clip_ended(self, frame: FrameType, *args: Any, **kwargs: Any) -> None:
+        self._habits.clip_ended()
+
+    def _scaled(self, frame: FrameType, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        self._habits.scaled(scaler)
+
+    def _scaler_steps(self, frame: FrameType, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self._habits.scaler_steps(optimizer, frame)
 
     def _unscale_begins(self, frame: FrameType, scaler: Any, optimizer: Any) -> None:
         self._habits.unscale_begins(optimizer, frame)

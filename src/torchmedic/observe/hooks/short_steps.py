@@ -9,10 +9,7 @@ these steps are read together: what is bad is noticed some dozen steps later, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from torchmedic.observe.failures import exceptions
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
@@ -24,9 +21,6 @@ _MAX_SHORT_SECONDS = 0.005  # of a step that counts as short
 _MAX_STILL_SHORT_SECONDS = 0.01  # in a run that is known to have short steps: a busy machine changes nothing about it
 _MIN_STEPS = 300  # before a run is known to have short steps
 _FULL_EVERY = 64  # steps, of which one is noted in full
-
-# Where losses are read late, the batch of a step is needed after the step is over.
-_is_initialized: Callable[[], bool] = torch.cuda.is_initialized
 
 
 class ShortSteps:
@@ -57,8 +51,9 @@ class ShortSteps:
         self._batches.requested(iterator)
 
     def data_arrived(self, iterator: Any, batch: Any) -> None:
+        """A batch has come. Where losses are read late, it is needed after the step is over."""
         self._batches.taken(iterator)
-        self._batches.arrived(batch, direct=self._batches.is_direct, aliased=_is_initialized())
+        self._batches.arrived(batch, direct=self._batches.is_direct, is_kept=self._finite.reads_late)
 
     def backward_begins(self, roots: Any) -> None:
         exceptions.training_goes_on()

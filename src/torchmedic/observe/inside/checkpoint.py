@@ -19,6 +19,7 @@ from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.inside import device
 from torchmedic.observe.step.clock import OPTIMIZER
 from torchmedic.records.stall import Saved
+from torchmedic.runfolder.confidential import is_confidential, run_of
 from torchmedic.runfolder.files import write_atomically
 
 
@@ -28,11 +29,12 @@ def saved(agent: ProcessContext) -> Saved:
     if refusal:
         return Saved(pid=pid, refused=refusal)
     models = _models(agent)
-    path = agent.run / f"checkpoint-{pid}-step{agent.clock.step}.pt"
+    path = run_of(agent.run) / f"checkpoint-{pid}-step{agent.clock.step}.pt"
     try:
         _write(path, models, agent)
     except Exception as error:
-        return Saved(pid=pid, refused=f"it could not be written: {type(error).__name__}: {error}")
+        why = "" if is_confidential(agent.run) else f": {error}"
+        return Saved(pid=pid, refused=f"it could not be written: {type(error).__name__}{why}")
     return Saved(pid=pid, path=str(path))
 
 

@@ -19,7 +19,7 @@ from torchmedic.observe.heap.plain_objects import pile_of
 from torchmedic.observe.heap.walk import Held, Walk
 from torchmedic.records.memory import HeldMemory
 from torchmedic.runfolder import questions
-from torchmedic.runfolder.layout import is_confidential
+from torchmedic.runfolder.confidential import is_confidential
 
 _MAX_HOLDERS = 5
 _MIN_BYTES = 16 << 20  # less than that fills no memory

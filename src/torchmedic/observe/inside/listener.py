@@ -26,7 +26,7 @@ from torchmedic.observe.heap.walk import Held
 from torchmedic.observe.inside.thread_log import ThreadLog
 from torchmedic.records.memory import HeldMemory
 from torchmedic.records.process import LISTENER
-from torchmedic.runfolder import questions
+from torchmedic.runfolder import layout, questions
 
 _QUIT = b"q"
 _MAX_WAIT_SECONDS = 1.0  # for the listening thread to end
@@ -56,11 +56,12 @@ class Listener:
     def open(self) -> None:
         """Begin to listen. A second call after a fork begins anew, in the child's own name."""
         folder = self._agent.run / questions.FOLDER
-        folder.mkdir(mode=0o700, exist_ok=True)
+        layout.new_folder(folder, exist_ok=True)
         path = questions.question(self._agent.run, os.getpid())
         with contextlib.suppress(FileNotFoundError):
             path.unlink()  # of an earlier process with this number
         os.mkfifo(path, 0o600)
+        path.chmod(0o600)
         # For reading and writing, so that there is always a writer and a read waits.
         self._pipe = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._dump_on_signal(questions.dump(self._agent.run, os.getpid()))
@@ -70,7 +71,7 @@ class Listener:
         number = questions.signal_number()
         if number is None or signal.getsignal(number) not in (signal.SIG_DFL, None):
             return  # the user's
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - open to the end
+        self._file = os.fdopen(layout.new_file(path), "wb", buffering=0)  # open to the end
         faulthandler.register(number, file=self._file, all_threads=True, chain=False)
 
     def _begin(self) -> None:
@@ -125,7 +126,7 @@ class Listener:
 
     def _answer(self, words: bytes) -> None:
         run = self._agent.run
-        questions.heard(run, os.getpid()).touch(mode=0o600)  # so the GIL was to be had
+        layout.mark(questions.heard(run, os.getpid()))  # so the GIL was to be had
         from torchmedic.observe.inside import checkpoint, device, holders, view
 
         if questions.HOLD in words:
@@ -134,6 +135,7 @@ class Listener:
             questions.write(run, checkpoint.saved(self._agent))
         if questions.LOOK not in words and questions.GLANCE not in words:
             return
+        self._agent.publish_collectives()
         seen = view.looked_at(self._agent, self._born, self.threads.ended())
         if not device.in_use():
             questions.write(run, seen)

@@ -17,6 +17,7 @@ from typing import Any
 
 from torchmedic.observe.inside.peek import tree_of, value_of, variables
 from torchmedic.records.inside import LockFile
+from torchmedic.source.syntax import callee, nodes_in
 from torchmedic.source.user_code import is_user_file
 
 _TESTS = frozenset("exists lexists isfile is_file isdir is_dir access".split())
@@ -48,18 +49,14 @@ def _loop(file: str, line: int) -> ast.AST | None:
     tree = tree_of(file)
     loops = [
         node
-        for node in (ast.walk(tree) if tree is not None else ())
+        for node in nodes_in(tree)
         if isinstance(node, ast.While | ast.For) and node.lineno <= line <= (node.body[-1].end_lineno or 0)
     ]
     return min(loops, key=lambda node: (node.end_lineno or 0) - node.lineno, default=None)
 
 
 def _calls(node: ast.AST, names: frozenset[str]) -> list[ast.Call]:
-    return [call for call in ast.walk(node) if isinstance(call, ast.Call) and _name(call) in names]
-
-
-def _name(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return [call for call in ast.walk(node) if isinstance(call, ast.Call) and callee(call) in names]
 
 
 def _tested(loop: ast.AST, frame: FrameType) -> Iterator[str]:

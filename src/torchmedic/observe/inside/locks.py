@@ -16,6 +16,7 @@ from typing import Any
 from torchmedic.observe.inside import awaited
 from torchmedic.observe.inside.peek import MISSING, expression, tree_of, value_of, variables
 from torchmedic.records.inside import LockView
+from torchmedic.source.syntax import CALLABLES, FUNCTIONS, nodes_in
 from torchmedic.source.user_code import is_user_file
 
 # Files of the standard library and of torch in which a thread stands while it waits in the name of its caller.
@@ -153,7 +154,7 @@ def _called_on(frame: FrameType) -> tuple[Any, str]:
 
 def _name(frame: FrameType, function: str) -> str:
     text, node = expression(frame)
-    for call in ast.walk(node) if node is not None else ():
+    for call in nodes_in(node):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == function:
             return ast.unparse(call.func.value)
     if node is not None and not isinstance(node, ast.Call):
@@ -183,7 +184,7 @@ def _function(tree: ast.Module, frame: FrameType) -> ast.AST:
     line = frame.f_lineno
     found: ast.AST = tree
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == frame.f_code.co_name:
+        if isinstance(node, FUNCTIONS) and node.name == frame.f_code.co_name:
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             if first == frame.f_code.co_firstlineno or node.lineno <= line <= (node.end_lineno or 0):
                 found = node
@@ -194,7 +195,7 @@ def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
     """What a function does itself, not what the functions do that are defined in it."""
     for node in ast.iter_child_nodes(function):
         yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if not isinstance(node, CALLABLES):
             yield from _own_nodes(node)
 
 

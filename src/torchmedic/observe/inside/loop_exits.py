@@ -6,12 +6,14 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from torchmedic.source.vocabulary import ADDING_METHODS, TAKING_METHODS
+
 Loop = ast.While | ast.For
 
 _PURE = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Subscript)
 _SMALL_PARTS = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
 _BUILTINS = frozenset(("len", "abs", "min", "max", "int", "float", "bool", "isinstance"))
-_CHANGES = frozenset(("append", "add", "extend", "update", "pop", "popleft", "remove", "discard", "clear", "insert"))
+_CHANGES = ADDING_METHODS | TAKING_METHODS
 
 
 class Exits(NamedTuple):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torchmedic.observe.inside.loop_exits import Loop, exits_of, has_no_way_out
 from torchmedic.observe.inside.peek import MISSING, fingerprint, shown, tree_of, value_of, variables
 from torchmedic.records.inside import LoopView
+from torchmedic.source.syntax import CALLABLES
 from torchmedic.source.user_code import is_user_file
 
 
@@ -115,7 +116,7 @@ def _loops_around(file: str, *lines: int) -> list[Loop]:
 def _crosses_function(loop: Loop, lines: tuple[int, ...]) -> bool:
     """Whether these lines belong to a function that is only defined in the loop."""
     return any(
-        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        isinstance(node, CALLABLES)
         and all(node.lineno <= line <= (node.end_lineno or 0) for line in lines)
         and not isinstance(node, ast.Lambda)
         for node in ast.walk(loop)

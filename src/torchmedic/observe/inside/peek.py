@@ -19,6 +19,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from torchmedic.source.own_locals import looks_at_locals
+from torchmedic.source.syntax import nodes_in
 
 MISSING = object()
 
@@ -71,7 +72,7 @@ def _nodes(file: str) -> dict[tuple[int, int, int, int], ast.AST]:
     tree = tree_of(file)
     return {
         (node.lineno, node.end_lineno or 0, node.col_offset, node.end_col_offset or 0): node
-        for node in (ast.walk(tree) if tree is not None else ())
+        for node in nodes_in(tree)
         if isinstance(node, ast.expr | ast.stmt)
     }
 
@@ -90,7 +91,7 @@ def expression(frame: FrameType) -> tuple[str, ast.expr | None]:
         node = node.items[-1].context_expr
     if isinstance(node, ast.expr):
         return ast.unparse(node), node
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip(), None
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).strip(), None
 
 
 def value_of(node: ast.expr | None, frame: FrameType, known: dict[str, Any]) -> Any:

@@ -124,7 +124,7 @@ def _frame(frame: FrameType) -> PyFrame:
     column, end_column = (place[2] + 1, place[3] + 1) if place is not None and place[0] == place[1] else (1, 1)
     return PyFrame(
         file=frame.f_code.co_filename,
-        line=frame.f_lineno,
+        line=frame.f_lineno or 0,
         function=frame.f_code.co_name,
         user=user,
         lasti=frame.f_lasti,

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-_CYCLES = 3
-_MOST = 1 << 22  # elements that are copied
-_COPIES = 48
+_MAX_CYCLES = 3
+_MAX_ELEMENTS = 1 << 22  # that are copied
+_MAX_COPIES = 48
 
 
 class ThrownAway:
-    """Of one optimizer."""
+    """The gradients of one optimizer that were cleared before it used them."""
 
     def __init__(self) -> None:
         self._backwards = 0
@@ -30,7 +30,7 @@ class ThrownAway:
 
     def clearing(self, optimizer: Any) -> None:
         """Gradients are about to be cleared."""
-        if not self._backwards or self._cycles >= _CYCLES or self._copies >= _COPIES:
+        if not self._backwards or self._cycles >= _MAX_CYCLES or self._copies >= _MAX_COPIES:
             return
         gradients = _gradients(optimizer)
         self._backwards = 0
@@ -53,12 +53,12 @@ class ThrownAway:
             self._norms = (_norm(gradients), _norm(whole))
 
     def norms(self) -> tuple[float, float] | None:
-        """Of the gradients that the last update used, and of all that there were; waits for the device."""
+        """Norms of the gradients that the last update used, and of all that there were; waits for the device."""
         return None if self._norms is None else (float(self._norms[0].item()), float(self._norms[1].item()))
 
 
 def _gradients(optimizer: Any) -> list[torch.Tensor]:
-    """All of them, or none where they are too large to be copied or are not plain tensors."""
+    """All gradients, or none where they are too large to be copied or are not plain tensors."""
     found = [
         tensor.grad.detach()
         for group in optimizer.param_groups
@@ -68,7 +68,7 @@ def _gradients(optimizer: Any) -> list[torch.Tensor]:
     is_plain = all(type(gradient) is torch.Tensor and gradient.layout is torch.strided for gradient in found)
     if any(gradient.is_cuda for gradient in found) and torch.cuda.is_current_stream_capturing():
         return []  # copies would become part of the user's graph
-    return found if is_plain and sum(gradient.numel() for gradient in found) <= _MOST else []
+    return found if is_plain and sum(gradient.numel() for gradient in found) <= _MAX_ELEMENTS else []
 
 
 def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:

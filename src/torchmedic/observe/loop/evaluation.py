@@ -23,7 +23,7 @@ from torchmedic.source.user_code import is_user_file
 
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 _ATTENTION = "scaled_dot_product_attention"
-_PASSES = 3
+_MAX_PASSES = 3
 
 
 class Dropped(NamedTuple):
@@ -80,7 +80,12 @@ class Evaluation:
         """A forward pass of a model begins in the frame of its call."""
         if model.training:
             self._trained.add(id(model))
-        elif id(model) in self._trained and not torch.is_grad_enabled() and self._passes < _PASSES and not self.refused:
+        elif (
+            id(model) in self._trained
+            and not torch.is_grad_enabled()
+            and self._passes < _MAX_PASSES
+            and not self.refused
+        ):
             if self._draws:
                 self._passes += 1
                 self._arm(frame)

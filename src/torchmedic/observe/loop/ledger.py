@@ -36,20 +36,20 @@ from torchmedic.observe.loop.events import (
     is_mean,
     rates,
 )
-from torchmedic.observe.loop.graph_growth import Growth
+from torchmedic.observe.loop.graph_growth import GraphGrowth
 from torchmedic.observe.loop.numbering import Numbering, Sites
 from torchmedic.observe.loop.reach import Reach
 from torchmedic.source.spots import NOWHERE, Place
 from torchmedic.source.user_code import user_frame
 
-_FIRST = 64  # steps that are noted when training begins
-_AGAIN = 24  # and after a change
-_WAKES = 4  # changes that are looked at
-_MOST = 4000  # events that are kept
-_LOOKS = frozenset({6, 12, 24, 40})  # steps since it woke at which the evidence is looked at
-_EMPTIED = 12  # calls of `empty_cache` that are timed
-_IDLE = 64  # batches and forward passes in a row, as of a validation, that are noted
-_NORMS = 24  # steps in which the witness is also measured, on the CPU
+_FIRST_STEPS = 64  # that are noted when training begins
+_STEPS_AFTER_CHANGE = 24  # that are noted
+_MAX_CHANGES = 4  # that are looked at
+_MAX_EVENTS = 4000  # that are kept
+_LOOK_STEPS = frozenset({6, 12, 24, 40})  # since the ledger woke, at which the evidence is judged
+_MAX_TIMED = 12  # calls of `empty_cache` that are timed
+_MAX_IDLE = 64  # batches and forward passes in a row, as of a validation, that are noted
+_NORM_STEPS = 24  # in which the witness is also measured, on the CPU
 
 
 class Habits(Numbering):
@@ -65,13 +65,13 @@ class Habits(Numbering):
         self.events: list[Event] = []
         self.optimizers: dict[int, Watched] = {}
         self.reach = Reach()
-        self.growth = Growth()
+        self.growth = GraphGrowth()
         self.evaluation = Evaluation()
         self.waited: list[Waited] = []  # lines that wait for the device in every step
         self.steps = 0  # of any optimizer
         self.wants_norms = False  # also where they must be waited for: something is suspected
         self._woke = 0
-        self._last = _FIRST
+        self._last = _FIRST_STEPS
         self._wakes = 0
         self._backwards = 0
         self._stepping = False
@@ -84,24 +84,24 @@ class Habits(Numbering):
         self.listening = self.awake = True
 
     def stop(self) -> None:
-        """For good."""
+        """Stop for good."""
         self.listening = self.awake = False
         self.evaluation.refuse()
         self.events.clear()
 
     def reset(self) -> None:
-        """In a forked child, whose loop is another one."""
+        """Forget the loop of the parent, in a forked child."""
         self.events.clear()
         self.steps = self._woke = 0
 
     def wake(self) -> None:
         """Something has changed: note the next steps."""
-        if not self.listening or self.awake or self._wakes >= _WAKES:
+        if not self.listening or self.awake or self._wakes >= _MAX_CHANGES:
             return
         self._wakes += 1
-        self.listening = self._wakes < _WAKES
+        self.listening = self._wakes < _MAX_CHANGES
         self.awake = True
-        self._woke, self._last = self.steps, _AGAIN
+        self._woke, self._last = self.steps, _STEPS_AFTER_CHANGE
         self._backwards = 0
         self._add("gap", 0, None)
 
@@ -131,7 +131,7 @@ class Habits(Numbering):
             self.evaluation.disarm()
         if kind not in ("forward", "fetch"):
             self._idle = 0
-        elif self._idle >= _IDLE:
+        elif self._idle >= _MAX_IDLE:
             return
         else:
             self._idle += 1
@@ -142,7 +142,7 @@ class Habits(Numbering):
             if watched.witness is not None
         }
         self.events.append(Event(kind, who, site, place, states, self.steps, fact))
-        if len(self.events) >= _MOST:
+        if len(self.events) >= _MAX_EVENTS:
             self.listening = False
             self._sleep()
 
@@ -185,7 +185,7 @@ class Habits(Numbering):
         if 2 <= self._backwards <= 5:
             self.reach.walk(roots, self.steps)
         norms = {}
-        if self.steps - self._woke < _NORMS:
+        if self.steps - self._woke < _NORM_STEPS:
             for number, watched in self.optimizers.items():
                 # What was cleared before everybody's eyes need not be measured.
                 if watched.is_used_gradient():
@@ -204,7 +204,7 @@ class Habits(Numbering):
         self._add("backward done", 0, None, self._stepping)
         if not self.optimizers and not self.growth.over:  # weights are updated by hand, once per backward or not
             self.growth.step_ended(sys._getframe(1))
-            if self._backwards == _AGAIN:
+            if self._backwards == _STEPS_AFTER_CHANGE:
                 self.judge()
 
     @contained("observe.habits")
@@ -228,7 +228,7 @@ class Habits(Numbering):
         since = self.steps - self._woke
         if since >= self._last:
             self._sleep()
-        elif since in _LOOKS:
+        elif since in _LOOK_STEPS:
             self.judge()
 
     @contained("observe.habits")
@@ -255,7 +255,7 @@ class Habits(Numbering):
     def cache_emptying(self, frame: FrameType) -> None:
         """The user gives cached memory back to the driver. What is measured is not how long the device was busy."""
         self._emptied += 1
-        if self._emptied <= _EMPTIED and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        if self._emptied <= _MAX_TIMED and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
         began = perf_counter()
         self._add("empty cache", 0, frame)
@@ -264,7 +264,7 @@ class Habits(Numbering):
     @contained("observe.habits")
     def cache_emptied(self) -> None:
         began, called = self._emptying
-        if self._emptied <= _EMPTIED:
+        if self._emptied <= _MAX_TIMED:
             self._add("cache emptied", 0, None, EmptiedFact(began, perf_counter() - called))
 
     @contained("observe.habits")

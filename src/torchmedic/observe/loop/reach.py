@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-_NODES = 20000
+from torchmedic.source.objects.graph import walk
+
+_MAX_NODES = 20000  # of one graph
 
 
 class Reached(NamedTuple):
@@ -29,22 +31,14 @@ class Reach:
 
     def walk(self, roots: Iterable[Any], step: int) -> None:
         self.walks += 1
-        pending = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
         seen: set[Any] = set()
-        while pending:
-            node = pending.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if len(seen) > _NODES:
-                self.complete = False
-                return
+        for node in walk((root.grad_fn for root in roots if isinstance(root, torch.Tensor)), seen, _MAX_NODES):
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in self.found:
                 self.found[id(leaf)] = Reached(weakref.ref(leaf), leaf._version, step)
-            pending.extend(later for later, _ in node.next_functions)
+        self.complete &= len(seen) < _MAX_NODES
 
     def living(self) -> list[tuple[torch.Tensor, Reached]]:
-        """What was reached and is still there."""
+        """Parameters that were reached and still live."""
         known = ((reached.reference(), reached) for reached in self.found.values())
         return [(tensor, reached) for tensor, reached in known if tensor is not None]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-_SMALL = 1 << 16  # elements of a gradient that are measured
+_MAX_ELEMENTS = 1 << 16  # of a gradient that are measured
 
 
 class State(NamedTuple):
@@ -46,12 +46,12 @@ class _Part:
             return None
         if not gradient.is_cpu and not (wait and gradient.is_cuda and not torch.cuda.is_current_stream_capturing()):
             return None
-        if gradient.numel() <= _SMALL:
+        if gradient.numel() <= _MAX_ELEMENTS:
             return float(torch.linalg.vector_norm(gradient.detach()).item())
         if not gradient.is_contiguous():
             return None
         # Of a big one every n-th element, so that it takes no longer, and times what was left out.
-        every = -(-gradient.numel() // _SMALL)
+        every = -(-gradient.numel() // _MAX_ELEMENTS)
         sample = gradient.detach().view(-1)[::every]
         return float(torch.linalg.vector_norm(sample).item()) * math.sqrt(every)
 

@@ -35,9 +35,13 @@ class Refusal(NamedTuple):
     time: float
 
 
-last: list[Refusal] = []  # at most one
-refusals = [0]  # how many there were
+_last: Refusal | None = None
 _attached = False
+
+
+def last_refusal() -> Refusal | None:
+    """The allocation that was refused last, on any device."""
+    return _last
 
 
 def install() -> None:
@@ -64,23 +68,21 @@ def _refused(device: int, asked: int, total: int, free: int) -> None:
 
 @contained("observe.out_of_memory")
 def _note(device: int, asked: int, total: int, free: int) -> None:
-    refusals[0] += 1
+    global _last
     node: Any = torch._C._current_autograd_node()
     stats: dict[str, Any] = torch.cuda.memory_stats(device)
-    last[:] = [
-        Refusal(
-            device=device,
-            asked=asked,
-            total=total,
-            free=free,
-            allocated=stats.get("allocated_bytes.all.current", 0),
-            reserved=stats.get("reserved_bytes.all.current", 0),
-            requested=stats.get("requested_bytes.all.current", 0),
-            inactive_split=stats.get("inactive_split_bytes.all.current", 0),
-            retries=stats.get("num_alloc_retries", 0),
-            node=node.name() if node is not None else "",
-            sequence=int(node._sequence_nr()) if node is not None else -1,
-            thread=threading.get_ident(),
-            time=time.time(),
-        )
-    ]
+    _last = Refusal(
+        device=device,
+        asked=asked,
+        total=total,
+        free=free,
+        allocated=stats.get("allocated_bytes.all.current", 0),
+        reserved=stats.get("reserved_bytes.all.current", 0),
+        requested=stats.get("requested_bytes.all.current", 0),
+        inactive_split=stats.get("inactive_split_bytes.all.current", 0),
+        retries=stats.get("num_alloc_retries", 0),
+        node=node.name() if node is not None else "",
+        sequence=int(node._sequence_nr()) if node is not None else -1,
+        thread=threading.get_ident(),
+        time=time.time(),
+    )

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from torchmedic.observe.device import async_devices
+from torchmedic.source.objects.finite import has_values, is_finite
+from torchmedic.source.objects.graph import leaves_behind
 
 _FREE_SECONDS = 0.05  # that may be spent in any case
 _SHARE_OF_TIME = 0.002  # since training began, beyond that
@@ -72,7 +74,7 @@ def all_bad(tensors: list[torch.Tensor], *, at_once: bool) -> set[int]:
         where = tensors[0].device
         sums = torch.stack([tensor.detach().abs().sum().to(where, torch.float64) for tensor in tensors]).tolist()
         tensors = [tensor for tensor, total in zip(tensors, sums, strict=True) if not isfinite(total)]
-    return {id(tensor) for tensor in tensors if is_bad(tensor)}
+    return {id(tensor) for tensor in tensors if not is_finite(tensor)}
 
 
 def first_is_bad(optimizer: Any) -> bool:
@@ -82,7 +84,7 @@ def first_is_bad(optimizer: Any) -> bool:
         gradient is not None
         and gradient.layout is torch.strided
         and 0 < gradient.numel() <= _MAX_CHEAP_ELEMENTS
-        and is_bad(gradient)
+        and not is_finite(gradient)
     )
 
 
@@ -101,19 +103,9 @@ def gradients(optimizer: Any) -> list[torch.Tensor]:
 
 def leaf_gradients(roots: Sequence[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
     """The gradients of the leaves behind some roots on the CPU."""
-    pending = [root.grad_fn for reference in roots if (root := reference()) is not None and root.is_cpu]
-    seen: set[Any] = set()
-    found: list[torch.Tensor] = []
-    while pending and len(seen) < _MAX_NODES:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None and variable.grad is not None and variable.grad.layout is torch.strided:
-            found.append(variable.grad)
-        pending.extend(later for later, _ in node.next_functions)
-    return found
+    living = [root for reference in roots if (root := reference()) is not None and root.is_cpu]
+    gradients = [leaf.grad for leaf in leaves_behind(living, _MAX_NODES)]
+    return [each for each in gradients if each is not None and each.layout is torch.strided]
 
 
 def finite_rates(optimizer: Any) -> bool:
@@ -122,23 +114,6 @@ def finite_rates(optimizer: Any) -> bool:
         if isinstance(rate, float) and not isfinite(rate):
             return False
     return True
-
-
-def has_values(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has numbers in it. Tensors on `meta` and fake ones have a shape only."""
-    return not tensor.is_meta and type(tensor).__name__ != "FakeTensor" and type(tensor.data).__name__ != "FakeTensor"
-
-
-def is_bad(tensor: torch.Tensor) -> bool:
-    if not has_values(tensor):
-        return False
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    # One reduction: a sum is finite only if every element is. An overflow of the sum itself is looked at again.
-    total = tensor.sum().item() if tensor.numel() != 1 else tensor.item()
-    if isfinite(total if type(total) is float else abs(total)):
-        return False
-    return not bool(torch.isfinite(tensor).all().item())
 
 
 class CheckBudget:
@@ -166,6 +141,6 @@ class CheckBudget:
             return False
         started = perf_counter()
         looked_at = tensors if self.is_left else [tensors[0], tensors[self._turn // REST % len(tensors)]]
-        bad = any(is_bad(tensor) for tensor in looked_at)
+        bad = not all(is_finite(tensor) for tensor in looked_at)
         self._spent += perf_counter() - started
         return bad

@@ -27,7 +27,6 @@ from torchmedic.observe.numbers.finite_checks import (
     finite_rates,
     first_is_bad,
     gradients,
-    is_bad,
     is_there,
     kind_of_device,
     leaf_gradients,
@@ -39,6 +38,7 @@ from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.losses import Losses
 from torchmedic.observe.numbers.weight_copies import Rewind
 from torchmedic.observe.stages import Finding, Quantity, UpdateStage
+from torchmedic.source.objects.finite import is_finite
 
 _MAX_EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether their gradients are used
 _MAX_SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
@@ -120,6 +120,11 @@ class FiniteWatch:
     def is_scaled(self) -> bool:
         """Whether the last loss went through a GradScaler."""
         return self._losses.is_scaled
+
+    @property
+    def reads_late(self) -> bool:
+        """Whether losses of this run are read after their step is over."""
+        return self._losses.late.are_usual
 
     @property
     def is_alarmed(self) -> bool:
@@ -205,7 +210,7 @@ class FiniteWatch:
         if not finite_rates(optimizer):
             self._publish(self._examiner.examine(optimizer, frame, "rate", "step"))
         elif suspect:
-            if kept or any(is_bad(gradient) for gradient in gradients(optimizer)):
+            if kept or not all(is_finite(gradient) for gradient in gradients(optimizer)):
                 self._publish(finding or self._examiner.examine(optimizer, frame, "loss", "step"))
         elif is_late:
             self._examiner.mark("update")

@@ -41,6 +41,7 @@ class LateLosses:
     def __init__(self, kept_backwards: KeptBackwards) -> None:
         self._pasts = kept_backwards
         self._coming: list[Coming] = []
+        self.are_usual = False  # losses of this run are read late
         self._places: dict[tuple[int, torch.dtype], tuple[torch.Tensor, Any]] = {}
         self._place = 0
         self._held: list[tuple[torch.Tensor, KeptBackward]] = []  # still on the device
@@ -57,6 +58,7 @@ class LateLosses:
 
     def copy(self, root: torch.Tensor, kind: str, key: Any, frame: FrameType, update: int) -> bool:
         """Have a loss copied; False where the device may not be used now."""
+        self.are_usual = True
         device = async_devices.devices[kind]
         if not device.may_work():
             return False

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from torchmedic.observe.device import async_devices
-from torchmedic.observe.numbers.finite_checks import is_bad
 from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.late_losses import LateLosses, Read
+from torchmedic.source.objects.finite import is_finite
 
 _MAX_ROOT_ELEMENTS = 4096  # of a loss that is looked at whole
 _TREND_STEPS = 100
@@ -126,7 +126,7 @@ class Losses:
 
     def _look(self, root: torch.Tensor, size: int) -> None:
         if size != 1:
-            self.last_is_bad |= is_bad(root)
+            self.last_is_bad |= not is_finite(root)
         else:
             unscaled = self._unscaled
             is_scaled = unscaled is not None and unscaled[0]() is root

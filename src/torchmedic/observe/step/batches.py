@@ -69,7 +69,7 @@ class Batches:
         self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
         self._last_pass: _Pass | None = None  # that was asked for: nearly always the one that is asked for again
         self.kept: KeptBatch | None = None
-        self._weak: list[weakref.ref[torch.Tensor]] = []  # an earlier batch, of which only the tensors are known
+        self._weak: list[weakref.ref[torch.Tensor]] = []  # the tensors of the last batch
         self._indices: Any = None
         self._source: weakref.ref[Any] | None = None
         self.number = -1
@@ -98,9 +98,8 @@ class Batches:
         """The user asked for the next batch: the last one is no longer ours to hold."""
         self.requests += 1
         self.asked = weakref.ref(iterator)
-        tensors = [weakref.ref(tensor) for tensor in self.tensors()]
         batch = None if self._direct else self.kept
-        self._earlier.append(_Earlier(tensors, self._indices, self._source, batch))
+        self._earlier.append(_Earlier(self._weak, self._indices, self._source, batch))
         self.kept = None
         self._weak = []
         self._indices = None
@@ -132,12 +131,12 @@ class Batches:
         """The DataLoader iterators that are alive and have drawn something."""
         return list(self._passes.keys())
 
-    def arrived(self, batch: Any, *, direct: bool = True, aliased: bool = True) -> None:
-        """A batch has come. Without aliases it cannot be replayed once the user has let go of it."""
+    def arrived(self, batch: Any, *, direct: bool = True, is_kept: bool = True) -> None:
+        """A batch has come. If it is not kept, it can be replayed only while the user's own variables hold it."""
         self.number += 1
         self._direct = direct
-        self._weak = []
-        self.kept = KeptBatch(batch, aliased=aliased)
+        self._weak = [weakref.ref(tensor) for tensor in tensors_in(batch)]
+        self.kept = KeptBatch(batch) if is_kept else None
 
     @property
     def nbytes(self) -> int:

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import PHASES, BoxContents, Moment, Phase, SignalOrigin
+from torchmedic.runfolder import reading
 
 MAGIC = b"TMBLKBOX"
 VERSION = 1
@@ -46,6 +47,7 @@ _RING_AT = _TABLE_AT + _TABLE_SIZE
 _SLOT = struct.Struct("<QdIIHHIQQQQ")  # sequence, time, step, micro, phase, file, line, rss, device, updates, sequence
 _FRONT = struct.Struct("<Q")
 _SIZE = _RING_AT + SLOTS * _SLOT.size
+_MAX_TIME = 4e9  # seconds since 1970
 
 assert _SLOT.size == 64
 
@@ -111,12 +113,15 @@ class BlackBox:
 
         What was sent arrives even if this process is killed the next moment.
         """
-        for address in addresses if self.descriptor is not None else ():
+        descriptor = self.descriptor
+        if descriptor is None:
+            return False
+        for address in addresses:
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
                 channel.setblocking(False)
                 with reachable(address) as short:
                     channel.connect(short)
-                socket.send_fds(channel, [name.encode()], [self.descriptor])
+                socket.send_fds(channel, [name.encode()], [descriptor])
                 return True
         return False
 
@@ -224,15 +229,14 @@ def reachable(address: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def read(path: Path) -> BoxContents:
-    """Read a black box back, whatever happened to its writer.
+def read(path: Path, *, follow: bool = False) -> BoxContents:
+    """Read a black box back, whatever happened to its writer. `follow`: the path is a link of /proc.
 
     Raises:
         UnreadableRun: The file is missing, truncated or not a black box.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read(_SIZE)
+        data = reading.read(path, _SIZE, cut=True, follow=follow)
     except OSError as error:
         raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
     return contents(data, path)
@@ -254,13 +258,15 @@ def contents(data: bytes, path: Path) -> BoxContents:
     _, version, _, pid, started, clean = _HEADER.unpack_from(data, 0)
     if version != VERSION:
         raise UnreadableRun(f"cannot read {path}: black box version {version}, this is version {VERSION}")
+    if not (0 < pid < 1 << 31 and _is_time(started)):
+        raise UnreadableRun(f"cannot read {path}: it is damaged")
     files = _read_table(data)
     moments = []
     for slot in range(SLOTS):
         front, when, step, micro, phase, file, line, rss, device, updates, back = _SLOT.unpack_from(
             data, _RING_AT + slot * _SLOT.size
         )
-        if front == back != 0 and phase < len(PHASES):
+        if front == back != 0 and phase < len(PHASES) and _is_time(when):
             moments.append((front, when, step, micro, phase, file, line, rss, device, updates))
     moments.sort()
     return BoxContents(
@@ -285,6 +291,11 @@ def contents(data: bytes, path: Path) -> BoxContents:
     )
 
 
+def _is_time(seconds: float) -> bool:
+    """Whether a number can be a time: not NaN, not infinite, not in another century."""
+    return 0 <= seconds < _MAX_TIME
+
+
 class Follower:
     """Reads what is new in a black box while its writer goes on; a look costs some microseconds.
 
@@ -295,7 +306,7 @@ class Follower:
     def __init__(self, path: Path) -> None:
         try:
             # Not mapped: the file may be a plain one, and somebody may truncate it.
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise UnreadableRun(f"cannot read {path}: {error}") from None
         magic, version, _, self.pid, self.started, _ = _HEADER.unpack(self._at(0, _HEADER.size))

@@ -7,9 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from torchmedic.records import Fault
+from torchmedic.records import Fault, encode_line
 from torchmedic.runfolder.files import EVENTS
 
 
@@ -18,10 +16,11 @@ class Events:
 
     def __init__(self, folder: Path) -> None:
         self._descriptor = os.open(folder / EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.fchmod(self._descriptor, 0o600)
 
     def write(self, kind: str, **fields: Any) -> bool:
         """Append a line; False where that failed: a full disk is no reason to stop anything."""
-        line = msgspec.json.encode({"kind": kind, "time": round(time.time(), 3), **fields}) + b"\n"
+        line = encode_line({"kind": kind, "time": round(time.time(), 3), **fields}) + b"\n"
         try:
             return os.write(self._descriptor, line) == len(line)
         except OSError:

@@ -38,8 +38,9 @@ class _Items(NamedTuple):
 class KeptBatch:
     """One batch, as the loader yielded it."""
 
-    def __init__(self, batch: Any, *, aliased: bool = True) -> None:
+    def __init__(self, batch: Any) -> None:
         self.nbytes = 0
+        aliased = True
         self.on_host = True  # all of it
         tensors = tensors_in(batch)
         for tensor in tensors:

@@ -15,9 +15,9 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-_TICK = 0.5  # seconds between two looks, and between two tries where the code has swallowed the first
-_TICKS = 6  # in a row at which the process was idle
-_IDLE = 0.03  # of one processor: what a process takes at most in which nothing goes on
+_TICK_SECONDS = 0.5  # between two looks, and between two tries where the code has swallowed the first
+_MIN_IDLE_TICKS = 6  # in a row
+_MAX_IDLE_SHARE = 0.03  # of one processor that an idle process takes
 
 
 class Alarm:
@@ -48,9 +48,9 @@ class Alarm:
             self._previous = signal.getsignal(signal.SIGURG)
             if self._previous is not None:  # else C code handles it, and Python could not put that back
                 self._used = _processor_time()
-                self._next = time.monotonic() + min(seconds, _TICK)
+                self._next = time.monotonic() + min(seconds, _TICK_SECONDS)
                 signal.signal(signal.SIGURG, self._ring)
-                self._timer = _timer(threading.get_native_id(), min(seconds, _TICK))
+                self._timer = _timer(threading.get_native_id(), min(seconds, _TICK_SECONDS))
                 if self._timer is None:
                     signal.signal(signal.SIGURG, self._previous)
         if self._timer is None:
@@ -82,15 +82,15 @@ class Alarm:
             if callable(self._previous):  # it was not ours
                 self._previous(number, frame)
             return
-        self._next += _TICK * (1 + (now - self._next) // _TICK)
+        self._next += _TICK_SECONDS * (1 + (now - self._next) // _TICK_SECONDS)
         if _is_at_its_door(frame):
             return
         if now >= self._deadline:
             raise self._error
         used = _processor_time()
-        self._idle = self._idle + 1 if used - self._used < _IDLE * _TICK else 0
+        self._idle = self._idle + 1 if used - self._used < _MAX_IDLE_SHARE * _TICK_SECONDS else 0
         self._used = used
-        if self._idle >= _TICKS and self._waits is not None:
+        if self._idle >= _MIN_IDLE_TICKS and self._waits is not None:
             raise self._waits
 
 
@@ -134,7 +134,7 @@ class _Times(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_long) for name in ("again", "again_ns", "first", "first_ns"))
 
 
-_TO_THREAD = 4  # SIGEV_THREAD_ID
+_SIGEV_THREAD_ID = 4
 
 
 class _Timer:
@@ -153,11 +153,11 @@ def _timer(thread: int, seconds: float) -> _Timer | None:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "timer_create"):  # before glibc 2.34 it is elsewhere
         return None
-    event = _Event(number=int(signal.SIGURG), kind=_TO_THREAD, thread=thread)
+    event = _Event(number=int(signal.SIGURG), kind=_SIGEV_THREAD_ID, thread=thread)
     number = ctypes.c_void_p()
     if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(number)) != 0:
         return None
-    times = _Times(again_ns=int(_TICK * 1e9), first_ns=int(seconds * 1e9))
+    times = _Times(again_ns=int(_TICK_SECONDS * 1e9), first_ns=int(seconds * 1e9))
     if libc.timer_settime(number, 0, ctypes.byref(times), None) != 0:
         libc.timer_delete(number)
         return None

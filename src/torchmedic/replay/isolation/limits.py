@@ -11,14 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchmedic.replay.isolation.outside_world import refuse
 
-_LONGEST = 120.0  # seconds
-_SHORTEST = 15.0
-_STEPS = 20  # usual steps that a replay may take
+_MAX_SECONDS = 120.0  # of a replay, however long a step usually takes
+_MIN_SECONDS = 15.0
+_MAX_STEPS = 20  # usual steps that a replay may take
 GRACE = 2.0  # seconds between the end at an operation, which is the gentler one, and the end wherever it is
-_HOST_FLOOR = 0.03  # of the host's memory that stays free
-_DEVICE_FLOOR = 0.02  # of the device's
+_MIN_FREE_HOST = 0.03  # share of the host's memory that stays free
+_MIN_FREE_DEVICE = 0.02  # share of the device's memory that stays free
 _COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional")
-_EVERY = 64  # operations between two looks at memory
+_OPERATIONS_PER_LOOK = 64  # at memory
 
 
 class ReplayTooLong(Exception):
@@ -47,7 +47,7 @@ SHADOW_LIMIT = 6.0  # seconds that one replay on the CPU may take, of a step tha
 
 def time_limit(usual_step: float) -> float:
     """How many seconds a replay may take, given what a step usually takes."""
-    return min(_LONGEST, max(_SHORTEST, _STEPS * usual_step))
+    return min(_MAX_SECONDS, max(_MIN_SECONDS, _MAX_STEPS * usual_step))
 
 
 def check_memory() -> None:
@@ -57,7 +57,7 @@ def check_memory() -> None:
         ReplayTooBig: On the host, or on the current CUDA device.
     """
     memory = psutil.virtual_memory()
-    if memory.available < _HOST_FLOOR * memory.total:
+    if memory.available < _MIN_FREE_HOST * memory.total:
         raise ReplayTooBig
     if torch.cuda.is_initialized():
         try:
@@ -65,7 +65,7 @@ def check_memory() -> None:
         except RuntimeError:
             return  # the device is lost: what is run now is run on the host
         cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        if free + cached < _DEVICE_FLOOR * total:
+        if free + cached < _MIN_FREE_DEVICE * total:
             raise ReplayTooBig
 
 
@@ -82,7 +82,7 @@ class Bounds(TorchDispatchMode):
             raise ReplayTooLong
         if func.namespace in _COLLECTIVE and torch.distributed.get_world_size() > 1:
             refuse("a collective of torch.distributed")  # the other ranks are not in this replay
-        if self._count % _EVERY == 0:
+        if self._count % _OPERATIONS_PER_LOOK == 0:
             check_memory()
         self._count += 1
         return func(*args, **(kwargs or {}))

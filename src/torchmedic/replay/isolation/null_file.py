@@ -44,7 +44,7 @@ class Sink(io.RawIOBase):
         return self._length
 
     def fileno(self) -> int:
-        """One that leads nowhere, for those who ask the system to write it out."""
+        """A descriptor that leads nowhere, for calls such as `os.fsync`."""
         if self._descriptor is None:
             self._descriptor = os.open(os.devnull, os.O_RDWR)
         return self._descriptor

@@ -103,7 +103,7 @@ def rewind_rng(notes: Notes) -> None:
 
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
-    """What the step prints, logs and warns of has been said already."""
+    """Drop what the block prints, logs and warns of: the real step has said it already."""
     level = logging.root.manager.disable
     with (
         contextlib.redirect_stdout(io.StringIO()),

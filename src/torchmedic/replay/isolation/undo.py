@@ -1,22 +1,27 @@
-"""How one object gets back what it holds now: each function looks at it and gives the way back."""
+"""How an object, or the process, gets back what it holds now: each function reads it and returns the way back."""
 
 from __future__ import annotations
 
 import collections
+import gc
 import io
 import operator
+import os
 import random
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from torchmedic.source.objects.containers import items
+
 PutBack = Callable[[], None]
 
 
 def container(value: Any) -> PutBack:
-    """A dictionary, list, set or deque. Its class may have other ideas of assignment, so Python's own are used."""
+    """A dictionary, list, set or deque, read and filled past the methods of its class."""
     if isinstance(value, dict):
         kind: Any = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
         keys, items = list(kind.keys(value)), list(kind.values(value))
@@ -28,22 +33,35 @@ def container(value: Any) -> PutBack:
                     kind.__setitem__(value, key, item)
 
         return put_back
-    before = list(value)
+    before = _items(value)
     if isinstance(value, list):
-        return lambda: None if _same(value, before) else list.__setitem__(value, slice(None), before)
+        return lambda: None if _same(_items(value), before) else list.__setitem__(value, slice(None), before)
     kind = set if isinstance(value, set) else collections.deque
     fill = set.update if isinstance(value, set) else collections.deque.extend
 
     def refill() -> None:
-        if not _same(list(value), before):
+        if not _same(_items(value), before):
             kind.clear(value)
             fill(value, before)
 
     return refill
 
 
+def _items(container: Any) -> list[Any]:
+    return [item for _, item in items(container)]
+
+
 def _same(now: list[Any], before: list[Any]) -> bool:
     return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def is_bound(variable: types.CellType) -> bool:
+    """Whether a variable of a closure has a value."""
+    try:
+        variable.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 def cell(variable: types.CellType) -> PutBack:
@@ -78,13 +96,13 @@ def slot(value: Any, member: Any) -> PutBack:
 
 
 def steady(iterator: Any) -> PutBack:
-    """An iterator that says where it is. One that has come to its end has forgotten what it went over."""
+    """An iterator that tells its position. An iterator at its end has forgotten what it went over."""
     state = iterator.__reduce__()
     return (lambda: iterator.__setstate__(state[2])) if len(state) > 2 else (lambda: None)
 
 
 def told_by_itself(value: Any, kind: type) -> PutBack | None:
-    """Objects that say their state themselves."""
+    """Objects that tell their state themselves: random generators, files in memory."""
     if issubclass(kind, random.Random):
         drawn = value.getstate()
         return lambda: value.setstate(drawn)
@@ -110,3 +128,48 @@ def told_by_itself(value: Any, kind: type) -> PutBack | None:
 
         return put_back
     return None
+
+
+def settings() -> list[PutBack]:
+    """Settings of the process and of torch that a step may change: environment, folder, threads, flags."""
+    environment, folder, path = dict(os.environ), _working_folder(), list(sys.path)
+    collects = gc.isenabled()
+    matmul = torch.get_float32_matmul_precision()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    cudnn = {name: getattr(torch.backends.cudnn, name) for name in ("benchmark", "deterministic", "enabled")}
+
+    def put_back() -> None:
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        for name, value in environment.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+        if folder is not None and _working_folder() != folder:
+            os.chdir(folder)
+        if sys.path != path:
+            sys.path[:] = path
+        if gc.isenabled() != collects:
+            (gc.enable if collects else gc.disable)()
+
+    def put_back_torch() -> None:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        if torch.get_default_dtype() != dtype:
+            torch.set_default_dtype(dtype)
+        if torch.get_float32_matmul_precision() != matmul:
+            torch.set_float32_matmul_precision(matmul)
+        torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
+        for name, value in cudnn.items():
+            if getattr(torch.backends.cudnn, name) != value:
+                setattr(torch.backends.cudnn, name, value)
+
+    return [put_back, put_back_torch]
+
+
+def _working_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # deleted
+        return None

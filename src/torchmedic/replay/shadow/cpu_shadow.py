@@ -21,8 +21,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchmedic.replay.shadow.skipped_products import is_big_product, pretend
-from torchmedic.replay.shadow.stand_in_values import Inventor
+from torchmedic.replay.shadow.invented_values import Inventor, is_big_product, pretend
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.spots import user_spots
 
@@ -31,7 +30,7 @@ _CPU = torch.device("cpu")
 _CLAIMS = {"is_cuda": True, "is_cpu": False, "device": torch.device("cuda", 0)}
 _MOVES = frozenset({"to", "cuda", "xpu", "npu"})
 _DRAWS = frozenset("rand randn randint randperm normal rand_like randn_like randint_like bernoulli multinomial".split())
-_LOG = 4000  # operations that are remembered
+_MAX_OPERATIONS = 4000  # that are remembered
 
 
 class Seen(NamedTuple):
@@ -58,17 +57,15 @@ class Shadow(TorchFunctionMode):
         self.claims_device = False  # whether tensors say that they are on the device, for code that insists
         self.parameters = 0  # tensors replaced, by what they were
         self.others: list[torch.Tensor] = []  # neither parameters nor buffers: data that only the device had
-        self.from_host = 0
 
     def begin(self, originals: dict[int, torch.Tensor]) -> None:
-        """Start over, with host copies of some of what is lost, by the identity of the lost ones."""
+        """Start over, with host copies of some lost tensors, by the identity of the lost ones."""
         for key in [*self._originals, *originals]:
             self._known.pop(key, None)
         self._originals = originals
         self.seen.clear()
         self._failures.clear()
         self.others.clear()
-        self.from_host = 0
 
     def failed(self, error: BaseException | None) -> Seen | None:
         """The operation that raised an exception, or the one that it was raised from."""
@@ -95,7 +92,6 @@ class Shadow(TorchFunctionMode):
         with torch.no_grad():
             original = self._originals.get(id(tensor))
             if original is not None:
-                self.from_host += 1
                 return original.clone()
             made = self._inventor.like(tensor)
         if isinstance(tensor, torch.nn.Parameter):
@@ -129,7 +125,7 @@ class Shadow(TorchFunctionMode):
         return value
 
     def answer_variable(self, value: Any, depth: int = 3) -> Any:
-        """The same for a variable of the user's, which may be a batch that holds tensors and stays as it is."""
+        """A variable of the user as the CPU has it; a batch that holds tensors stays as it is."""
         if depth and type(value) in (dict, list, tuple):
             parts = value.values() if isinstance(value, dict) else value
             new = [self.answer_variable(part, depth - 1) for part in parts]
@@ -195,7 +191,7 @@ class Shadow(TorchFunctionMode):
         whole = [tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
         index_invented = any(tensor in self._invented for tensor in whole)
         seen = Seen(name, user_spots(sys._getframe(2)), invented, index_invented)
-        if len(self.seen) < _LOG:
+        if len(self.seen) < _MAX_OPERATIONS:
             self.seen.append(seen)
         try:
             if func is torch.Tensor.backward:

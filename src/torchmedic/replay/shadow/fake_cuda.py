@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,7 +59,7 @@ def _nothing(*args: Any, **kwargs: Any) -> Any:
 @contextlib.contextmanager
 def shaded(shadow: Shadow, notes: Notes) -> Iterator[None]:
     """One replay in the shadow: with the random numbers of the step as far as they were drawn on the CPU."""
-    importlib.import_module("torch._dynamo")  # modes load it at some point, and it must not find our answers
+    __import__("torch._dynamo")  # modes load it at some point, and it must not find our answers
     rng = torch.get_rng_state()
     shadow.forget_gradients()
     try:

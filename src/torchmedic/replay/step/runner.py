@@ -40,9 +40,10 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.reused_results import reusable_result
 from torchmedic.replay.step.side_effects import no_side_effects
 from torchmedic.replay.step.tensor_writes import RestoreWrites
-from torchmedic.replay.trace.graph import leaves_behind
 from torchmedic.source.lookup.lost_arguments import lost_arguments
 from torchmedic.source.name_use import names_read, names_written, read_first
+from torchmedic.source.objects.finite import is_finite
+from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.segment.cut import Segment
 from torchmedic.source.segment.standalone import AWAIT, END
 
@@ -194,10 +195,10 @@ class Runner:
         values = [root.detach() for root in played.roots if root.is_floating_point() and root.numel()]
         if values and values[-1].numel() == 1 and not values[-1].is_meta:
             played.loss = float(values[-1].item())
-        played.loss_finite = bool(values) and all(_all_finite(value) for value in values)
+        played.loss_finite = bool(values) and all(is_finite(value) for value in values)
         leaves = {id(tensor): tensor for tensor in [*self.parameters, *leaves_behind(played.roots)]}
         gradients = [tensor.grad for tensor in leaves.values() if tensor.grad is not None] + played.returned
-        played.gradients_finite = all(_all_finite(gradient) for gradient in gradients) if gradients else None
+        played.gradients_finite = all(is_finite(gradient) for gradient in gradients) if gradients else None
 
     def _execute(self, namespace: dict[str, Any], played: ReplayResult, replace: dict[int, Any]) -> None:
         results: set[str] = set()  # names of what the model computed, and of what was computed from that
@@ -280,11 +281,6 @@ def _is_lost(taken: dict[str, Any]) -> bool:
     """Whether what could be taken over is on a device: in a shadow its values are gone, so it is made anew."""
     with torch._C.DisableTorchFunction():  # the shadow would answer that it is on the CPU
         return any(tensor.device.type != "cpu" for value in taken.values() for tensor in tensors_in(value))
-
-
-def _all_finite(tensor: torch.Tensor) -> bool:
-    values = tensor.detach().coalesce().values() if tensor.is_sparse else tensor.detach()
-    return tensor.is_meta or bool(torch.isfinite(values).all().item())
 
 
 def _run_to_end(awaitable: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +54,7 @@ def no_side_effects(
     def iterate(loader: Any) -> Iterator[Any]:
         return _repeated(batch, loader)
 
-    scheduler = importlib.import_module("torch.optim.lr_scheduler").LRScheduler
+    scheduler = __import__("torch.optim.lr_scheduler", fromlist=["*"]).LRScheduler
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_attribute(torch.autograd, "_engine_run_backward", run_backward))

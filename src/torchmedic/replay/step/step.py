@@ -14,6 +14,7 @@ from torchmedic.replay.step.runner import Runner
 from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.segment.cut import CannotCut, Segment, cut
 from torchmedic.source.stacks import Stack, frames_of_traceback, point_of, stack_at, stack_of_traceback
+from torchmedic.source.syntax import nodes_in
 from torchmedic.source.user_code import is_user_file
 
 # Files of those that start processes and look after them: to run such a call again would start them again.
@@ -269,13 +270,13 @@ def _moved_column(frame: FrameType, point: tuple[int, int | None], tree: ast.Mod
 
 
 def _starts(tree: ast.Module | None, line: int) -> list[int]:
-    nodes = ast.walk(tree) if tree is not None else ()
+    nodes = nodes_in(tree)
     return sorted({node.col_offset for node in nodes if isinstance(node, ast.stmt) and node.lineno == line})
 
 
 def _loop_target(frame: FrameType, segment: Segment) -> ast.expr | None:
     tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in nodes_in(tree):
         if isinstance(node, ast.For) and node.body and node.body[0].lineno == segment.lines[0]:
             return node.target
     return None

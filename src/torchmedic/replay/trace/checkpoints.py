@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_iter
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.spots import user_spots
+from torchmedic.source.syntax import CALLABLES, nodes_in
 
 
 class Ran(NamedTuple):
@@ -74,7 +74,7 @@ class Difference(NamedTuple):
 @contextlib.contextmanager
 def watch_checkpoints(seen: list[Checkpoint]) -> Iterator[None]:
     """Record both runs of every checkpoint that is not reentrant."""
-    module: Any = importlib.import_module("torch.utils.checkpoint")
+    module: Any = __import__("torch.utils.checkpoint", fromlist=["*"])
     name = "_checkpoint_without_reentrant_generator"
     original: Callable[..., Any] = getattr(module, name)
 
@@ -137,8 +137,8 @@ def _same_function(file: str, line: int, other: int) -> bool:
     tree = syntax_tree(file)
     functions = [
         {at for at in (line, other) if node.lineno <= at <= (node.end_lineno or node.lineno)}
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in nodes_in(tree)
+        if isinstance(node, CALLABLES)
     ]
     return all(len(found) != 1 or line == other for found in functions)
 

@@ -271,11 +271,11 @@ def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     return written
 
 
-_KEEP = 16_000_000  # elements: a captured tensor above this is described by its meta data only
+_MAX_ELEMENTS = 16_000_000  # of a captured tensor that is kept; a larger one is described by its meta data only
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone() if tensor.numel() <= _KEEP else tensor.detach()
+    return tensor.detach().clone() if tensor.numel() <= _MAX_ELEMENTS else tensor.detach()
 
 
 def _kept(arguments: Any) -> Any:

@@ -13,20 +13,24 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 from torch.utils._pytree import tree_iter
 
-from torchmedic.replay.trace.graph import is_freed, nodes_behind, walk
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.provenance import Provenance
+from torchmedic.source.objects.containers import items
+from torchmedic.source.objects.graph import is_freed, nodes_behind, walk
+from torchmedic.source.objects.parts import attributes
 from torchmedic.source.spots import spot_of_frame
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.vocabulary import ADDING_METHODS
 
 _CONTAINERS = (list, tuple, dict, deque)
 _PLAIN = (str, bytes, int, float, bool, type(None))
 _OF_MODULES = frozenset({"_buffers", "_modules", "_parameters"})
-_MOST_OBJECTS = 400
-_ADDING = frozenset("append extend appendleft insert add put setdefault update".split())
+_MAX_OBJECTS = 400
+_MAX_ATTRIBUTES = 200  # of one object
+_MAX_ITEMS = 256  # of one container, the last ones
 
 
-class Holder(NamedTuple):
+class GraphHolder(NamedTuple):
     """A variable that holds a tensor: `h`, `self.hidden`, `losses` (one of its items)."""
 
     name: str
@@ -42,10 +46,10 @@ class Import(NamedTuple):
     """A tensor that was there before the step, with its graph."""
 
     tensor: torch.Tensor
-    holders: tuple[Holder, ...]  # innermost frame first
+    holders: tuple[GraphHolder, ...]  # innermost frame first
 
     def is_spent(self, failed: int) -> bool:
-        """Whether an earlier backward has freed its graph, or a replay has put it there in place of such a one.
+        """Whether an earlier backward has freed its graph, or a replay has put the tensor in place of such a tensor.
 
         Args:
             failed: The sequence number at the failure. What the step leaves behind, its replays leave behind anew.
@@ -78,7 +82,7 @@ class Imports(Provenance):
         return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._start
 
     def behind_roots(self, roots: Iterable[torch.Tensor], frame: FrameType) -> list[Import]:
-        """Those that some tensors were computed from; of a root that is one itself, with the variables of a frame."""
+        """The old tensors behind some roots; a root that is old itself gets the variables of a frame."""
         roots = list(roots)
         nodes = nodes_behind(roots)
         found = [noted for node, noted in self._imports.values() if node in nodes]
@@ -88,7 +92,7 @@ class Imports(Provenance):
         return found
 
 
-def _holders(tensor: torch.Tensor, frame: FrameType | None, file: str) -> Iterator[Holder]:
+def _holders(tensor: torch.Tensor, frame: FrameType | None, file: str) -> Iterator[GraphHolder]:
     while frame is not None:
         code = frame.f_code
         if is_user_file(code.co_filename):
@@ -99,7 +103,7 @@ def _holders(tensor: torch.Tensor, frame: FrameType | None, file: str) -> Iterat
         frame = frame.f_back
 
 
-def named(tensor: torch.Tensor, frame: FrameType, spot: Spot, *, is_local: bool) -> Iterator[Holder]:
+def named(tensor: torch.Tensor, frame: FrameType, spot: Spot, *, is_local: bool) -> Iterator[GraphHolder]:
     """The variables of a frame that are or hold a tensor; plain ones first, then attributes, then global ones."""
     code = frame.f_code
     variables = dict(frame.f_locals)
@@ -109,9 +113,9 @@ def named(tensor: torch.Tensor, frame: FrameType, spot: Spot, *, is_local: bool)
     for is_item in (False, True):
         for name, value in variables.items():
             if not is_item and value is tensor:
-                yield Holder(name, None, False, spot, is_local, name in own)
+                yield GraphHolder(name, None, False, spot, is_local, name in own)
             elif is_item and isinstance(value, _CONTAINERS) and _contains(value, tensor):
-                yield Holder(name, None, True, spot, is_local, name in own, _key(value, tensor))
+                yield GraphHolder(name, None, True, spot, is_local, name in own, _key(value, tensor))
     seen: set[int] = set()
     for name, value in variables.items():
         yield from _attributes(tensor, name, value, spot, is_local, seen, 3)
@@ -119,29 +123,27 @@ def named(tensor: torch.Tensor, frame: FrameType, spot: Spot, *, is_local: bool)
 
 def _attributes(
     tensor: torch.Tensor, name: str, owner: Any, spot: Spot, is_local: bool, seen: set[int], depth: int
-) -> Iterator[Holder]:
+) -> Iterator[GraphHolder]:
     """The attributes of an object of the user's, and of the objects that it holds, that are or hold a tensor."""
+    kind = type(owner)
     if (
-        isinstance(owner, (torch.Tensor, type, ModuleType, *_CONTAINERS))
+        issubclass(kind, (torch.Tensor, type, ModuleType, *_CONTAINERS))
         or id(owner) in seen
-        or len(seen) > _MOST_OBJECTS
+        or len(seen) > _MAX_OBJECTS
     ):
         return
     seen.add(id(owner))
-    try:
-        attributes = dict(list(vars(owner).items())[:200])
-    except TypeError:
-        return
+    found = attributes(owner, kind)[:_MAX_ATTRIBUTES]
     if isinstance(owner, torch.nn.Module):
-        attributes |= {**owner._buffers, **owner._modules}
+        found += [*owner._buffers.items(), *owner._modules.items()]
     inner = []
-    for attribute, held in attributes.items():
+    for attribute, held in found:
         path = f"{name}.{attribute}"
         if held is tensor:
-            yield Holder(path, owner, False, spot, is_local, False)
+            yield GraphHolder(path, owner, False, spot, is_local, False)
         elif isinstance(held, _CONTAINERS):
             if attribute not in _OF_MODULES and _contains(held, tensor):
-                yield Holder(path, owner, True, spot, is_local, False, _key(held, tensor))
+                yield GraphHolder(path, owner, True, spot, is_local, False, _key(held, tensor))
         elif not isinstance(held, _PLAIN):
             inner.append((path, held))
     for path, held in inner if depth else ():
@@ -151,7 +153,7 @@ def _attributes(
 def _key(value: Any, tensor: torch.Tensor) -> Any:
     if not isinstance(value, dict):
         return None
-    return next((key for key, item in value.items() if _contains(item, tensor)), None)
+    return next((key for key, item in items(value) if _contains(item, tensor)), None)
 
 
 def _contains(value: Any, tensor: torch.Tensor, depth: int = 3) -> bool:
@@ -159,11 +161,10 @@ def _contains(value: Any, tensor: torch.Tensor, depth: int = 3) -> bool:
         return True
     if not depth or not isinstance(value, _CONTAINERS):
         return False
-    items = list(value.values()) if isinstance(value, dict) else list(value)
-    return any(_contains(item, tensor, depth - 1) for item in items[-256:])
+    return any(_contains(item, tensor, depth - 1) for _, item in items(value)[-_MAX_ITEMS:])
 
 
-def bindings_of(holder: Holder, body: ast.AST, *, resets: bool = False) -> list[ast.stmt]:
+def bindings_of(holder: GraphHolder, body: ast.AST, *, resets: bool = False) -> list[ast.stmt]:
     """The statements in a piece of source that give a holder its value or an item; plain resets only if wanted."""
     last = holder.name.rpartition(".")[2]
     found: list[ast.stmt] = []
@@ -176,7 +177,7 @@ def bindings_of(holder: Holder, body: ast.AST, *, resets: bool = False) -> list[
     return found
 
 
-def _binds(statement: ast.Assign | ast.AugAssign | ast.AnnAssign, name: str, holder: Holder) -> bool:
+def _binds(statement: ast.Assign | ast.AugAssign | ast.AnnAssign, name: str, holder: GraphHolder) -> bool:
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
     for target in targets:
         match target:
@@ -193,7 +194,7 @@ def _binds(statement: ast.Assign | ast.AugAssign | ast.AnnAssign, name: str, hol
 def _adds(node: ast.expr, name: str) -> bool:
     match node:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=method)):
-            return owner == name and method in _ADDING
+            return owner == name and method in ADDING_METHODS
     return False
 
 

@@ -26,7 +26,7 @@ def geometry_of(tensor: torch.Tensor) -> Geometry:
     return int(values.storage_offset()), tuple(values.shape), tuple(values.stride())
 
 
-_ENUMERATED = 4096
+_MAX_ENUMERATED = 4096  # elements of a view that are compared one by one
 
 
 def overlap(a: Geometry, b: Geometry) -> bool:
@@ -36,7 +36,7 @@ def overlap(a: Geometry, b: Geometry) -> bool:
     (first_a, last_a), (first_b, last_b) = _span(a), _span(b)
     if last_a < first_b or last_b < first_a:
         return False
-    if math.prod(a[1]) > _ENUMERATED or math.prod(b[1]) > _ENUMERATED:
+    if math.prod(a[1]) > _MAX_ENUMERATED or math.prod(b[1]) > _MAX_ENUMERATED:
         return True
     return not set(_elements(a)).isdisjoint(_elements(b))
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-_MOST = 100_000_000  # elements: about a tenth of a second to look through
-_SHOWN = 4
+_MAX_ELEMENTS = 100_000_000  # about a tenth of a second to look through
+_MAX_SHOWN = 4
 
 
 def readable(value: Any) -> torch.Tensor | None:
-    """The same values as a plain tensor; None where they cannot be had safely."""
+    """The values of a tensor as a plain tensor; None where they cannot be read safely."""
     try:
         while isinstance(value, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(value):
             value = torch._C._functorch.get_unwrapped(value)
@@ -24,7 +24,7 @@ def readable(value: Any) -> torch.Tensor | None:
             return None
         if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or value.is_quantized:
             return None
-        if torch._C._functorch.is_functorch_wrapped_tensor(value) or value.numel() > _MOST:
+        if torch._C._functorch.is_functorch_wrapped_tensor(value) or value.numel() > _MAX_ELEMENTS:
             return None
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             plain = value.detach()
@@ -56,9 +56,9 @@ class Strays:
         if len(counts) == 1:
             return number(counts[0][0])
         shown = ", ".join(
-            number(value) + (f" ({count} times)" if count > 1 else "") for value, count in counts[:_SHOWN]
+            number(value) + (f" ({count} times)" if count > 1 else "") for value, count in counts[:_MAX_SHOWN]
         )
-        return shown + (", ..." if len(counts) > _SHOWN else "")
+        return shown + (", ..." if len(counts) > _MAX_SHOWN else "")
 
     def at(self, name: str = "") -> str:
         """The first position as the user would write it: `labels[17]`, `[2, 40]`."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import ast
 import inspect
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from torchmedic.records import Location, Role
-from torchmedic.source.bindings import ENTRY, FUNCTIONS, own_statements
+from torchmedic.source.bindings import ENTRY, own_statements
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.objects.finite import is_bad
+from torchmedic.source.objects.parts import attributes
 from torchmedic.source.scopes import assignments, function_body, header
+from torchmedic.source.syntax import FUNCTIONS
 
-_DEPTH = 4
+_MAX_DEPTH = 4  # assignments that are followed back
 
 
 class Maker(NamedTuple):
@@ -44,7 +46,7 @@ def maker_of(frames: list[Frame], tensor: torch.Tensor, extra: list[Any]) -> Mak
             continue
         for name, value in list(frame.variables.items()):
             if shares_memory(value, tensor):
-                found = _variable(frame, name, _DEPTH)
+                found = _variable(frame, name, _MAX_DEPTH)
                 if found is not None:
                     return found
         if frame.live.f_globals is not frame.live.f_locals:
@@ -54,7 +56,7 @@ def maker_of(frames: list[Frame], tensor: torch.Tensor, extra: list[Any]) -> Mak
                     if found is not None:
                         return found
     for owner in _objects(frames, extra):
-        for attr, value in list(_attributes(owner)):
+        for attr, value in attributes(owner, type(owner)):
             if shares_memory(value, tensor):
                 found = _attribute(owner, attr)
                 if found is not None:
@@ -77,44 +79,14 @@ def shares_memory(value: Any, tensor: torch.Tensor) -> bool:
     return False
 
 
-def is_bad(value: Any, depth: int = 2) -> bool:
-    """Whether a number, a tensor, an array or a container of them holds NaN or infinity."""
-    try:
-        if isinstance(value, bool | int | str | bytes) or value is None:
-            return False
-        if isinstance(value, float):
-            return not math.isfinite(value)
-        if isinstance(value, torch.Tensor):
-            if value.device.type != "cpu" or not value.is_floating_point() or value.numel() > 50_000_000:
-                return False
-            return not bool(torch.isfinite(value.detach()).all())
-        if type(value).__module__.split(".")[0] == "numpy" and getattr(value, "dtype", None) is not None:
-            import numpy
-
-            return value.dtype.kind == "f" and not bool(numpy.isfinite(value).all())
-        if depth and isinstance(value, list | tuple):
-            return any(is_bad(part, depth - 1) for part in value[:64])
-        if depth and isinstance(value, dict):
-            return any(is_bad(part, depth - 1) for part in list(value.values())[:64])
-    except Exception:  # whatever an object of the user's does when it is looked at
-        return False
-    return False
-
-
 def _objects(frames: list[Frame], extra: list[Any]) -> Iterator[Any]:
     seen: set[int] = set()
     values = [value for frame in reversed(frames) if frame.is_user for value in frame.variables.values()]
     for value in [*extra, *values]:
-        if id(value) in seen or inspect.ismodule(value) or isinstance(value, type | torch.Tensor):
+        if id(value) in seen or inspect.ismodule(value) or isinstance(value, type | torch.Tensor | dict):
             continue
         seen.add(id(value))
         yield value
-
-
-def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(owner, dict):
-        return
-    yield from (getattr(owner, "__dict__", None) or {}).items()
 
 
 def _attribute(owner: Any, attr: str) -> Maker | None:
@@ -133,7 +105,7 @@ def _variable(frame: Frame, name: str, depth: int) -> Maker | None:
 
 
 def _global(frame: Frame, name: str) -> Maker | None:
-    """The same for a variable of the frame's module."""
+    """The statement that made a variable of the frame's module bad."""
     if frame.tree is None:
         return None
     bound: list[ast.AST] = [
@@ -141,7 +113,7 @@ def _global(frame: Frame, name: str) -> Maker | None:
         for statement in own_statements(frame.tree)
         if any(isinstance(part, ast.Name) and part.id == name for part in _targets(statement))
     ]
-    return _decide(frame, name, bound, _writes(frame.tree, name, 0, 1 << 30), _DEPTH)
+    return _decide(frame, name, bound, _writes(frame.tree, name, 0, 1 << 30), _MAX_DEPTH)
 
 
 def _decide(frame: Frame, name: str, bound: list[ast.AST], writes: list[ast.stmt], depth: int) -> Maker | None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in
 from torchmedic.source.text import relative
 from torchmedic.source.user_code import is_user_file
 
@@ -23,7 +24,7 @@ class _Made(NamedTuple):
 def constructed_at(
     role: Role, kind: type, numbers: tuple[int, ...], built: Location | None, label: str
 ) -> Location | None:
-    """The one call that can have built it; None where several can.
+    """The one call that can have built a layer; None where several can.
 
     Args:
         role: Of the location.
@@ -56,9 +57,9 @@ def _fits(call: ast.Call, numbers: tuple[int, ...]) -> bool:
 def _called_at(built: Location) -> set[str]:
     """The names of what a line calls."""
     tree = syntax_tree(os.path.abspath(built.file))
-    nodes = ast.walk(tree) if tree is not None else ()
+    nodes = nodes_in(tree)
     calls = [node for node in nodes if isinstance(node, ast.Call) and node.lineno == built.line]
-    return {each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "") for each in calls}
+    return {callee(each) for each in calls}
 
 
 def _calls_of(name: str) -> Iterator[_Made]:
@@ -71,9 +72,7 @@ def _calls_of(name: str) -> Iterator[_Made]:
 
 def _within(tree: ast.AST, function: str, name: str, file: str) -> Iterator[_Made]:
     for node in ast.iter_child_nodes(tree):
-        inside = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
-        if isinstance(node, ast.Call):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if called == name:
-                yield _Made(file, node, inside)
+        inside = node.name if isinstance(node, FUNCTIONS) else function
+        if isinstance(node, ast.Call) and callee(node) == name:
+            yield _Made(file, node, inside)
         yield from _within(node, inside, name, file)

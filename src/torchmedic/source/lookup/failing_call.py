@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.safe_eval import OPERATORS, UNKNOWN, read
+from torchmedic.source.syntax import callee
 
 _UNARY = {ast.USub: "neg", ast.Invert: "bitwise_not", ast.Not: "not"}
 _DUNDER = re.compile(r"__(i|r)?(add|sub|mul|div|truediv|floordiv|mod|pow|matmul|and|or|xor|lt|le|gt|ge|eq|ne)__")
@@ -160,7 +161,7 @@ def _call(frame: Frame, node: ast.Call) -> Call:
     if isinstance(function, torch.nn.Module):
         op = type(function).__name__  # a module in a variable called `cat` is not `torch.cat`
     if not isinstance(op, str) or not op or op.startswith("<"):
-        op = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        op = callee(node)
     if special := _DUNDER.fullmatch(op):
         op = _NAMES.get(special[2], special[2]) + ("_" if special[1] == "i" else "")
     if op == "index":

@@ -12,7 +12,9 @@ from torch import nn
 from torchmedic.records import Location
 from torchmedic.source.bindings import binds, own_statements
 from torchmedic.source.live_frames import Frame, node_location, syntax_tree
+from torchmedic.source.objects.parts import attributes
 from torchmedic.source.scopes import assignment_before, assignments
+from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in
 
 
 def module_path(frames: list[Frame], module: nn.Module) -> tuple[nn.Module, str] | None:
@@ -34,14 +36,15 @@ def built_at(frames: list[Frame], module: nn.Module, label: str) -> Location | N
         node = _built_below(*owned, type(module))
         if node is not None:
             return node_location("origin", node[0], node[1], label)
-    for frame, name, root in _held(frames):
+    seen: set[int] = set()
+    for frame, owner, name, root in held_modules(frames):
         path = next((path for path, child in root.named_modules() if child is module), None)
-        if path is None:
+        if path is None or id(root) in seen:
             continue
+        seen.add(id(root))
         node = _built_below(root, path, type(module)) if path else None
-        if node is None and name.startswith("self."):
-            whole = ".".join(part for part in (name.removeprefix("self."), path) if part)
-            node = _built_in_class(type(frame.variables["self"]), whole, type(module))
+        if node is None and owner is not None:
+            node = _built_in_class(type(owner), f"{name}.{path}".rstrip("."), type(module))
         elif node is None:
             node = _built_in_module(frame, name, path.split(".") if path else [])
         if node is not None:
@@ -49,20 +52,20 @@ def built_at(frames: list[Frame], module: nn.Module, label: str) -> Location | N
     return None
 
 
-def _held(frames: list[Frame]) -> Iterator[tuple[Frame, str, nn.Module]]:
-    """The modules that variables of the user's frames hold, innermost frame first."""
-    seen: set[int] = set()
+def held_modules(frames: list[Frame]) -> Iterator[tuple[Frame, Any, str, nn.Module]]:
+    """Every module that a variable of the user's frames holds, or an attribute of `self`, innermost frame first.
+
+    Yields:
+        The frame, the object whose attribute it is, or None for a variable, the name, and the module.
+    """
     for frame in reversed(frames):
-        if not frame.is_user:
-            continue
-        for name, value in [*frame.variables.items(), *frame.live.f_globals.items()]:
-            held = [(name, value)]
-            if name == "self" and not isinstance(value, nn.Module):
-                held = [(f"self.{attr}", item) for attr, item in list(getattr(value, "__dict__", {}).items())]
-            for variable, item in held:
-                if isinstance(item, nn.Module) and id(item) not in seen:
-                    seen.add(id(item))
-                    yield frame, variable, item
+        for name, value in [*frame.variables.items(), *frame.live.f_globals.items()] if frame.is_user else ():
+            if isinstance(value, nn.Module):
+                yield frame, None, name, value
+            elif name == "self":
+                for attribute, item in attributes(value, type(value)):
+                    if isinstance(item, nn.Module):
+                        yield frame, value, attribute, item
 
 
 def _built_below(root: nn.Module, path: str, kind: type) -> tuple[str, ast.expr] | None:
@@ -116,7 +119,7 @@ def class_node(kind: type) -> tuple[str, ast.ClassDef] | None:
     ]
     for code in codes:
         tree = syntax_tree(code.co_filename)
-        for node in ast.walk(tree) if tree is not None else ():
+        for node in nodes_in(tree):
             if (
                 isinstance(node, ast.ClassDef)
                 and node.name == kind.__name__
@@ -158,7 +161,7 @@ def _built_in_class(owner: type, path: str, kind: type | None = None) -> tuple[s
 
 def own_names(body: ast.ClassDef) -> frozenset[str]:
     """What the methods of a class call their object: `self`, whatever somebody else calls it."""
-    methods = (node for node in body.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    methods = (node for node in body.body if isinstance(node, FUNCTIONS))
     return frozenset({"self"} | {method.args.args[0].arg for method in methods if method.args.args})
 
 
@@ -187,9 +190,7 @@ def is_attribute_of(node: ast.AST, attr: str, names: frozenset[str]) -> bool:
 
 
 def _called_name(node: ast.expr) -> str:
-    if not isinstance(node, ast.Call):
-        return ""
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return callee(node) if isinstance(node, ast.Call) else ""
 
 
 def _descend(node: ast.expr, path: list[str]) -> ast.expr | None:

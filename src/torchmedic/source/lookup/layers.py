@@ -6,18 +6,17 @@ parameters of the layer that made it, and the model is still held by a variable,
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from torchmedic.records import Location
 from torchmedic.source.live_frames import Frame, node_location
-from torchmedic.source.lookup.layer_construction import _built_in_class, built_at
+from torchmedic.source.lookup.layer_construction import _built_in_class, built_at, held_modules
 from torchmedic.source.lookup.origins import origin_of, user_argument
+from torchmedic.source.objects.graph import walk
 
-_NODES = 64  # of the graph behind a tensor: far enough for a head with its softmax and its reshaping
+_MAX_NODES = 64  # of the graph behind a tensor: far enough for a head with its softmax and its reshaping
 
 
 def maker_of(tensor: torch.Tensor, size: int, frames: list[Frame]) -> torch.nn.Module | None:
@@ -39,11 +38,11 @@ def layer_built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> L
     found = built_at(frames, layer, label)
     if found is not None:
         return found
-    for holder, name, root in _held(frames):
+    for _, owner, name, root in held_modules(frames):
         path = next((path for path, module in root.named_modules() if module is layer), None)
-        if path is None or holder is None:
+        if path is None or owner is None:
             continue
-        node = _built_in_class(type(holder), f"{name}.{path}".rstrip("."))
+        node = _built_in_class(type(owner), f"{name}.{path}".rstrip("."))
         if node is not None:
             return node_location("origin", node[0], node[1], label)
     return None
@@ -71,21 +70,7 @@ def table_built_at(frames: list[Frame], table: Any, layer: torch.nn.Module | Non
 
 def roots(frames: list[Frame]) -> list[torch.nn.Module]:
     """The modules that the user's live frames hold, the innermost frame's first, each once."""
-    return list({id(module): module for _, _, module in _held(frames)}.values())
-
-
-def _held(frames: list[Frame]) -> Iterator[tuple[Any, str, torch.nn.Module]]:
-    """Every module that a variable, or an attribute of a method's object, holds: that object, the name, the module."""
-    for frame in reversed(frames):
-        if not frame.is_user:
-            continue
-        for name, value in [*frame.variables.items(), *frame.live.f_globals.items()]:
-            if isinstance(value, torch.nn.Module):
-                yield None, name, value
-            elif name == "self":
-                for attribute, held in list(getattr(value, "__dict__", {}).items()):
-                    if isinstance(held, torch.nn.Module):
-                        yield value, attribute, held
+    return list({id(module): module for *_, module in held_modules(frames)}.values())
 
 
 def _outputs(module: torch.nn.Module) -> int | None:
@@ -98,15 +83,8 @@ def _outputs(module: torch.nn.Module) -> int | None:
 
 def _parameter_behind(tensor: torch.Tensor, size: int) -> torch.Tensor | None:
     """The nearest parameter in the graph of a tensor that has this size."""
-    queue = deque([tensor.grad_fn])
-    seen: set[Any] = set()
-    while queue and len(seen) < _NODES:
-        node = queue.popleft()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in walk([tensor.grad_fn], most=_MAX_NODES, nearest_first=True):
         parameter = getattr(node, "variable", None)
         if isinstance(parameter, torch.Tensor) and size in parameter.shape:
             return parameter
-        queue.extend(following for following, _ in node.next_functions)
     return None

@@ -6,6 +6,7 @@ import ast
 
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.syntax import callee, last_name, nodes_in
 from torchmedic.source.user_variables import user_files
 
 _SETTERS = frozenset({"setrlimit", "prlimit"})
@@ -15,13 +16,9 @@ def limit_call(name: str, role: Role, label: str) -> Location | None:
     """The first call in the user's files that sets this limit."""
     for file in user_files():
         tree = syntax_tree(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.Call) and _name(node.func) in _SETTERS:
+        for node in nodes_in(tree):
+            if isinstance(node, ast.Call) and callee(node) in _SETTERS:
                 given = [*node.args, *(keyword.value for keyword in node.keywords)]
-                if any(_name(each) == name for each in given):
+                if any(last_name(each) == name for each in given):
                     return node_location(role, file, node, label)
     return None
-
-
-def _name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

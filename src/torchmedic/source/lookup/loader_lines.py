@@ -11,6 +11,7 @@ from torch.utils.data import get_worker_info
 
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, place, syntax_tree
+from torchmedic.source.syntax import callee, nodes_in
 from torchmedic.source.user_code import is_user_file, user_frame
 from torchmedic.source.user_variables import user_files
 
@@ -18,7 +19,7 @@ LOST = "what was sent is lost: the process that waits for it is told nothing, an
 
 
 def lost_on_its_way(label: str) -> list[Location]:
-    """Of a thread that only sends what others have put into a queue: the loader or the call, and where they are now.
+    """The loader or the call behind a thread that only sends what others have put into a queue, and where they are now.
 
     Args:
         label: What to say of the loader, in one of its workers.
@@ -54,15 +55,11 @@ def _calls(is_wanted: Callable[[str], bool]) -> list[tuple[str, ast.Call]]:
     found: dict[tuple[str, int], tuple[str, ast.Call]] = {}
     for file in user_files():
         tree = syntax_tree(file) if is_user_file(file) else None
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.Call) and is_wanted(_name(node.func)):
+        for node in nodes_in(tree):
+            if isinstance(node, ast.Call) and is_wanted(callee(node)):
                 found[file, node.lineno] = (file, node)
     return list(found.values())
 
 
 def _only(calls: list[tuple[str, ast.Call]], role: Role, label: str) -> Location | None:
     return node_location(role, calls[0][0], calls[0][1], label) if len(calls) == 1 else None
-
-
-def _name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

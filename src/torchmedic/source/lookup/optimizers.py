@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, node_location, place, syntax_tree
+from torchmedic.source.syntax import nodes_in
 
 
 def _files(frames: list[Frame]) -> list[str]:
@@ -24,7 +25,7 @@ def built_at(frames: list[Frame], optimizer: Any, role: Role, label: str) -> Loc
         tree = syntax_tree(file)
         calls = [
             node
-            for node in (ast.walk(tree) if tree is not None else ())
+            for node in nodes_in(tree)
             if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
         ]
         if len(calls) > 1:
@@ -35,7 +36,7 @@ def built_at(frames: list[Frame], optimizer: Any, role: Role, label: str) -> Loc
 
 
 def _of_this_one(frames: list[Frame], calls: list[ast.Call], tree: Any, optimizer: Any) -> list[ast.Call]:
-    """Those whose result is assigned to a name that holds the optimizer."""
+    """The calls whose result is assigned to a name that holds the optimizer."""
     names = {name for frame in frames if frame.is_user for name, value in frame.variables.items() if value is optimizer}
     for frame in frames:
         owner = frame.variables.get("self") if frame.is_user else None
@@ -57,7 +58,7 @@ def rate_set_at(frames: list[Frame], optimizer: Any, role: Role, label: str) -> 
         tree = syntax_tree(file)
         made = [
             node
-            for node in (ast.walk(tree) if tree is not None else ())
+            for node in nodes_in(tree)
             if isinstance(node, ast.Assign | ast.AugAssign)
             for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
             if isinstance(target, ast.Subscript) and ast.unparse(target.slice) in ("'lr'", '"lr"')

@@ -40,10 +40,6 @@ class Origin:
         return node_location(role, self.file, self.node, label)
 
     @property
-    def is_loopheader(self) -> bool:
-        return isinstance(self.node, ast.expr)
-
-    @property
     def value(self) -> ast.expr | None:
         """The expression whose result the value is, where it is one."""
         if isinstance(self.node, ast.Assign | ast.AnnAssign):

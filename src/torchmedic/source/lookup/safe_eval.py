@@ -49,8 +49,8 @@ OPERATORS: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.NotEq: ("ne", operator.ne),
 }
 _UNARY: dict[type[ast.AST], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Invert: operator.invert}
-_SMALL = 4_000_000  # elements: above this even a pure operation is not repeated
-_WEIGHTS = 30_000_000
+_MAX_ELEMENTS = 4_000_000  # of the result of a pure operation that is repeated
+_MAX_WEIGHTS = 30_000_000
 _RANDOM = frozenset(
     "rand randn randint randperm normal bernoulli multinomial poisson binomial empty empty_like empty_strided "
     "rand_like randn_like randint_like dropout alpha_dropout feature_dropout feature_alpha_dropout dropout1d "
@@ -143,7 +143,7 @@ def _items(nodes: list[ast.expr], frame: Frame) -> list[Any]:
 
 
 def _bounded(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.numel() > _SMALL:
+    if isinstance(value, torch.Tensor) and value.numel() > _MAX_ELEMENTS:
         raise _NotReadable
     if isinstance(value, list | tuple):
         for item in value[:64]:
@@ -235,7 +235,7 @@ def forward(module: nn.Module, given: list[Any]) -> Any:
     weights = sum(parameter.numel() for parameter in module.parameters())
     hooked = module._forward_hooks or module._forward_pre_hooks
     renormed = getattr(module, "max_norm", None) is not None  # an embedding that rewrites its weight
-    if not own or hooked or renormed or weights > _WEIGHTS or any(True for _ in module.children()):
+    if not own or hooked or renormed or weights > _MAX_WEIGHTS or any(True for _ in module.children()):
         raise _NotReadable
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return given[0]

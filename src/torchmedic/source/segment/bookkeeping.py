@@ -6,6 +6,7 @@ import ast
 
 from torchmedic.source.blocks import Block
 from torchmedic.source.name_use import names_read
+from torchmedic.source.syntax import callee
 
 BOOKKEEPING = frozenset(
     "append extend add insert put write log info debug warning warn print add_scalar add_scalars add_histogram "
@@ -32,8 +33,4 @@ def _is_bookkeeping(statement: ast.stmt, rest: Block, tensors: set[str]) -> bool
         return name is not None and name not in tensors and not any(name in names_read(later) for later in rest)
     if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
         return False
-    function = statement.value.func
-    name = (
-        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
-    )
-    return name in BOOKKEEPING
+    return callee(statement.value) in BOOKKEEPING

@@ -13,8 +13,6 @@ from types import FrameType
 from typing import Any
 
 from torchmedic.source.blocks import (
-    FUNCTIONS,
-    LOOPS,
     Block,
     blocks,
     body_of,
@@ -27,6 +25,8 @@ from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.name_use import names_read, names_written, read_first
 from torchmedic.source.segment.bookkeeping import BOOKKEEPING, needed
 from torchmedic.source.segment.standalone import Standalone
+from torchmedic.source.syntax import CALLABLES, LOOPS
+from torchmedic.source.vocabulary import calls_backward
 
 _LINE_END = 1 << 30
 
@@ -177,7 +177,7 @@ def _truncate(block: Block, point: tuple[int, int], include_failing: bool) -> Bl
                 shortened = copy.copy(statement)
                 shortened.body = body
                 kept.append(shortened)
-        elif isinstance(statement, (*LOOPS, *FUNCTIONS, ast.ClassDef)):
+        elif isinstance(statement, LOOPS | CALLABLES | ast.ClassDef):
             kept.append(statement)  # the forward pass is outside, so all of the loop belongs to the step
         else:
             if isinstance(statement, ast.If) and any(
@@ -191,21 +191,18 @@ def _truncate(block: Block, point: tuple[int, int], include_failing: bool) -> Bl
 
 def _go_on(statements: Block, block: Block, line: int) -> Block:
     """Statements up to a failing one, and those behind it as far as backward."""
-    if any(_calls_backward(statement) for statement in statements):
+    if any(_runs_backward(statement) for statement in statements):
         return statements
     at = next((number for number, statement in enumerate(block) if spans(statement, {line})), len(block))
     for number in range(at, len(block)):
-        if _calls_backward(block[number]):
+        if _runs_backward(block[number]):
             return block[: number + 1]
     raise CannotCut("backward is not called from this frame")
 
 
-def _calls_backward(statement: ast.stmt) -> bool:
-    """Whether a statement itself goes backward: `loss.backward()`, `torch.autograd.grad(...)`."""
-    if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
-        return False
-    called = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
-    return any(isinstance(function, ast.Attribute) and function.attr in ("backward", "grad") for function in called)
+def _runs_backward(statement: ast.stmt) -> bool:
+    """Whether a statement itself runs a backward pass; the definition of a function runs nothing."""
+    return not isinstance(statement, CALLABLES | ast.ClassDef) and calls_backward(statement)
 
 
 def _tensor_names(frame: FrameType) -> set[str]:

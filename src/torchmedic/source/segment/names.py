@@ -8,9 +8,7 @@ from types import FrameType
 from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.name_use import names_written, read_first
 from torchmedic.source.segment.cut import CannotCut, Segment, cut
-
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, has_line, nodes_in
 
 
 def data_names(frame: FrameType, line: int, forward_line: int | None) -> frozenset[str]:
@@ -28,13 +26,9 @@ def data_names(frame: FrameType, line: int, forward_line: int | None) -> frozens
 def names_renewed(frame: FrameType, line: int) -> set[str]:
     """Names that the loops around a line bind; where there is none, a function is called anew for each step."""
     tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
-    around = [
-        node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, (*_FUNCTIONS, *_LOOPS)) and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    function = max((node.lineno for node in around if isinstance(node, _FUNCTIONS)), default=0)
-    loops = [node for node in around if isinstance(node, _LOOPS) and node.lineno >= function]
+    around = [node for node in nodes_in(tree) if isinstance(node, FUNCTIONS | LOOPS) and has_line(node, line)]
+    function = max((node.lineno for node in around if isinstance(node, FUNCTIONS)), default=0)
+    loops = [node for node in around if isinstance(node, LOOPS) and node.lineno >= function]
     if loops:
         return {name for loop in loops for name in names_written(loop)}
     return set(frame.f_code.co_varnames) | set(frame.f_code.co_cellvars)

@@ -16,9 +16,8 @@ import msgspec
 from torchmedic.observe.inside.peek import tree_of
 from torchmedic.records.inside import InsideView, LockView, PyFrame, PyThread
 from torchmedic.records.process import ProcessView
+from torchmedic.source.syntax import FUNCTIONS
 from torchmedic.supervise.proc import pyspy
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _PRIVATE = 0x80
 
@@ -28,7 +27,7 @@ class _Scope(NamedTuple):
 
     frame: PyFrame
     tree: ast.Module
-    functions: list[Function]
+    functions: list[FUNCTIONS]
     addresses: dict[str, int]
 
 
@@ -94,11 +93,11 @@ def _scopes(thread: PyThread, addresses: tuple[dict[str, int], ...]) -> list[_Sc
     return found
 
 
-def _functions(tree: ast.Module, frame: PyFrame) -> list[Function]:
+def _functions(tree: ast.Module, frame: PyFrame) -> list[FUNCTIONS]:
     around = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, Function) and node.lineno <= frame.line <= (node.end_lineno or 0)
+        if isinstance(node, FUNCTIONS) and node.lineno <= frame.line <= (node.end_lineno or 0)
     ]
     around.sort(key=lambda node: -node.lineno)
     # A decorator or a default runs outside the function that contains its line.
@@ -143,7 +142,7 @@ def _own_nodes(scope: _Scope) -> list[ast.AST]:
     while waiting:
         for node in ast.iter_child_nodes(waiting.pop()):
             found.append(node)
-            if not isinstance(node, Function | ast.Lambda | ast.ClassDef):
+            if not isinstance(node, FUNCTIONS | ast.Lambda | ast.ClassDef):
                 waiting.append(node)
     return found
 
@@ -182,7 +181,7 @@ def _root(name: str, scope: _Scope, once: dict[tuple[str, str], int]) -> object 
     return (scope.frame.file, name)
 
 
-def _bound(function: Function) -> set[str]:
+def _bound(function: FUNCTIONS) -> set[str]:
     arguments = function.args
     names = {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     for node in ast.walk(function):

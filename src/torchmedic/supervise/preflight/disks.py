@@ -86,7 +86,7 @@ def check(situation: Situation, ask: Callable[[str], Folder | str] | None = None
 
 def _ask(path: str) -> Folder | str:
     """The state of a folder, read by a separate process, or the reason why it could not be read."""
-    question = Question("torchmedic.supervise.preflight.disks", path)
+    question = Question("torchmedic.supervise.preflight.disks", os.path.abspath(path))
     try:
         return msgspec.convert(question.line(_MAX_ANSWER_SECONDS), Folder)
     except TimeoutError:

@@ -9,12 +9,13 @@ import contextlib
 import os
 import selectors
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
+from torchmedic import _isolated as isolated
 
 _MAX_KILL_SECONDS = 1.0  # a process that waits for a driver or a disk does not die, and is left behind
 
@@ -34,16 +35,17 @@ class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question:
-    """A torchmedic module that runs as a program and answers in lines of JSON."""
+    """A torchmedic module that runs as a program and answers in lines of JSON. Paths in its arguments are absolute."""
 
     def __init__(self, module: str, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+        environ = os.environ if environ is None else environ
         self._process = subprocess.Popen(
-            # -P: a file in the working folder may have the name of a module.
-            [sys.executable, "-P", "-m", module, *arguments],
+            isolated.module_command(module, *arguments, environ=environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=dict(os.environ if environ is None else environ),
+            cwd=isolated.folder(),
+            env=isolated.environment(environ),
         )
         self._heard: dict[int, bytes] = {1: b"", 2: b""}
         self._selector = selectors.DefaultSelector()

@@ -14,12 +14,16 @@ import msgspec
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
 from torchmedic.runfolder import questions
+from torchmedic.runfolder.stall import write_stall
 from torchmedic.settings import Settings
+from torchmedic.supervise import ranks
 from torchmedic.supervise.host.watch import HostWatch
 from torchmedic.supervise.proc import tree
 from torchmedic.supervise.stall.watch import Case, StallWatch
 
 _MAX_SAVING_SECONDS = 300.0  # for writing the weights
+
+_WAITS_FOR_RANKS = "waits-for-collective"
 
 Tell = Callable[[Diagnosis], None]
 
@@ -40,12 +44,15 @@ class Response:
         say: Callable[[str], None],
     ) -> None:
         self._run = run
+        self._rank = rank
         self._wants = settings.on_stall
         self._watch = StallWatch(run, rank, settings.stall_after)
         self._tell = tell
         self._amend = amend
         self._say = say
         self._saving: dict[int, float] = {}  # by process that was asked to save: the deadline
+        self._explained = False  # an error of some process was told
+        self._job: Diagnosis | None = None  # the diagnosis of all ranks
         self.killed = False  # torchmedic has killed the run
 
     def look(self, root: int, host: HostWatch) -> None:
@@ -75,6 +82,16 @@ class Response:
         from torchmedic.diagnose.engine import ask
 
         diagnosis = ask(stall, registry.STALLED)
+        if diagnosis is not None and diagnosis.name == _WAITS_FOR_RANKS and diagnosis.severity == "error":
+            of_job = ranks.verdict(self._run, still=stall.still)
+            if of_job is None and (self._explained or ranks.is_victim(self._run, stall.rank, stall.still, stall.limit)):
+                return  # a rank that stands elsewhere is the cause, and is examined itself
+            diagnosis = of_job or diagnosis
+            if self._job is not None or not ranks.claim(self._run):
+                if self._wants == "kill":
+                    self._kill(root)
+                return  # told for the job, here or by the parent of another rank
+            self._job = diagnosis
         if diagnosis is None or (diagnosis.code, diagnosis.severity) in case.noted:
             return  # it makes progress, or the diagnosis is known
         if diagnosis.severity == "note" and any(severity != "note" for _, severity in case.noted):
@@ -84,16 +101,22 @@ class Response:
             case.notes.append(diagnosis)
         while diagnosis.severity != "note" and case.notes:
             self._amend(case.notes.pop(), None)  # superseded
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeError):
+            write_stall(self._run, stall, self._rank)
         self._tell(diagnosis)
         if diagnosis.severity != "error":
             return
         case.said = diagnosis
+        self._explained = True
         if self._wants == "kill":
             self._kill(root)
         elif self._wants == "checkpoint" and questions.ask(self._run, stall.pid, questions.SAVE):
             self._saving[stall.pid] = time.monotonic() + _MAX_SAVING_SECONDS
 
     def _resumed(self, diagnosis: Diagnosis, seconds: float) -> None:
+        if diagnosis == self._job:
+            self._job = None
+            ranks.give_back(self._run)
         again = msgspec.structs.replace(
             diagnosis,
             severity="warning",

@@ -16,6 +16,7 @@ from torchmedic.records import Location
 from torchmedic.replay.step import runner
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.live_frames import Frame, node_location, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, last_name
 from torchmedic.source.user_code import is_user_file
 
 _SWITCHES = ("grad_mode.py", "_contextlib.py", "contextlib.py")
@@ -57,7 +58,7 @@ def _around(file: str, line: int) -> Switch | None:
     best: Switch | None = None
     at = 0
     for node in ast.walk(syntax_tree(file) or ast.Module([], [])):
-        if not isinstance(node, ast.With | ast.AsyncWith | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if not isinstance(node, ast.With | ast.AsyncWith | FUNCTIONS | ast.ClassDef):
             continue
         is_block = isinstance(node, ast.With | ast.AsyncWith)
         first = node.body[0].lineno if is_block else node.lineno
@@ -88,7 +89,7 @@ def _named_switch(file: str, head: ast.expr, line: int) -> ast.expr | None:
 def _heads(node: ast.AST) -> list[ast.expr]:
     if isinstance(node, ast.With | ast.AsyncWith):
         return [item.context_expr for item in node.items]
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+    if isinstance(node, FUNCTIONS | ast.ClassDef):
         return node.decorator_list
     return []
 
@@ -102,7 +103,7 @@ def _managed(tree: ast.Module) -> Iterator[ast.expr]:
 def _switches_off(expression: ast.expr) -> bool:
     call = expression if isinstance(expression, ast.Call) else None
     function = call.func if call is not None else expression
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    name = last_name(function)
     if name not in _MODES:
         return False
     given = [*call.args, *(word.value for word in call.keywords)] if call is not None else []

@@ -17,6 +17,7 @@ from torchmedic.records import Location
 from torchmedic.source.live_frames import Frame, node_location, syntax_tree
 from torchmedic.source.lookup.layer_construction import built_at
 from torchmedic.source.lookup.safe_eval import UNKNOWN, read
+from torchmedic.source.syntax import nodes_in
 from torchmedic.source.user_code import is_user_file
 
 _SHAPE = re.compile(r"\[torch\.[\w.]+ \[([\d, ]*)\]\]")
@@ -58,7 +59,7 @@ def in_place_statements(evidence: RaisedEvidence, failure: BackwardFailure) -> l
     wanted = tuple(int(size) for size in re.findall(r"\d+", shape[1])) if shape else None
     found = []
     for frame in {frame.file: frame for frame in evidence.frames if frame.is_user}.values():
-        for statement in ast.walk(frame.tree) if frame.tree is not None else ():
+        for statement in nodes_in(frame.tree):
             target = _target(statement)
             if target is None:
                 continue

@@ -25,6 +25,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import Frame, node_location, syntax_tree
 from torchmedic.source.scopes import function_body
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM119", "amp-misuse"
 
@@ -133,7 +134,7 @@ def _calls(frame: Frame | None, name: str) -> Iterator[ast.Call]:
     body = function_body(frame) if frame is not None else None
     found = [
         node
-        for node in (ast.walk(body) if body is not None else ())
+        for node in nodes_in(body)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
     ]
     yield from sorted(found, key=lambda node: (node.lineno, node.col_offset))

@@ -22,6 +22,7 @@ from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.origins import Origin, origin_of, user_argument
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM101", "backward-on-non-scalar"
 
@@ -72,7 +73,7 @@ def _made(evidence: RaisedEvidence, loss: torch.Tensor) -> Origin | None:
 
 def _reason(frame: Frame, origin: Origin) -> str:
     """Whether the loss was told not to reduce: by an argument, or when its module was built."""
-    for node in ast.walk(origin.value) if origin.value is not None else ():
+    for node in nodes_in(origin.value):
         if not isinstance(node, ast.Call):
             continue
         for keyword in node.keywords:

@@ -28,13 +28,14 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.step.result import BackwardCall, ReplayResult
 from torchmedic.replay.step.trial import Edit
-from torchmedic.replay.trace.graph import is_freed, leaves_behind, nodes_behind
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.replay.trace.older_graph import Holder, Import, Imports
+from torchmedic.replay.trace.older_graph import GraphHolder, Import, Imports
 from torchmedic.replay.trace.provenance import FunctionCall
 from torchmedic.source.live_frames import node_location
+from torchmedic.source.objects.graph import is_freed, leaves_behind, nodes_behind
 from torchmedic.source.scopes import function_body
 from torchmedic.source.spots import spot_of_node
+from torchmedic.source.syntax import LOOPS
 
 CODE, NAME = "TM104", "backward-through-freed-graph"
 
@@ -57,6 +58,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _replayed(failure: BackwardFailure) -> Draft | None:
+    failure.replay()
     found = _looked_at(failure)
     if found is None:
         return None
@@ -92,7 +94,7 @@ def _only_goes_back(failure: BackwardFailure, carriers: list[Carrier]) -> bool:
     """Whether the innermost loop around backward trains nothing, and goes back from what was computed before it."""
     frame = failure.caller
     body = function_body(frame) if frame is not None else None
-    loop = enclosing(body, frame.line, (ast.For, ast.AsyncFor, ast.While)) if frame is not None and body else None
+    loop = enclosing(body, frame.line, LOOPS) if frame is not None and body else None
     if frame is None or loop is None or not carriers:
         return False
     inside = [
@@ -210,7 +212,7 @@ def _as_imports(played: ReplayResult, call: BackwardCall) -> list[Import]:
     """The roots of a backward that a loop repeats, as what they are to that loop: computed before it."""
     assert call.spot is not None
     return [
-        Import(root, (Holder(name, None, False, call.spot, is_local=False, is_passing=False),))
+        Import(root, (GraphHolder(name, None, False, call.spot, is_local=False, is_passing=False),))
         for root in call.roots
         for name, value in played.namespace.items()
         if value is root

@@ -25,8 +25,8 @@ from torchmedic.evidence.custom_functions import head_location
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.trace.backward_hooks import Hooked, watch_hooks
-from torchmedic.replay.trace.graph import leaves_behind
 from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.returns import code_of
 from torchmedic.source.user_code import is_user_file
 
@@ -82,9 +82,10 @@ def _hook(evidence: RaisedEvidence, failure: BackwardFailure, name: str) -> Blam
         if not frame.is_user and callable(hook) and frame.function in ("_apply_on_tensors", "fn", "hook", "grad_hook"):
             return hook, None, None, 0
     seen: list[Hooked] = []
-    if failure.step is not None:
+    step = failure.replay()
+    if step is not None:
         leaves = leaves_behind(failure.roots)
-        failure.step.runner.play(watch_hooks(leaves, failure.step.runner.modules, seen))
+        step.runner.play(watch_hooks(leaves, step.runner.modules, seen))
     for last in reversed([hooked for hooked in seen if hooked.is_bad] or seen):
         return last.hook, last.given, last.returned, last.line
     named = [hook for leaf in leaves_behind(failure.roots) for hook in (leaf._backward_hooks or {}).values()]

@@ -64,12 +64,14 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _replayed(failure: BackwardFailure) -> tuple[tuple[Checkpoint, Difference] | None, list[Checkpoint]]:
     seen: list[Checkpoint] = []
-    for number in range(_MAX_REPLAYS if failure.step is not None else 0):
-        assert failure.step is not None
+    step = failure.replay()
+    if step is None:
+        return None, seen
+    for number in range(_MAX_REPLAYS):
         if time.monotonic() > failure.deadline:
             break
         seen = []
-        played = failure.step.runner.play(_other_chance(number), watch_checkpoints(seen))
+        played = step.runner.play(_other_chance(number), watch_checkpoints(seen))
         if type(played.error).__name__ != "CheckpointError":
             continue
         for checkpoint in reversed(seen):

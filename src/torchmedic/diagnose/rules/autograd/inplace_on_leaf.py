@@ -63,7 +63,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     treated = None
     for way in ways if failure.step is not None else ():
         # A step that takes gradients on the way has no loss without them.
-        treated = treated or trials.first(way(spot), same_loss=trials.loss is not None)
+        treated = treated or trials.first(way(spot), same_loss=trials.wanted_loss() is not None)
     draft.treat(treated)
     if treated is None:
         draft.help("change it under `torch.no_grad()`" if update else "compute a new tensor instead: `x = x + ...`")

@@ -33,9 +33,9 @@ from torchmedic.evidence.frozen_parameters import (
 )
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.replay.step.trial import source_of
-from torchmedic.replay.trace.graph import leaves_behind
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
+from torchmedic.source.objects.graph import leaves_behind
 
 CODE, NAME = "TM103", "loss-without-graph"
 
@@ -61,7 +61,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     failure = BackwardFailure(evidence)
     provenance = Provenance()
-    played = failure.step.runner.play(provenance) if failure.step is not None else None
+    step = failure.replay()
+    played = step.runner.play(provenance) if step is not None else None
     finding = _find(failure, provenance, played.roots[-1]) if played is not None and played.roots else None
     if finding is None:
         return _nothing_found(evidence, failure)

@@ -50,10 +50,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _forward(failure: BackwardFailure, operation: str) -> FunctionCall | None:
     """The call of the forward pass whose node torch could not go through."""
-    if failure.step is None:
+    step = failure.replay()
+    if step is None:
         return None
     provenance = Provenance()
-    played = failure.step.runner.play(provenance)
+    played = step.runner.play(provenance)
     if played.error is None or operation not in str(played.error) or not played.roots:
         return None
     wanted = operation.replace("_", "").lower()

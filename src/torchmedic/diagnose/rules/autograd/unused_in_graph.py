@@ -26,9 +26,9 @@ from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
-from torchmedic.replay.trace.graph import walk
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
 from torchmedic.source.live_frames import Frame
+from torchmedic.source.objects.graph import walk
 from torchmedic.source.spots import spot_of_traced
 
 CODE, NAME = "TM113", "unused-in-graph"
@@ -118,10 +118,11 @@ def _reaches(roots: list[torch.Tensor], tensor: torch.Tensor) -> bool:
 
 def _cut(failure: BackwardFailure, index: int) -> tuple[FunctionCall, str, bool] | None:
     """The call that cut the input off, or that made it require a gradient too late."""
-    if failure.step is None:
+    step = failure.replay()
+    if step is None:
         return None
     provenance = Provenance()
-    played = failure.step.runner.play(provenance)
+    played = step.runner.play(provenance)
     call = played.backward_calls[-1] if played.backward_calls else None
     if call is None or index >= len(call.inputs):
         return None

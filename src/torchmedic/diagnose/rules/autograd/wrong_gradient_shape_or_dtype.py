@@ -139,10 +139,11 @@ def _of_torch(evidence: RaisedEvidence, failure: BackwardFailure, found: re.Matc
 
 
 def _swapped(failure: BackwardFailure) -> Spot | None:
-    if failure.step is None:
+    step = failure.replay()
+    if step is None:
         return None
     provenance = Provenance()
-    failure.step.runner.play(provenance)
+    step.runner.play(provenance)
     setting = [call.spot for call in provenance.calls if call.sets_data and call.spot is not None]
     return setting[-1] if setting else None
 

@@ -86,7 +86,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Diagnos
         if evidence.optimized
         else "",
     )
-    draft.help("bring the values into the range in which the operation answers to them, or use a smooth one")
+    draft.help("bring the values into the range in which the operation has a gradient, or use a smooth function")
     return draft.done(step=graph.step)
 
 

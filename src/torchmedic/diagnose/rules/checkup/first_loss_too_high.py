@@ -37,7 +37,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, first: Node) -> Diagnosis:
         evidence,
         "proven",
         f"the first loss is {value:.4g}, where equal chances for all classes give {expected:.4g}",
-        "the model is very sure of itself before it has learned anything",
+        "the untrained model gives very confident predictions",
     )
     label = f"the first layer is given values up to {first.largest:.4g}"
     draft.at(evidence.at("cause", _called(first, loss), label), evidence.of_node("surfaced", loss, "this loss"))

@@ -45,7 +45,7 @@ def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Diagnosis:
     draft = RULE.draft(
         evidence,
         "proven",
-        "backward is called on a loss that nothing leads back from: no weight gets a gradient",
+        "backward is called on a loss without a graph: no weight gets a gradient",
         f"the loss was {how}, so it is a new leaf and not the result of the model",
     )
     draft.at(found, evidence.backward_call(graph, "surfaced", "ends at once"))
@@ -64,7 +64,7 @@ def _made_at(graph: LossGraph, evidence: CheckUp) -> tuple[Location, bool]:
     before.sort(key=lambda node: node.lineno)
     owners = [owner for node in before if node.lineno == line for owner in _backward_owner(node)]
     name = owners[-1] if owners else None
-    label = "made a leaf here, with no way back to the model"
+    label = "made a leaf here, without a connection to the model"
     for node in reversed(before):
         part = _forces(node, name)
         if part is not None:

@@ -15,6 +15,7 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM641", "outdated-amp-names"
 _NEW = {"autocast": 'torch.autocast("cuda")', "GradScaler": 'torch.amp.GradScaler("cuda")'}
@@ -29,7 +30,7 @@ def check(evidence: CheckUp) -> Diagnosis | None:
         draft = RULE.draft(
             evidence,
             "proven",
-            f"torch.cuda.amp.{name} is an old name, which torch will take away",
+            f"torch.cuda.amp.{name} is a deprecated name, which torch will remove",
             "it still works, and warns",
         )
         draft.at(node_location("cause", graph.key[0], node, "the old name"))
@@ -40,7 +41,7 @@ def check(evidence: CheckUp) -> Diagnosis | None:
 
 def _used(file: str) -> tuple[ast.expr | ast.stmt, str] | None:
     tree = syntax_tree(file)
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in nodes_in(tree):
         match node:
             case ast.ImportFrom(module="torch.cuda.amp", names=names):
                 known = [alias.name for alias in names if alias.name in _NEW]

@@ -45,7 +45,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, node: Node) -> Diagnosis:
     doubled, values = share_in_double(graph.nodes)
     share = doubled / max(values, 1)
     name = _name_of_double(evidence, node.birth.sites[0])
-    what = f"`{name}` is float64" if name else "something of float64 comes in"
+    what = f"`{name}` is float64" if name else "a float64 tensor enters here"
     draft = RULE.draft(
         evidence,
         "proven",

@@ -54,7 +54,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
         evidence.at("surfaced", call.sites, f"{count} of {size} targets lie beyond"),
     )
     draft.because(f"counted in the batch of step {graph.step}")
-    draft.help(f"take the {name} away from the end of the model" + ("" if scores else ", or scale the targets"))
+    draft.help(f"remove the {name} at the end of the model" + ("" if scores else ", or scale the targets"))
     return draft.done(step=graph.step, severity="warning")
 
 

@@ -48,7 +48,7 @@ def _draft(evidence: CheckUp, lost: list[torch.Tensor]) -> Draft:
         evidence,
         "proven",
         f"{count} that {'are' if len(lost) > 1 else 'is'} trained only since a later step never got a gradient",
-        "what uses them runs without gradients, so no loss can reach them",
+        "the code that uses them runs without gradients, so they get none",
     )
     steps = evidence.unreached.steps if evidence.unreached is not None else 0
     return draft.because(f"no gradient in {steps} steps: {shown}" if shown else f"no gradient in {steps} steps")

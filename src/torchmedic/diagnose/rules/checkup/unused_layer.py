@@ -25,6 +25,7 @@ from torchmedic.source.live_frames import node_location, syntax_tree
 from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.spots import Spot
+from torchmedic.source.syntax import nodes_in
 from torchmedic.source.user_code import is_user_file
 
 CODE, NAME = "TM637", "unused-layer"
@@ -73,7 +74,7 @@ def _result_unread(evidence: CheckUp, layer: torch.nn.Module) -> tuple[Location,
 def _functions_at(spot: Spot) -> Iterator[ast.FunctionDef]:
     """The innermost function around a place first."""
     tree = syntax_tree(spot.file)
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)] if tree is not None else []
+    found = [node for node in nodes_in(tree) if isinstance(node, ast.FunctionDef)]
     yield from reversed([node for node in found if _covers(node, spot.line)])
 
 
@@ -140,7 +141,7 @@ def _diagnosis(evidence: CheckUp, tensor: torch.Tensor, place: Location, why: st
     )
     draft.at(place)
     draft.because(f"no gradient in {steps} steps: `{name}`")
-    draft.help("use what it gives, or remove the layer")
+    draft.help("use its result, or remove the layer")
     return draft.done(step=steps, severity="warning")
 
 

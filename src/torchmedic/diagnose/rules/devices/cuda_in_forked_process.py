@@ -42,14 +42,14 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         evidence,
         "proven" if refused else "likely",
         f"CUDA was used in {where}, whose parent had used CUDA before",
-        "what the parent has opened on the GPU is of no use to a process that was forked from it",
+        "a forked process cannot use the CUDA context of its parent",
     )
     draft.at(*raised_at(evidence, f"uses CUDA in {where}"))
     if loading is not None:
         draft.at(loading.at_loader("origin", "its workers are forked from this process"))
         draft.because(loading.process)
         draft.help("return CPU tensors from the dataset, and send the batch to the GPU in the training loop")
-        draft.help('start the workers anew: `DataLoader(..., multiprocessing_context="spawn")`')
+        draft.help('start the workers as new processes: `DataLoader(..., multiprocessing_context="spawn")`')
     else:
         draft.at(None if remote else started_at(evidence, "this process was forked here"))
         draft.help('start the process anew: `multiprocessing.get_context("spawn").Process(...)`')

@@ -119,7 +119,7 @@ def _foreign(evidence: RaisedEvidence, fault: DeviceFault, library: str) -> Draf
     draft = RULE.draft(
         evidence,
         "likely",
-        f"{library} was loaded from {strange[0]}, not from the files that torch came with",
+        f"{library} was loaded from {strange[0]}, not from the installation of torch",
         f"torch was built with the {library} that it brings along; another version may not take what torch asks of it",
     )
     draft.help("take the folder of that library out of LD_LIBRARY_PATH")

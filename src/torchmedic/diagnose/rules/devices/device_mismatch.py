@@ -120,7 +120,7 @@ def _generator(evidence: RaisedEvidence) -> Diagnosis | None:
         f"random numbers for {wanted} were to be drawn by a generator of {have}",
         f"a generator draws only on its own device, which is {have}",
     )
-    draft.at(*evidence.at_user_line("cause", f"{wanted} meets a generator of {have}"))
+    draft.at(*evidence.at_user_line("cause", f"{wanted} is used with a generator of {have}"))
     draft.at(made_here(evidence, generator, f"draws on {have}, made"))
     default = torch.get_default_device()
     if evidence.user_frame is not evidence.frames[-1] and default.type == wanted:

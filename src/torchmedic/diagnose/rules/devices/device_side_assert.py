@@ -44,7 +44,7 @@ def check(lost: LostDevice) -> Diagnosis | None:
     said = lost.words[0] if lost.words else None
     found = candidates(lost)
     meaning, rule = _MEANING.get(said.family, ("", "")) if said is not None else ("", "")
-    what = f"on the GPU {meaning}" if meaning else "a kernel on the GPU found an impossible value"
+    what = f"on the GPU {meaning}" if meaning else "a GPU kernel found an invalid value"
     draft = RULE.draft(
         lost,
         "likely" if len(found) == 1 else "possible",
@@ -91,7 +91,7 @@ def _account(lost: LostDevice) -> list[str]:
     if lost.step is None:
         return [f"the step could not be run again on the CPU: {lost.why_not}"]
     facts = [lost.how_it_was_run]
-    facts.append(lost.why_not or "it did not fail there: the value that fails depends on what only the device held")
+    facts.append(lost.why_not or "it did not fail there: the failing value depends on data that was only on the device")
     if lost.shadow.others:
         shapes = [str(list(tensor.shape)) for tensor in lost.shadow.others]
         facts.append(f"lost with the device: data of shape {listed(shapes)}")

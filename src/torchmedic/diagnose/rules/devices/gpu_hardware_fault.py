@@ -29,7 +29,7 @@ def check(lost: LostDevice) -> Diagnosis | None:
         lost.fault.words,
     )
     if lost.noticed is not None:
-        draft.at(lost.noticed.location("cause", "the host learned of it here; no line of the script is to blame"))
+        draft.at(lost.noticed.location("cause", "the host was notified here; no line of the script is the cause"))
     draft.because(*lost.health)
     draft.help("check the card (`nvidia-smi -q -d ECC,PAGE_RETIREMENT`) and go on from a checkpoint on another one")
     return draft.done()

@@ -21,7 +21,7 @@ from torchmedic.records import Diagnosis
 CODE, NAME = "TM321", "illegal-memory-access"
 
 _WHAT = {
-    "illegal_address": "a kernel on the GPU used memory that is not its own",
+    "illegal_address": "a GPU kernel accessed an invalid memory address",
     "misaligned_address": "a kernel on the GPU used an address that is not aligned",
     "launch_failure": "a kernel on the GPU failed while it ran",
     "launch_timeout": "a kernel on the GPU ran longer than the system allows, and was ended",
@@ -36,7 +36,7 @@ def check(lost: LostDevice) -> Diagnosis | None:
         lost,
         "likely" if trail is not None and trail.blamed else "possible",
         f"{_WHAT[lost.fault.kind]}, and the CUDA context is lost",
-        trail.words if trail is not None else "how far the device had come is not known",
+        trail.words if trail is not None else "the progress of the device is not known",
     )
     if trail is not None:
         draft.at(*trail.places)

@@ -41,7 +41,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     number, argument = _wanted(evidence, have)
     sure = number is not None and number >= have > 0
     seen = "there is 1 GPU, cuda:0" if have == 1 else f"there are {have} GPUs, cuda:0 to cuda:{have - 1}"
-    asked = f"cuda:{number} was asked for" if sure else "a GPU was asked for that does not exist"
+    asked = f"the script uses cuda:{number}" if sure else "a GPU was asked for that does not exist"
     draft = RULE.draft(evidence, "proven" if sure else "likely", f"{asked}, but {seen}", f"{fault.words}; {seen}")
     draft.at(*raised_at(evidence, f"cuda:{number}" if sure else "no such GPU"))
     if argument is not None:

@@ -144,7 +144,7 @@ def _advise(draft: Draft, labels: torch.Tensor, strays: Strays, classes: int, it
     extent = span(labels)
     enough = labels.numel() >= 3 * classes  # by chance, class 0 would be missing in less than one batch of twenty
     if bad == [classes] and extent is not None and extent[0] == 1 and enough:
-        draft.because(f"no label of this batch is 0 and the highest is {classes}: these labels count from 1")
+        draft.because(f"no label of this batch is 0 and the highest is {classes}: these labels start at 1")
         title = "subtract 1 from the labels where they are read"
         _treat_or_help(draft, cures.subtract(title), title)
     elif len(bad) == 1 and bad[0] in _MARKERS and strays.count < strays.total:

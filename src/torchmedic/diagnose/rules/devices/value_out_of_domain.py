@@ -63,7 +63,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.because(
             f"{count(not_numbers, 'value')} of it {'is' if not_numbers == 1 else 'are'} NaN; it is older than this line"
         )
-        draft.help("look for the first NaN before this line; this line only refused it")
+        draft.help("look for the first NaN before this line; this line only rejected it")
         return draft.done()
     extent = span(tensor) if tensor is not None and strays.total > 1 else None
     if extent is not None:

@@ -54,7 +54,7 @@ def nobody(stall: Stall, waiter: Waiter) -> Silence | None:
         facts += [f"{command(each, each.pid)} waits too" for each in others]
     facts = facts[:4] or ["no other thread" + (" or process" if shared else "") + " of the run is left"]
     if _handles_signals(waiter.process):
-        facts.append("a handler of the script's for a signal of the system could do it")
+        facts.append("a signal handler of the script could end the wait")
         return Silence("likely", facts, "warning" if stall.still >= _WARNING_LIMITS * stall.limit else "note")
     return Silence("likely" if shared and others else "proven", facts)
 

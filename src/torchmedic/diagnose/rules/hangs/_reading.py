@@ -51,5 +51,5 @@ def works(stall: Stall, process: ProcessView, view: InsideView) -> str:
     if (process.bytes_read or 0.0) > MOVING:
         return f"reads {size(int(process.bytes_read or 0))} a second"
     if receives(row):
-        return "reads, and is given something now and then"
+        return "reads, and receives data from time to time"
     return "moves" if thread.moved else ""

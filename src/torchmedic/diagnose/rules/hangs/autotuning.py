@@ -47,13 +47,13 @@ def check(stall: Stall) -> Diagnosis | None:
         RULE,
         stall,
         "likely",
-        f"not hung: {who} tries kernels out, for {duration(stall.still)} so far",
+        f"not hung: {who} times kernels to find the fastest, for {duration(stall.still)} so far",
         "the fastest one is chosen before the first use, and once more for every new shape",
     )
     line = caller_of(main, frame) if frame is not None else None
     draft.at(at(line, "cause", "tuned at this call") or main_line(stall, "cause", "tuned at this call"))
     draft.because("torch.backends.cudnn.benchmark is on" if who == "cuDNN" else "")
-    draft.help("wait; where it comes back with every new shape, pad to a few shapes or turn it off")
+    draft.help("wait; if it repeats for every new shape, pad to a few shapes or switch it off")
     return draft.finish("note")
 
 

@@ -72,7 +72,7 @@ def check(stall: Stall) -> Diagnosis | None:
         stall,
         "likely",
         f"not hung: code is being compiled{what}, for {duration(stall.still)} so far",
-        "no step can end before the compiler has",
+        "no step can end before the compilation ends",
     )
     line = caller_of(main, found) if found is not None else None
     draft.at(at(line, "cause", "compiled at this call") or main_line(stall, "cause", "compiled at this call"))
@@ -82,7 +82,7 @@ def check(stall: Stall) -> Diagnosis | None:
     if inner is not None and inner.compiles:
         times = ", ".join(duration(seconds) for seconds in inner.compiles[-4:])
         draft.because(f"compiled {len(inner.compiles)} times before, which took {times}")
-    draft.help("wait; a cache folder on a disk that stays (`TORCHINDUCTOR_CACHE_DIR`) makes the next start short")
+    draft.help("wait; a cache folder on a persistent disk (`TORCHINDUCTOR_CACHE_DIR`) makes the next start shorter")
     return draft.finish("note")
 
 

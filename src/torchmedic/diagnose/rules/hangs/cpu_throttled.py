@@ -61,7 +61,7 @@ def _throttled(stall: Stall, quota: float, share: float, runnable: int) -> Diagn
         f"slowed down: {runnable} threads want to run, and the CPU limit allows {quota:g}",
         f"the control group was stopped in {share:.0%} of its periods, as its CPU time was used up",
     )
-    draft.at(main_line(stall, "cause", "the main thread is here, and is slow"))
+    draft.at(main_line(stall, "cause", "the main thread is slow here"))
     draft.because(f"expect about {times:.1f} times as long as with a core for every thread")
     draft.because(*_threads(stall))
     threads = max(1, math.floor(quota))
@@ -78,7 +78,7 @@ def _crowded(stall: Stall, cores: int, waiting: float, runnable: int) -> Diagnos
         f"slowed down: {runnable} threads of the run share {cores} cores",
         "every thread gets a fraction of a core",
     )
-    draft.at(main_line(stall, "cause", "the main thread is here, and is slow"))
+    draft.at(main_line(stall, "cause", "the main thread is slow here"))
     draft.because(
         f"threads waited for a core in {waiting:.0%} of the time; expect {runnable / cores:.1f} times as long"
     )

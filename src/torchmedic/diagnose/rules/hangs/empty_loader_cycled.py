@@ -36,7 +36,7 @@ def check(stall: Stall) -> Diagnosis | None:
         stall,
         "proven",
         "the loader yields no batch, and is started again and again",
-        f"it was asked for a batch {inner.requests} times in a second and had none",
+        f"a batch was requested {inner.requests} times in a second, and none came",
     )
     draft.at(_asking(thread, inner.loop))
     if inner.empty_loader:
@@ -48,7 +48,7 @@ def check(stall: Stall) -> Diagnosis | None:
 
 def _asking(thread: PyThread, loop: LoopView | None) -> Location | None:
     """The line that asks the loader: where the thread was seen most. For a moment it is in a loop around that, too."""
-    label = "this loop finds the loader empty every time"
+    label = "the loader is empty in every iteration of this loop"
     frame = thread.user_frame
     if frame is None or loop is None or loop.file != frame.file:
         return at(frame, "cause", label)

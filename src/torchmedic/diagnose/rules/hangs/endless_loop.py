@@ -62,20 +62,20 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) 
         why = "it is `while True` without a `break`, `return` or `raise`"
     else:
         same = ", ".join(f"`{name}` = {value}" for name, value in zip(loop.unchanged, loop.values, strict=False))
-        why = f"what could end it never changes: {same}"
+        why = f"no value that could end the loop changes: {same}"
     draft = StallDraft(
         RULE,
         stall,
         "likely" if certain else "possible",
         f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} does not end"
         if certain
-        else f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} finds no end",
+        else f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} goes on, and nothing that ends it changes",
         why,
     )
-    draft.at(line_location("cause", loop.file, loop.line, "this loop goes round without an end"))
+    draft.at(line_location("cause", loop.file, loop.line, "this loop does not end"))
     inner = thread.user_frame
     if inner is not None and inner.line != loop.line:
-        draft.at(at(inner, "surfaced", "it was here at the last look"))
+        draft.at(at(inner, "surfaced", "the thread was here at the last check"))
     if process.pid != stall.pid:
         draft.at(main_line(stall))
     lines = sorted({line for line in thread.lines if line})
@@ -84,7 +84,7 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) 
     )
     busy = process.main.busy if process.main is not None else None
     draft.because(f"the thread uses {busy:.0%} of a core and makes no step" if busy is not None else "")
-    draft.help("change inside of the loop what its condition reads, or bound the number of rounds")
+    draft.help("change a value that the condition reads inside the loop, or limit the number of iterations")
     return draft.finish("error" if certain or stall.still > max(_LONG, _TIMES * stall.limit) else "warning")
 
 

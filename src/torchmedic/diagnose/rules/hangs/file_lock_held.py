@@ -56,7 +56,7 @@ def _held(stall: Stall, waiter: Waiter, lock: LockHeld) -> Diagnosis:
     holder = "it holds itself" if own else "the same file's heir holds" if not lock.holder_lives else "another holds"
     name = relative(lock.path)
     if severity == "note":
-        message = f"not hung: the run waits for a lock on `{name}`, whose holder lives"
+        message = f"not hung: the run waits for a lock on `{name}`, and the process that holds it is alive"
     else:
         message = f"the run waits for a lock on `{name}` that " + (
             "it holds itself" if own else "nobody gives back" if grade == "proven" else "another process holds"
@@ -75,10 +75,10 @@ def _holder(stall: Stall, lock: LockHeld) -> str:
 
 def _advice(lock: LockHeld, *, own: bool) -> str:
     if own:
-        return "take the lock once: pass on the file that has it, or close that before the second lock"
+        return "take the lock only once: reuse the open file that holds it, or close that file before the second lock"
     if not lock.holder_lives:
         return f"end process {lock.holder}, which inherited the open file; `close_fds=True` keeps files from children"
-    return f"see what process {lock.holder} does, and end it if it is not needed"
+    return f"check what process {lock.holder} does, and end it if it is not needed"
 
 
 def _polled(stall: Stall, waiter: Waiter, file: LockFile) -> Diagnosis | None:
@@ -101,9 +101,9 @@ def _polled(stall: Stall, waiter: Waiter, file: LockFile) -> Diagnosis | None:
         cause = f"`{name}` is older than this run ({duration(file.age)}), and names no process"
         severity = "error"
     if severity == "note":
-        message = f"not hung: the run waits for `{name}` to go away"
+        message = f"not hung: the run waits until `{name}` is removed"
     else:
-        message = f"the run waits for the lock file `{name}`, which nobody removes"
+        message = f"the run waits for the lock file `{name}`, which no process removes"
     return _told(stall, waiter, "likely", message, cause, f"if no other run uses it: `rm {name}`", severity)
 
 

@@ -109,21 +109,21 @@ def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Diagnosis:
         stall,
         "likely",
         f"a native call {how} and holds Python's GIL",
-        f"this call does not give up the GIL, so {others}",
+        f"this call does not release the GIL, so {others}",
     )
     draft.at(at(frame, "cause", f"this call {how} and holds the GIL"))
     if not holder.main:
         draft.at(main_line(stall, label="the main thread waits here for the GIL"))
     draft.because(
-        "it owned the GIL in all looks, while other threads woke again and again to ask for it"
+        "it held the GIL at every check, while other threads kept requesting it"
         if stall.attached
-        else "the process could not answer, and a thread of its own that only waits for a question needs the GIL"
+        else "the process did not answer: the thread of torchmedic inside it needs the GIL"
     )
     if row is not None:
         draft.because(f"thread {row.tid}: state {row.state}, {row.busy or 0:.0%} of a core")
     if holder.frames[0] is not frame:
         draft.because(f"the last Python function is `{holder.frames[0].function}`")
-    draft.help("bound or split this call, or run it in a process of its own")
+    draft.help("limit or split this call, or run it in a separate process")
     ends = at_work or (row is not None and row.wakes_in is not None)  # by itself, perhaps
     for_good = not ends or stall.still > max(_LONG_CALL_SECONDS, _LONG_CALL_LIMITS * stall.limit)
     return draft.done(severity="error" if for_good else "warning")

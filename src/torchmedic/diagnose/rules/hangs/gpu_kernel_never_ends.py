@@ -30,13 +30,13 @@ def check(stall: Stall) -> Diagnosis | None:
         RULE,
         stall,
         "likely",
-        f"a kernel has been on the GPU for {duration(stall.still)} and seems to spin",
-        "the GPU is busy all the time, but draws little power and touches no memory",
+        f"a kernel has been on the GPU for {duration(stall.still)} and seems to be in an endless loop",
+        "the GPU is busy all the time, but draws little power and does not access memory",
     )
     draft.at(main_line(stall, "cause", "the main thread waits for the GPU here"), last_mark(stall))
     draft.because(*power_words(stall), *device_words(stall))
     draft.help("run with CUDA_LAUNCH_BLOCKING=1 to see at which line the kernel is launched")
-    draft.help("bound the loops and waits of kernels of your own")
+    draft.help("limit the loops and waits in your own kernels")
     return draft.finish()
 
 

@@ -34,9 +34,9 @@ def check(stall: Stall) -> Diagnosis | None:
     codes = _errors(gpu, stall)
     said = gpu.lost or f"the driver reported Xid {', '.join(map(str, codes))}"
     draft = StallDraft(RULE, stall, "proven", f"GPU {gpu.index} has failed, and the run waits for it", said)
-    draft.at(main_line(stall, "cause", "the main thread waits here; no line of the script is to blame"))
+    draft.at(main_line(stall, "cause", "the main thread waits here; no line of the script is the cause"))
     draft.because(*health_facts(stall.gpu))
-    draft.help("end the run, look at `nvidia-smi -q` and the kernel's log, and go on from a checkpoint")
+    draft.help("end the run, check `nvidia-smi -q` and the kernel log, and continue from a checkpoint")
     return draft.finish()
 
 

@@ -57,7 +57,7 @@ def _of_python(stall: Stall, process: ProcessView, view: InsideView, thread: PyT
     if wanted.owner is not None:
         draft.because(f"the lock names thread {wanted.owner:#x} as its owner, which does not exist in this process")
     else:
-        draft.because("this process has one thread of Python, which waits: nobody in it can give the lock back")
+        draft.because("this process has one thread of Python, which waits: no thread in it can release the lock")
     return _advised(draft, stall)
 
 
@@ -65,7 +65,7 @@ def _of_native_code(stall: Stall, process: ProcessView, thread: PyThread) -> Dia
     for futex in process.futexes:
         if futex.tid == (thread.tid or process.pid) and futex.owner is not None and futex.owner_lives is False:
             draft = _draft(stall, process, "proven", "a mutex of native code")
-            draft.at(at(thread.user_frame, "cause", f"{who(process)} waits here, in what this calls"))
+            draft.at(at(thread.user_frame, "cause", f"{who(process)} waits here, inside this call"))
             draft.because(f"the mutex names thread {futex.owner} as its owner, which does not exist in this process")
             return _advised(draft, stall)
     return None
@@ -87,7 +87,7 @@ def _draft(stall: Stall, process: ProcessView, grade: Grade, what: str) -> Stall
         stall,
         grade,
         f"{who(process)} waits for {what}, which was locked when it was forked",
-        "the thread that would give it back was not copied by the fork",
+        "the fork did not copy the thread that would release the lock",
     )
 
 

@@ -28,8 +28,8 @@ def check(stall: Stall) -> Diagnosis | None:
         RULE,
         stall,
         "likely",
-        f"not hung: the GPU is at work, for {duration(stall.still)} so far",
-        "the main thread waits for the results of what the GPU was given",
+        f"not hung: the GPU is computing, for {duration(stall.still)} so far",
+        "the main thread waits for results of the GPU",
     )
     draft.at(main_line(stall, "cause", "the main thread waits for the GPU here"))
     draft.because(*power_words(stall), *device_words(stall))

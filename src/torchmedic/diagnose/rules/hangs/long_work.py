@@ -46,7 +46,7 @@ def check(stall: Stall) -> Diagnosis | None:
         if imports and stall.still < _IMPORT_LIMITS * stall.limit:
             return None
         steps = ", without a step" if not stall.attached or stall.box is not None else ""  # else nobody counts them
-        cause = "modules are being imported" if imports else f"the main thread gets on{steps}"
+        cause = "modules are being imported" if imports else f"the main thread makes progress{steps}"
         return _told(stall, cause, f"{inner.batches} batches" if inner.batches else "")
     if stands(inner) and demand(row) > BUSY:
         long = very_long(stall)
@@ -76,7 +76,7 @@ def _told(stall: Stall, cause: str, seen: str, severity: Severity = "note") -> D
     lines = sorted({line for line in main.lines if line}) if main is not None else []
     if len(lines) > 1:
         draft.because(f"seen at lines {', '.join(map(str, lines[:8]))}")
-    draft.because(f"it uses {used}" if used else "", f"{seen} came while we looked" if seen else "")
+    draft.because(f"it uses {used}" if used else "", f"{seen} arrived during the examination" if seen else "")
     return draft.finish(severity)
 
 
@@ -87,7 +87,7 @@ def _helped(stall: Stall) -> Diagnosis | None:
                 RULE,
                 stall,
                 "likely" if helper.known else "possible",
-                f"not hung: the run waits for work to be done, for {duration(stall.still)} so far",
+                f"not hung: the run waits for a working thread or process, for {duration(stall.still)} so far",
                 where(helper),
             )
             draft.at(at(helper.frame, "cause", f"{helper.name} is at work here"))

@@ -79,17 +79,19 @@ def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> D
     if wanted.kind == "barrier" and wanted.room:
         message = f"{wanted.count} of {wanted.room} threads have come to the barrier `{wanted.name}`, and no more will"
     else:
-        message = f"the run waits for the {kind} `{wanted.name}`, and nobody is left to {_ENDS[wanted.kind]}"
+        message = f"the run waits for the {kind} `{wanted.name}`, and no thread is left to {_ENDS[wanted.kind]}"
     draft = StallDraft(
-        RULE, stall, silence.grade, message, f"the wait for `{wanted.name}` has no time limit, and no one to end it"
+        RULE, stall, silence.grade, message, f"the wait for `{wanted.name}` has no time limit, and no thread can end it"
     )
     draft.at(at(waiter.frame, "cause", f"waits for {kind} `{wanted.name}`"), main_line(stall))
     draft.because(*silence.facts)
     if wanted.kind == "barrier":
-        draft.help(f"start {wanted.room} threads, or make the barrier for those that there are" if wanted.room else "")
+        draft.help(
+            f"start {wanted.room} threads, or create the barrier for the threads that exist" if wanted.room else ""
+        )
     elif wanted.kind == "future":
         draft.help("do not wait in a pool for a task of the same pool, or give it a thread more")
-    draft.help("signal in a `finally:`, and give the wait a time limit, so that it raises")
+    draft.help("signal in a `finally:` block, and give the wait a time limit, so that it raises an exception")
     return draft.finish(silence.severity)
 
 

@@ -39,7 +39,7 @@ def check(stall: Stall) -> Diagnosis | None:
             stall,
             "proven" if named else "likely",
             f"{who(process)} waits for OpenMP threads that were lost in a fork",
-            f"it was forked from a process with {before} threads and waits for a team of {threads} that is not there",
+            f"it was forked from a process with {before} threads and waits for a team of {threads} that does not exist",
         )
         draft.at(at(thread.user_frame, "cause", "this computes with several threads, in a forked process"))
         draft.at(main_line(stall))

@@ -76,10 +76,10 @@ def _told(
     if severity == "note":
         message = f"not hung: {who} waits for a slow reader of its {what}"
     elif terminal:
-        message = f"the terminal does not take what {who} writes to {what}"
+        message = f"the terminal does not accept what {who} writes to {what}"
     else:
-        message = f"nobody reads what {who} writes to {what}, and the pipe is full"
-    draft = StallDraft(RULE, stall, grade, message, f"it stands in a write to {wait.target} that only a reader can end")
+        message = f"no process reads what {who} writes to {what}, and the pipe is full"
+    draft = StallDraft(RULE, stall, grade, message, f"it is blocked in a write to {wait.target} until a process reads")
     frame = waiter.frame
     label = "writes here, and waits" if own or frame is not None else "waits for it here, and does not read"
     draft.at(at(frame, "cause", label) or main_line(stall, "cause", label))
@@ -90,7 +90,7 @@ def _told(
     if terminal:
         draft.help("press Ctrl-Q in that terminal: Ctrl-S has paused it")
     elif own:
-        draft.help("have the process at the other end read, or send the output to a file")
+        draft.help("make the process at the other end read, or send the output to a file")
     else:
         draft.help("read while waiting: `communicate()` or `subprocess.run(..., capture_output=True)`")
     return draft.finish(severity)

@@ -66,7 +66,7 @@ def _joined(stall: Stall, waiter: Waiter, writer: Waiter) -> Diagnosis:
         RULE,
         stall,
         "proven",
-        f"`{name}` cannot end: what it put into a queue has not been taken out",
+        f"`{name}` cannot end: items that it put into a queue have not been read",
         f"the child ({child.pid}) still writes into a full pipe, which only the process that waits for it could read",
     )
     draft.at(at(waiter.frame, "cause", "waits for the end of the child, and does not read"))
@@ -83,12 +83,12 @@ def _full(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> D
         RULE,
         stall,
         silence.grade,
-        f"the queue `{wanted.name}` is full, and nobody is left to take anything out",
+        f"the queue `{wanted.name}` is full, and no consumer is left",
         f"`put` waits for room in a queue{holds} without a time limit",
     )
     draft.at(at(waiter.frame, "cause", "waits for room here"), main_line(stall))
     draft.because(f"it holds {wanted.count}{holds}" if wanted.count is not None else "", *silence.facts)
-    draft.help("see why its consumer has ended; `put(item, timeout=60)` raises instead of waiting for ever")
+    draft.help("find out why its consumer has ended; `put(item, timeout=60)` raises instead of waiting forever")
     return draft.finish(silence.severity)
 
 

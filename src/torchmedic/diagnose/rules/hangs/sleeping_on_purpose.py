@@ -51,7 +51,9 @@ def check(stall: Stall) -> Diagnosis | None:
         return _waits(stall, main, left)
     for helper in helpers(stall):
         if helper.sleeps is not None:
-            draft = _draft(stall, "likely" if helper.known else "possible", "the run waits for one that sleeps")
+            draft = _draft(
+                stall, "likely" if helper.known else "possible", "the run waits for a thread or process that sleeps"
+            )
             draft.at(at(helper.frame, "cause", f"{helper.name} sleeps here"))
             draft.at(main_line(stall, "surfaced" if helper.frame is not None else "cause"))
             draft.because(where(helper))
@@ -62,17 +64,21 @@ def check(stall: Stall) -> Diagnosis | None:
 def _sleeps(stall: Stall, main: PyThread, row: ThreadView | None) -> Diagnosis:
     left = sleep_left(row)
     polls = main.moved
-    cause = "it sleeps in between asking" if polls else "the main thread sleeps"
+    cause = "it sleeps between two checks of a condition" if polls else "the main thread sleeps"
     if frames_in(main, *LAUNCHERS) is not None:
         cause = "a launcher waits for the processes that it has started"
     draft = _draft(stall, "likely", cause)
     draft.at(main_line(stall, "cause", "the main thread sleeps here"))
     if polls:
         loop = stall.inner.loop if stall.inner is not None else None
-        draft.because(f"a loop asks again and again: `{loop.code}` in line {loop.line}" if loop is not None else "")
+        draft.because(
+            f"a loop checks its condition again and again: `{loop.code}` in line {loop.line}"
+            if loop is not None
+            else ""
+        )
         draft.help("give the loop a deadline, if what it waits for may never come")
     elif left is not None:
-        draft.because(f"it goes on by itself in {duration(left)}")
+        draft.because(f"it continues by itself in {duration(left)}")
     return draft.finish("note")
 
 

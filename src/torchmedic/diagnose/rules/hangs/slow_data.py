@@ -52,7 +52,7 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, cause: str) -> D
     draft.at(main_line(stall, "surfaced" if known else "cause", "the main process waits for it here"))
     read = process.bytes_read or 0.0
     draft.because(f"{size(int(read))} a second are read" if read > MOVING else "")
-    draft.because(f"{view.batches} batches came while we looked" if view.batches else "")
+    draft.because(f"{view.batches} batches arrived during the examination" if view.batches else "")
     workers = sum(each.is_loader_worker for each in stall.processes)
     draft.because(f"{workers} workers read" if workers else "there are no workers: reading and training take turns")
     draft.help("more workers and `prefetch_factor`, or files that are quicker to read")

@@ -32,7 +32,7 @@ def check(stall: Stall) -> Diagnosis | None:
         RULE,
         stall,
         "likely",
-        "the run is slow because the GPU's memory is nearly full and is cleared again and again",
+        "the run is slow because the GPU's memory is nearly full, and the allocator empties its cache again and again",
         f"the allocator gave all its cached memory back and asked anew {rate:.0f} times a second",
     )
     draft.at(main_line(stall, "cause", "the main thread is here"))

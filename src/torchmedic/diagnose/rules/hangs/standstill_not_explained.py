@@ -34,10 +34,10 @@ def check(stall: Stall) -> Diagnosis | None:
         RULE,
         stall,
         "possible",
-        "the run stands still, and no rule explains it",
-        "no thread of Python has moved in several looks",
+        "the run makes no progress, and no rule explains why",
+        "no Python thread made progress between several checks",
     )
-    draft.at(main_line(stall, "cause", "the main thread stands here"))
+    draft.at(main_line(stall, "cause", "the main thread is here"))
     if view is not None and view.main is not None:
         thread = view.main
         call = f", in the system call `{thread.syscall}`" if thread.syscall and thread.syscall != "running" else ""

@@ -65,7 +65,7 @@ def _storage(stall: Stall, waiter: Waiter) -> Diagnosis:
         f"{command(process, process.pid)} is in state D{where}: it neither runs nor can be interrupted",
     )
     draft.at(at(waiter.frame, "cause", "waits here") or main_line(stall, "cause", "waits here"), main_line(stall))
-    draft.because(f"the file is {file}" if file else "", "nothing was read or written while we looked")
+    draft.because(f"the file is {file}" if file else "", "nothing was read or written during the examination")
     pressure = stall.pressure.io_full if stall.pressure is not None else None
     draft.because(f"all of the host stood still for {pressure:.0%} of the time, waiting for disks" if pressure else "")
     draft.help("see `dmesg` for the driver" if nvidia else "see `dmesg` and `mount`: does the file system answer?")
@@ -104,14 +104,14 @@ def _network(stall: Stall, waiter: Waiter, wait: FileWait) -> Diagnosis | None:
     if severity == "note":
         message = f"not hung yet: {who} waits {_WORDS[wait.action]} {where}"
     else:
-        message = f"{who} waits {_WORDS[wait.action]} {where} without a time limit, and nothing comes"
+        message = f"{who} waits {_WORDS[wait.action]} {where} without a time limit, and receives nothing"
     draft = StallDraft(RULE, stall, grade, message, f"it stands in `{waiter.row.syscall}` on {wait.target}")
     draft.at(at(waiter.frame, "cause", "waits here") or main_line(stall, "cause", "waits here"), main_line(stall))
     state = f"the connection is {wait.connection}" if wait.connection else ""
-    quiet = f"nothing has come for {duration(waiter.row.asleep)}" if waiter.row.asleep is not None else ""
+    quiet = f"nothing was received for {duration(waiter.row.asleep)}" if waiter.row.asleep is not None else ""
     draft.because(", ".join(filter(None, (state, quiet))))
     draft.because(*(f"at the other end, on this host: {described(stall, pid)}" for pid in others[:3]))
-    draft.because("the other end is in the same process, where nobody serves it" if own else "")
+    draft.because("the other end is in the same process, where no thread serves it" if own else "")
     draft.help("give it a time limit: `timeout=30`, or `socket.setdefaulttimeout(30)` for all")
     return draft.finish(severity)
 

@@ -75,7 +75,7 @@ def _told(stall: Stall, cycle: list[PyThread]) -> Diagnosis:
             stall,
             "proven",
             f"a thread waits for `{wanted.name}`, which it holds itself",
-            f"this {wanted.kind} was taken before by the same thread, and is not given back while it waits",
+            f"this {wanted.kind} was taken before by the same thread, and is not released while it waits",
         )
     else:
         draft = StallDraft(
@@ -101,7 +101,7 @@ def _told(stall: Stall, cycle: list[PyThread]) -> Diagnosis:
     if len(cycle) == 1:
         draft.help("use `threading.RLock()`, which the same thread may take again, or do not take it twice")
     else:
-        draft.help("take these locks in the same order everywhere, or give one back before waiting for the other")
+        draft.help("take these locks in the same order everywhere, or release one before waiting for the other")
     return draft.done()
 
 

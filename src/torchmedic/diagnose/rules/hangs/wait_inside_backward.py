@@ -39,7 +39,7 @@ def check(stall: Stall) -> Diagnosis | None:
         )
         draft.at(at(hook, "cause", "this waits while the backward pass waits for it"))
         draft.at(at(backward, "surfaced", "the backward pass was started here"))
-        draft.help("do not wait inside of a hook: hand the work over, and wait for it after `backward()`")
+        draft.help("do not wait inside a hook: pass the work on, and wait for it after `backward()`")
         return draft.finish()
     return None
 

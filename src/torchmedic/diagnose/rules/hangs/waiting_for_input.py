@@ -70,11 +70,11 @@ def _told(stall: Stall, waiter: Waiter, wait: FileWait, verdict: _Verdict) -> Di
     who = "the run" if process.pid == stall.pid else command(process, process.pid)
     for_what = "at the prompt of a debugger" if debugger is not None else f"for input{' at `input()`' if asks else ''}"
     if verdict.severity == "note":
-        message = f"not hung: {who} waits for input from a process that lives"
+        message = f"not hung: {who} waits for input from a process that is alive"
     else:
         message = f"{who} waits {for_what}"
     source = "a terminal" if wait.target.startswith(_TERMINALS) else f"descriptor {wait.descriptor}, {wait.target}"
-    draft = StallDraft(RULE, stall, verdict.grade, message, f"it reads from {source}, and nothing comes")
+    draft = StallDraft(RULE, stall, verdict.grade, message, f"it reads from {source}, and receives nothing")
     draft.at(at(frame, "cause", "waits here") or main_line(stall, "cause", "waits here"))
     draft.at(main_line(stall))
     writers = [pid for pid in wait.peers if pid != process.pid]

@@ -76,7 +76,7 @@ def _told(stall: Stall, waiter: Waiter, below: list[ProcessView], waiters: list[
         "likely",
         "no process of the pool is at work on what the run waits for"
         if pool
-        else "the run waits for a child process that stands still",
+        else "the run waits for a child process that makes no progress",
         f"{command(child, child.pid)} does nothing, and the wait for it has no end",
     )
     inner = next((each for each in waiters if each.process.pid == child.pid and each.frame is not None), None)
@@ -87,7 +87,7 @@ def _told(stall: Stall, waiter: Waiter, below: list[ProcessView], waiters: list[
     for process in below[:4]:
         draft.because(f"{command(process, process.pid)}: {_doing(stall, process)}")
     draft.help(
-        "a worker that was killed takes its task with it: `concurrent.futures.ProcessPoolExecutor` raises then"
+        "the task of a killed worker is lost: `concurrent.futures.ProcessPoolExecutor` raises then"
         if pool
         else "give the wait a time limit (`timeout=`), so that it raises"
     )

@@ -81,7 +81,7 @@ def _slow(stall: Stall, view: InsideView, call: Call, slow: list[Rank], ranks: l
 def _cause(call: Call, ranks: list[Rank], missing: int, world: int | None) -> str:
     ahead = [rank for rank in ranks if rank.state == "ahead"]
     if ahead:
-        return f"{ahead[0].name} has gone on without this call"
+        return f"{ahead[0].name} has continued without this call"
     if ranks and all(rank.state == "waits" for rank in ranks) and missing <= 0:
         same = all(
             rank.frame is not None and call.frame is not None and _same(rank.frame, call.frame) for rank in ranks
@@ -93,7 +93,7 @@ def _cause(call: Call, ranks: list[Rank], missing: int, world: int | None) -> st
         return "not all ranks have joined the job"
     if missing > 0:
         return f"{missing} of {world} ranks are not on this host, or have ended"
-    return "the other ranks do not come to it"
+    return "the other ranks do not reach this call"
 
 
 def _describe(draft: StallDraft, view: InsideView, ranks: list[Rank], missing: int) -> None:

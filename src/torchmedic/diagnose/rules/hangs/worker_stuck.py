@@ -44,13 +44,13 @@ def check(stall: Stall) -> Diagnosis | None:
             f"a DataLoader worker is stuck in the dataset{' on' + item if item else ''}",
             f"worker {process.pid} stands at {short(frame)}{waits}",
         )
-        draft.at(at(frame, "cause", f"the worker stands here{',' + item if item else ''}"))
+        draft.at(at(frame, "cause", f"the worker is stuck here{',' + item if item else ''}"))
         draft.at(main_line(stall))
         draft.because(*_given(stall, process.pid))
         draft.help(
             f"read it alone to see it hang: `dataset[{view.item}]`" if view.item else "read it with `num_workers=0`"
         )
-        draft.help("`DataLoader(..., timeout=60)` raises an exception where this happens")
+        draft.help("`DataLoader(..., timeout=60)` raises an exception instead of waiting")
         return draft.finish()
     return None
 

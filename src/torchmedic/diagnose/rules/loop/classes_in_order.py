@@ -26,7 +26,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft = RULE.draft(
         evidence,
         "proven",
-        f"the training data comes class by class: {incident.classes} classes, sorted, and not shuffled",
+        f"the training data is sorted by class: {incident.classes} classes, sorted, and not shuffled",
         f"the first {incident.first} of {incident.length} items are all of one class, and batches of "
         f"{incident.batch} are taken in the order of the dataset",
     )
@@ -36,7 +36,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         draft.at(evidence.at("surfaced", incident.cause, "and this is trained on"))
     else:
         draft.at(evidence.at("cause", incident.cause, "what is trained on comes in the order of the dataset"))
-    draft.because("the labels of the whole dataset were looked at: they never decrease")
+    draft.because("the labels of the whole dataset never decrease")
     draft.help("shuffle=True", safety="changes-training")
     return draft.done(severity="warning")
 

@@ -28,11 +28,11 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         evidence,
         "proven",
         f"{name} drops {share:.0%} of the values in evaluation mode too",
-        "it was not told of the mode, and `model.eval()` does not reach it",
+        "the mode was not passed to it, and `model.eval()` has no effect on functions",
     )
     draft.at(evidence.at("cause", incident.cause, "was called by a model in evaluation mode, without gradients", name))
     told = "training=self.training" if "attention" not in name else "dropout_p=p if self.training else 0.0"
-    draft.help(f"tell it of the mode: `{told}`", safety="changes-training")
+    draft.help(f"pass the mode: `{told}`", safety="changes-training")
     return draft.done(severity="warning")
 
 

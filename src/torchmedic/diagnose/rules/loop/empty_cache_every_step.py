@@ -35,7 +35,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         f"measured over {incident.calls} steps, from when the device was idle; to ask for the memory again "
         "costs more on top"
     )
-    draft.help("leave it out: memory that is in use is not freed by it", safety="safe")
+    draft.help("remove the call: it does not free memory that is in use", safety="safe")
     return draft.done(severity="warning")
 
 

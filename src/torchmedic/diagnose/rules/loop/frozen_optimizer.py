@@ -38,7 +38,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         f"the loss reaches {count(incident.reached, 'parameter')} that no optimizer has "
         f"({count(incident.elements, 'weight')})",
     )
-    draft.help("give the optimizer the parameters that shall be trained", safety="changes-training")
+    draft.help("give the optimizer the parameters that should be trained", safety="changes-training")
     return draft.done()
 
 

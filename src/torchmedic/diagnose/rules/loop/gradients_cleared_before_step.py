@@ -31,12 +31,12 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         "between backward and step the gradients are cleared, so that step has nothing to apply",
     )
     draft.at(
-        evidence.at("cause", incident.cause, "clears what backward has just computed", "zero_grad"),
+        evidence.at("cause", incident.cause, "clears the gradients that backward has just computed", "zero_grad"),
         evidence.at("surfaced", incident.backward, "the gradients come from here", "backward"),
         evidence.at("surfaced", incident.update, "finds no gradient", "step"),
     )
     draft.because("so in every update that was seen, without exception")
-    draft.help("move it before backward, or behind step", safety="changes-training")
+    draft.help("move it before backward, or after step", safety="changes-training")
     return draft.done()
 
 

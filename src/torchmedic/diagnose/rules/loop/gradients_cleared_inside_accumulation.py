@@ -31,7 +31,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         f"each update follows {total} calls of backward, and the gradients of {lost} of them were cleared before it",
     )
     draft.at(
-        evidence.at("cause", incident.cause, "clears what earlier micro-batches have added", "zero_grad"),
+        evidence.at("cause", incident.cause, "clears the gradients of the earlier micro-batches", "zero_grad"),
         evidence.at("surfaced", incident.backward, f"called {total} times per update", "backward"),
         evidence.at("surfaced", incident.update, "uses what is left", "step"),
     )

@@ -25,7 +25,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         return None
     left = incident.left
     last = f"last {left}" if left > 1 else "last one"
-    fate = "thrown away" if incident.is_lost else "left to the first update of the next epoch"
+    fate = "thrown away" if incident.is_lost else "mixed into the first update of the next epoch"
     draft = RULE.draft(
         evidence,
         "proven",

@@ -22,12 +22,12 @@ CODE, NAME = "TM619", "needless-wait"
 _WORDS = {
     "__float__": "float",
     "__int__": "int",
-    "__bool__": "a question that needs the value of a tensor",
+    "__bool__": "a condition on the value of a tensor",
     "__index__": "int",
     "__repr__": "print",
     "__format__": "print",
     "__setitem__": "a selection whose size depends on values",
-    "__contains__": "a question that needs the value of a tensor",
+    "__contains__": "a condition on the value of a tensor",
 }
 
 
@@ -41,7 +41,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft = RULE.draft(
         evidence,
         "proven",
-        f"the device stands still for {share} of every step, because this line waits for it",
+        f"the device is idle for {share} of every step, because this line waits for it",
         f"after {said} has waited for the device, nothing is prepared for it",
     )
     method = name if not name.startswith("__") else said
@@ -58,7 +58,7 @@ def _advised(draft: Draft, name: str, uploads: bool) -> Draft:
     if uploads:
         return draft.help("pin_memory=True in the DataLoader, and .to(device, non_blocking=True)", safety="safe")
     if name == "synchronize":
-        return draft.help("leave it out: kernels of one stream run in order without it", safety="safe")
+        return draft.help("remove it: kernels of one stream run in order without it", safety="safe")
     if name in ("cpu", "numpy", "tolist"):
         return draft.help("stay on the device, or do this once in many steps")
     return draft.help("do this once in many steps, or keep the tensor (`.detach()`) and read it a step later")

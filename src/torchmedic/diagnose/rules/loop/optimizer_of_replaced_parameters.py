@@ -19,6 +19,7 @@ from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM608", "optimizer-of-replaced-parameters"
 
@@ -37,12 +38,12 @@ def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Diagnosis:
     draft = RULE.draft(
         evidence,
         "proven",
-        f"{names} are trained by nobody: the optimizer still holds what was there before",
+        f"{names} are not trained: the optimizer still holds the parameters that they replaced",
         "the optimizer was built before these parameters took the place of others",
     )
     draft.at(
         evidence.at("cause", incident.cause, "takes the parameters that the model has at this moment"),
-        _assigned(evidence, incident.names, "here others take their place"),
+        _assigned(evidence, incident.names, "the parameters are replaced here"),
     )
     draft.because(
         f"the loss reaches {names} ({count(incident.elements, 'weight')}), which are in no optimizer and do not change",
@@ -80,7 +81,7 @@ def _assigned(evidence: LoopEvidence, names: list[str], label: str) -> Location 
     wanted = {part for name in names for part in name.split(".")}
     found = [
         node
-        for node in (ast.walk(tree) if tree is not None else ())
+        for node in nodes_in(tree)
         if isinstance(node, ast.Assign) and node.lineno > built.line
         for target in node.targets
         if (isinstance(target, ast.Attribute) and target.attr in wanted)

@@ -26,14 +26,14 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft = RULE.draft(
         evidence,
         "proven",
-        "the first learning rate of the schedule is never used: it moves on before the first update",
+        "the first learning rate of the schedule is never used: the schedule advances before the first update",
         f"the schedule begins with {number(incident.first)}, but the first update used {number(incident.used)}",
     )
     draft.at(
         evidence.at("cause", incident.cause, "moves on, although this rate has not been used yet", "step"),
         evidence.at("surfaced", incident.update, "the update comes afterwards", "step"),
     )
-    draft.because("so in every round of the loop: first the schedule, then the update")
+    draft.because("the same in every iteration: first the schedule, then the update")
     draft.help("call it after the update", safety="changes-training")
     return draft.done(severity="warning")
 

@@ -25,7 +25,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft = RULE.draft(
         evidence,
         "likely",
-        f"{incident.schedule} moves with every batch, although its numbers mean epochs",
+        f"{incident.schedule} advances with every batch, although its numbers are in epochs",
         incident.why,
     )
     draft.at(evidence.at("cause", incident.cause, "called after every update", "step"))

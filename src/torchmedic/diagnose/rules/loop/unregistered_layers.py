@@ -32,7 +32,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft = RULE.draft(
         evidence,
         "proven",
-        f"{count(incident.elements, 'weight')} in the {kind} `{path}` are trained by nobody: they are not parameters "
+        f"{count(incident.elements, 'weight')} in the {kind} `{path}` are not trained: they are not parameters "
         "of the model",
         f"`{path}` is a plain {kind}, so `parameters()` does not list what is in it, and no optimizer has got it",
     )

@@ -36,7 +36,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         evidence.at("surfaced", incident.update, "changes nothing", "step"),
     )
     if incident.scheduled:
-        draft.because(f"its schedule has moved {incident.scheduled} times and has not left 0")
+        draft.because(f"its schedule has moved {incident.scheduled} times and the rate is still 0")
     draft.help("give it a learning rate above 0", safety="changes-training")
     return draft.done(severity="error" if incident.is_alone else "warning")
 

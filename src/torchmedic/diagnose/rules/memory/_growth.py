@@ -7,7 +7,6 @@ import ast
 from torchmedic.diagnose.cures.edits import rewritten
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.leaks.evidence import LeakEvidence
-from torchmedic.evidence.leaks.length_limits import NO_LIMIT
 from torchmedic.evidence.leaks.source.sites import Site
 from torchmedic.source.text import relative, source_line
 
@@ -37,7 +36,7 @@ def where(evidence: LeakEvidence) -> str:
     if evidence.worker is None:
         return ""
     worker, workers = evidence.worker
-    others = f", one of {workers}: each has a copy of its own" if workers > 1 else ""
+    others = f", one of {workers}: each worker has its own copy" if workers > 1 else ""
     return f"that is in DataLoader worker {worker}{others}"
 
 
@@ -45,7 +44,7 @@ def measured(evidence: LeakEvidence) -> str:
     """How the memory of the process went meanwhile."""
     growth = evidence.growth
     if not evidence.measured:
-        return "so far that is too little to be seen in the memory of the process"
+        return "so far the growth is too small to be visible in the memory of the process"
     kind = "memory allocated on the GPU" if evidence.on_device else "resident memory"
     each = evidence.measured / max(1, growth.periods)
     return f"{kind} grew by {size(evidence.measured)} {span(evidence)}, {size(int(each))} per {period(evidence)}"
@@ -88,9 +87,7 @@ def limit(evidence: LeakEvidence) -> str:
     if evidence.far_limit is None:
         return ""
     items, nbytes = evidence.far_limit
-    if items == NO_LIMIT:
-        return "the limit that its length is compared with is not set"
-    return f"it may have {items:,} items, but so many would take {size(nbytes)}"
+    return f"its limit is {items:,} items, but so many would take {size(nbytes)}"
 
 
 def rounded(count: int) -> str:
@@ -125,7 +122,7 @@ def edited(site: Site, part: ast.expr, text: str) -> str:
 
 
 def detached(part: ast.expr, *, scalar: bool) -> str:
-    """The same value without its graph."""
+    """The source of a value without its graph."""
     text = ast.unparse(part)
     if not isinstance(part, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
         text = f"({text})"

@@ -17,7 +17,6 @@ from torchmedic.diagnose.rules.memory._table import differentiated, most_held, n
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.data_loading import batch_under_way, loading_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of, exhaustion_in
 from torchmedic.evidence.memory.file_reads import file_read
 from torchmedic.evidence.memory.result_sizes import Result, results_of
 from torchmedic.evidence.memory.unfinished_lists import Unfinished, unfinished_list
@@ -30,10 +29,11 @@ _THREAD, _LIBRARY = "can't start new thread", "failed to map segment from shared
 
 
 class HostRefusal:
-    """What the rules about the host's memory say of it, each in its own way."""
+    """One refused allocation, in words that the rules about the host's memory share."""
 
     def __init__(self, evidence: RaisedEvidence, asked: int | None = None) -> None:
         self.evidence = evidence
+        self.autopsy = evidence.autopsy
         worker = evidence.incident.worker
         text = worker.message if worker is not None else evidence.message
         made = [each for each in (results_of(evidence.calls) if worker is None else []) if each.nbytes > 1 << 20]
@@ -47,16 +47,11 @@ class HostRefusal:
         self.overflow = re.search(r"overflowed with sizes=(\[[\d, ]+\])", text)
         self.memory: HostMemory = _of_worker(worker.sizes) if worker is not None and worker.sizes else host_memory()
 
-    @functools.cached_property
-    def autopsy(self) -> Autopsy | None:
-        return autopsy_of(self.evidence)
-
     @property
     def is_unseen(self) -> bool:
         """Whether there should have been a table, and was no memory for it."""
-        return (
-            self.autopsy is None and self.evidence.incident.worker is None and exhaustion_in(self.evidence) is not None
-        )
+        evidence = self.evidence
+        return self.autopsy is None and evidence.incident.worker is None and evidence.exhaustion is not None
 
     @functools.cached_property
     def bound(self) -> Bound | None:
@@ -90,11 +85,11 @@ class HostRefusal:
         if worker is not None and loading is not None:
             draft.at(
                 loading.at_user_frame("cause", "refused here"),
-                loading.at_loop("surfaced", "the batch was asked for here"),
+                loading.at_loop("surfaced", "the batch was requested here"),
             )
             draft.because(loading.process)
         elif (made := self._unfinished) is not None:
-            draft.at(made.frame.location("cause", "all that is made here is held until the end"))
+            draft.at(made.frame.location("cause", "everything that is made here stays in memory until the loop ends"))
             draft.at(*noticed(self.autopsy) if self.autopsy is not None else ())
             draft.because(f"{size(made.gone)} went away when it failed: no name led to what was being collected")
         elif self.autopsy is not None and (most := most_held(self.autopsy, "cause")) is not None:
@@ -133,28 +128,23 @@ class HostRefusal:
 
 
 def refusal_of_host(evidence: RaisedEvidence) -> HostRefusal | None:
-    """None where the exception is not about memory of the host; made once."""
-    known = evidence.__dict__
-    if "_host_refusal" not in known:
-        exhaustion = exhaustion_in(evidence)
-        known["_host_refusal"] = None
-        if exhaustion is not None:
-            known["_host_refusal"] = HostRefusal(evidence) if exhaustion.where == "host" else None
-        elif evidence.kinds & {"RuntimeError", "ImportError"} and evidence.says(_THREAD):
-            known["_host_refusal"] = _certain(HostRefusal(evidence, _stack()))
-        elif "ImportError" in evidence.kinds and evidence.says(_LIBRARY):
-            known["_host_refusal"] = _certain(HostRefusal(evidence))
-    found = known["_host_refusal"]
-    return found if isinstance(found, HostRefusal) else None
+    """The refusal that an exception is about; None if the exception is not about memory of the host."""
+    if evidence.exhaustion is not None:
+        return HostRefusal(evidence) if evidence.exhaustion.where == "host" else None
+    if evidence.kinds & {"RuntimeError", "ImportError"} and evidence.says(_THREAD):
+        return _certain(HostRefusal(evidence, _stack_bytes()))
+    if "ImportError" in evidence.kinds and evidence.says(_LIBRARY):
+        return _certain(HostRefusal(evidence))
+    return None
 
 
 def _certain(refusal: HostRefusal) -> HostRefusal | None:
-    """Where the words alone do not speak of memory, only a limit that was reached for certain counts."""
+    """The refusal, if a limit was reached for certain: the words alone do not speak of memory."""
     return refusal if refusal.bound is not None and refusal.bound.certain else None
 
 
-def _stack() -> int:
-    """What a thread needs of the address space."""
+def _stack_bytes() -> int:
+    """The address space that the stack of a thread needs."""
     limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
     return threading.stack_size() or (limit if 0 < limit < 1 << 30 else 2 << 20)
 

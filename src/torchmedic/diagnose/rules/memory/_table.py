@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,9 +25,9 @@ from torchmedic.source.live_frames import Frame
 from torchmedic.source.text import relative
 from torchmedic.source.user_code import is_user_file
 
-_SMALL = 0.01  # of the total: such rows are summed up
-_MOST_LINES = 4
-_FAINT = 0.03  # of all tensors, with what is asked for: no line is to blame for so little
+_MIN_ROW_SHARE = 0.01  # of the total: smaller rows are summed up
+_MAX_LINES = 4
+_MIN_BLAMED_SHARE = 0.03  # of all tensors, with what is asked for: no line is to blame for less
 
 
 def table(autopsy: Autopsy) -> list[str]:
@@ -35,7 +36,7 @@ def table(autopsy: Autopsy) -> list[str]:
     total = sum(row.nbytes for row in rows)
     if not total:
         return []
-    shown = sorted((row for row in rows if row.nbytes >= _SMALL * total), key=lambda row: -row.nbytes)
+    shown = sorted((row for row in rows if row.nbytes >= _MIN_ROW_SHARE * total), key=lambda row: -row.nbytes)
     texts = [_row(row.nbytes, total, row.heading) for row in shown]
     rest = total - sum(row.nbytes for row in shown)
     if rest > total // 1000:
@@ -60,7 +61,7 @@ def _row(nbytes: int, total: int, heading: str) -> str:
 
 def activations(autopsy: Autopsy) -> list[str]:
     """Where the saved activations come from, and how that was found out."""
-    lines = [line for line in autopsy.saved_lines if line.nbytes >= 1 << 20][:_MOST_LINES]
+    lines = [line for line in autopsy.saved_lines if line.nbytes >= 1 << 20][:_MAX_LINES]
     if not lines:
         return []
     texts = [f"saved for backward: {_line(line)}" for line in lines]
@@ -96,7 +97,7 @@ def holders(autopsy: Autopsy, most: int = 3) -> list[str]:
 
 
 def kind_of(autopsy: Autopsy, holder: Holder) -> str:
-    """What is to be called that a name holds."""
+    """The noun for what a name holds: tensor, array, object."""
     return autopsy.book.kind_of(holder)
 
 
@@ -133,50 +134,77 @@ def shown(draft: Draft, autopsy: Autopsy, *, limits: bool = True) -> Draft:
     pinned = pinned_by_first_attempt(autopsy.evidence, autopsy.book)
     if pinned > 1 << 20:
         draft.because(f"the out-of-memory before this one is still being handled: its frames hold {size(pinned)}")
-        draft.help("leave the `except` block before you try again: until then the first attempt holds its memory")
+        draft.help(
+            "leave the `except` block before you retry: until then the exception keeps the memory of the first attempt"
+        )
     return draft
+
+
+class _Candidate(NamedTuple):
+    """A line that may be the one to show, by the bytes that it stands for."""
+
+    nbytes: int
+    location: Location
 
 
 def most_held(autopsy: Autopsy, role: Role) -> Location | None:
     """The line that holds most: that of the failing operation, of saved activations, or that fills a container."""
-    candidates: list[tuple[int, Location]] = []
     label = f"{size(autopsy.asked)} asked for here" if autopsy.asked else "refused here"
-    failing = autopsy.evidence.at_user_line(role, label)
-    lines = [line for line in autopsy.saved_lines if line.spot is not None and is_user_file(line.spot.file)]
-    faint = _FAINT * (autopsy.book.everything + (autopsy.asked or 0))
-    if lines and lines[0].nbytes < faint:
-        lines = []  # it is not that: weights, say
-    others = [line.nbytes for line in autopsy.saved_lines if line not in lines]
-    if lines and lines[0].nbytes < max(others, default=0):
-        lines = []  # most was saved where no line of the user's is known of
+    failing = next(iter(autopsy.evidence.at_user_line(role, label)), None)
+    faint = _MIN_BLAMED_SHARE * (autopsy.book.everything + (autopsy.asked or 0))
+    lines = _lines_of_user(autopsy, faint)
     again = [] if lines else _made_again(autopsy)
-    here = sum(line.nbytes for line in lines if failing and _is_at(line, failing[0]))
-    if failing and autopsy.asked and not (autopsy.in_backward and (lines or again)):
-        at = failing[0]
-        if here > autopsy.asked:
-            at = msgspec.structs.replace(
-                at, label=f"{size(here)} saved for backward here, {size(autopsy.asked)} more refused"
-            )
-        candidates.append((autopsy.asked + here, at))
-    for line in lines[:1]:
-        assert line.spot is not None
-        inside = f" in {listed([f'`{name}`' for name in line.modules], 2)}" if line.modules else ""
-        candidates.append((line.nbytes, line.spot.location(role, f"{size(line.nbytes)} saved for backward{inside}")))
-    for line in again[:1]:
-        assert line.spot is not None
-        label = f"{size(line.nbytes)} are there in backward that were made here"
-        candidates.append((line.nbytes, line.spot.location(role, label)))
+    here = sum(line.nbytes for line in lines if failing is not None and _is_at(line, failing))
+    giant = _giant(autopsy)
+    if giant is not None and giant.place.spot is not None and here <= giant.nbytes:
+        return giant.place.spot.location(role, f"{size(giant.nbytes)} made here")
+    candidates: list[_Candidate] = []
+    if failing is not None and autopsy.asked and not (autopsy.in_backward and (lines or again)):
+        candidates.append(_refused(failing, autopsy.asked, here))
+    candidates += [_saved(line, role) for line in lines[:1]]
+    candidates += [_computed_again(line, role) for line in again[:1]]
+    candidates += _held(autopsy, role, faint)
+    if not autopsy.asked:  # it may be large itself: what is to blame instead must be so, too
+        candidates = [each for each in candidates if each.nbytes > autopsy.measured.used // 4]
+    return max(candidates, key=lambda each: each.nbytes).location if candidates else failing
+
+
+def _lines_of_user(autopsy: Autopsy, faint: float) -> list[Line]:
+    """Lines of the user's that have saved activations; none if most was saved elsewhere, or little at all."""
+    lines = [line for line in autopsy.saved_lines if line.spot is not None and is_user_file(line.spot.file)]
+    if not lines or lines[0].nbytes < faint:
+        return []  # it is not that: weights, say
+    others = [line.nbytes for line in autopsy.saved_lines if line not in lines]
+    return lines if lines[0].nbytes >= max(others, default=0) else []
+
+
+def _refused(failing: Location, asked: int, here: int) -> _Candidate:
+    """The line that failed; `here` are the bytes that the same line has saved."""
+    if here > asked:
+        label = f"{size(here)} saved for backward here, {size(asked)} more refused"
+        failing = msgspec.structs.replace(failing, label=label)
+    return _Candidate(asked + here, failing)
+
+
+def _saved(line: Line, role: Role) -> _Candidate:
+    assert line.spot is not None
+    inside = f" in {listed([f'`{name}`' for name in line.modules], 2)}" if line.modules else ""
+    return _Candidate(line.nbytes, line.spot.location(role, f"{size(line.nbytes)} saved for backward{inside}"))
+
+
+def _computed_again(line: Line, role: Role) -> _Candidate:
+    assert line.spot is not None
+    label = f"{size(line.nbytes)} are there in backward that were made here"
+    return _Candidate(line.nbytes, line.spot.location(role, label))
+
+
+def _held(autopsy: Autopsy, role: Role, faint: float) -> list[_Candidate]:
+    """The line that fills the name that holds most, if that is enough to be blamed."""
     for holder, nbytes, _ in autopsy.holders()[:1]:
         where = filled_at(holder, role, f"`{holder.path}` holds {size(nbytes)}", autopsy.evidence.frames)
         if where is not None and nbytes >= faint:
-            candidates.append((nbytes, where))
-    if not autopsy.asked:  # it may be large itself: what is to blame instead must be so, too
-        candidates = [each for each in candidates if each[0] > autopsy.measured.used // 4]
-    if (giant := _giant(autopsy)) is not None and giant.place.spot is not None and here <= giant.nbytes:
-        return giant.place.spot.location(role, f"{size(giant.nbytes)} made here")
-    if not candidates:
-        return failing[0] if failing else None
-    return max(candidates, key=lambda each: each[0])[1]
+            return [_Candidate(nbytes, where)]
+    return []
 
 
 def _giant(autopsy: Autopsy) -> Made | None:
@@ -201,9 +229,10 @@ def _giant(autopsy: Autopsy) -> Made | None:
 
 
 def _made_again(autopsy: Autopsy) -> list[Line]:
-    """Lines of the user's whose results backward had computed again, if that is more than what it asked for beside."""
+    """Lines of the user's whose results backward had computed again, if that is half of what it asked for, or more."""
     least = (autopsy.asked or 0) // 2
-    return [each for each in autopsy.made_again if each.spot and is_user_file(each.spot.file) and each.nbytes >= least]
+    found = autopsy.replay_recomputation()
+    return [each for each in found if each.spot and is_user_file(each.spot.file) and each.nbytes >= least]
 
 
 def _is_at(line: Line, place: Location) -> bool:

@@ -1,4 +1,4 @@
-"""What was said of a holder while it grew, and how much the process grew meanwhile: proof where the bytes hide.
+"""Warnings about a holder while it grew, and how much the process grew meanwhile: proof where the bytes hide.
 
 Small pieces that are kept between large ones that are freed keep the heap of the host in pieces: then little is held,
 and yet it is what fills the memory.

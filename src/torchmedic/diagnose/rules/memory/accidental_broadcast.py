@@ -20,19 +20,20 @@ from typing import NamedTuple
 
 import torch
 
-from torchmedic.diagnose.cures.memory import rewritten
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.cures.memory import add_rewritten
+from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._table import noticed, table
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.storages import memory_of
-from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.evidence.memory.fake.ledger import Made
 from torchmedic.evidence.memory.result_sizes import results_of
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.replay.step.trial import Edit
 from torchmedic.source.live_frames import expressions, syntax_tree
 from torchmedic.source.spots import Spot, spot_of_node
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM404", "accidental-broadcast"
 
@@ -49,8 +50,8 @@ class _Table(NamedTuple):
     nbytes: int
 
 
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+def check(evidence: RaisedEvidence) -> RuleAnswer | None:
+    autopsy = evidence.autopsy
     if autopsy is None:
         return None
     asked = autopsy.asked
@@ -77,7 +78,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     return _said(autopsy, _Table(pair, earlier.shape, earlier.nbytes), places)
 
 
-def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...], edit: Edit | None = None) -> Diagnosis:
+def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...], edit: Edit | None = None) -> RuleAnswer:
     one, two = found.pair
     draft = RULE.draft(
         autopsy.evidence,
@@ -87,12 +88,13 @@ def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...], edit: E
     )
     draft.at(*places)
     draft.because(*table(autopsy))
+    plan = None
     if edit is not None:
         shorter = one if len(one) < len(two) else two
-        rewritten(draft, autopsy, f"bring both to the shape {list(shorter)}", edit)
+        plan = add_rewritten(draft, autopsy, f"bring both to the shape {list(shorter)}", edit)
     else:
         draft.help("bring both to the same shape first, for example with `.squeeze(-1)` or `.unsqueeze(-1)`")
-    return draft.done()
+    return RuleAnswer(draft.done(), plan)
 
 
 def _cure(evidence: RaisedEvidence, found: _Table) -> Edit | None:
@@ -161,7 +163,7 @@ def _adds_dimension(side: ast.expr) -> bool:
 def _is_beside_product(node: ast.expr, tree: ast.AST | None) -> bool:
     """Whether a sum or difference has an expression on one side, and a product of matrices on the other."""
     place = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-    for outer in ast.walk(tree) if tree is not None else ():
+    for outer in nodes_in(tree):
         if isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Add | ast.Sub):
             for side, other in ((outer.left, outer.right), (outer.right, outer.left)):
                 if (side.lineno, side.col_offset, side.end_lineno, side.end_col_offset) == place:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, Rule, RuleAnswer
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import size
 from torchmedic.observe.memory.headroom import is_lifted
@@ -30,24 +30,22 @@ if TYPE_CHECKING:
 
 CODE, NAME = "TM414", "address-space-limit"
 
-_LITTLE = 0.5  # of what is mapped: where less is in memory, the limit counts mostly what is not used
+_MIN_RESIDENT_SHARE = 0.5  # of what is mapped: where less is in memory, the limit counts mostly what is not used
 
 
-def check(evidence: RaisedEvidence | NoRoom) -> Diagnosis | None:
+def check(evidence: RaisedEvidence | NoRoom) -> Diagnosis | RuleAnswer | None:
     if isinstance(evidence, NoRoom):
         return _from_outside(evidence)
     return _inside(evidence)
 
 
-def _inside(evidence: RaisedEvidence) -> Diagnosis | None:
-    from torchmedic.diagnose import registry
-    from torchmedic.diagnose.cures.memory import cured
-    from torchmedic.diagnose.engine import ask
+def _inside(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
+    from torchmedic.diagnose.cures.memory import add_cures
     from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
     from torchmedic.source.lookup.limit_calls import limit_call
 
     refusal = refusal_of_host(evidence)
-    if refusal is None or (bound := refusal.bound) is None or ask(evidence, registry.EXHAUSTED) is not None:
+    if refusal is None or (bound := refusal.bound) is None:
         return None
     message = refusal.what or "there is no memory"
     draft = RULE.draft(
@@ -67,17 +65,19 @@ def _inside(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.because(f"the host itself has {size(memory.available)} free")
     graphs = refusal.hold(draft)
     if refusal.is_unseen and not is_lifted(bound.name):
-        draft.because("there was no room left to look closer: the hard limit is as low as the soft one")
+        draft.because("too little memory was left for a closer examination: the hard limit equals the soft limit")
     _advise(draft, bound, line is not None)
     if graphs:
         draft.help(graphs)
-    elif refusal.autopsy is None or not cured(draft, refusal.autopsy):
-        draft.help(_less(refusal.autopsy))
-    return draft.done()
+        return draft.done()
+    cures = add_cures(draft, evidence.autopsy)
+    if not cures.is_help:
+        draft.help(_less(evidence.autopsy))
+    return RuleAnswer(draft.done(), cures.plan)
 
 
 def _less(autopsy: Autopsy | None) -> str:
-    """What else may help; to keep less does not, where what is asked for is larger than all that is kept."""
+    """Further advice. To keep less does not help if more is asked for than all that is kept."""
     if autopsy is not None and (autopsy.asked or 0) > autopsy.book.everything:
         return "work in smaller parts: what is asked for is larger than all tensors together"
     return "work in smaller parts, or keep less from earlier steps"
@@ -122,7 +122,7 @@ def _resident(bound: Bound, resident: int | None) -> str:
     if resident is None or bound.name != "RLIMIT_AS":
         return ""
     share = 100 * resident / max(1, bound.taken)
-    note = ": the limit counts mostly what is mapped and not used" if share < 100 * _LITTLE else ""
+    note = ": the limit counts mostly what is mapped and not used" if share < 100 * _MIN_RESIDENT_SHARE else ""
     return f"{size(resident)} of what counts are in memory at all ({share:.0f} %){note}"
 
 
@@ -136,7 +136,7 @@ def _origin(bound: Bound, who: Setter | None) -> str:
 
 def _advise(draft: Draft, bound: Bound, own: bool) -> None:
     if own:
-        draft.help(f"raise {bound.name}, or take away the line that sets it")
+        draft.help(f"raise {bound.name}, or remove the line that sets it")
     else:
         draft.help(f"raise the limit: `{bound.option} unlimited`, or the memory that the job asks for (`h_vmem`)")
 

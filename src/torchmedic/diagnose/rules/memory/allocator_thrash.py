@@ -15,7 +15,6 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import most_held, noticed, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.memory.autopsy import autopsy_of
 from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM413", "allocator-thrash"
@@ -24,7 +23,7 @@ _OFTEN = 8  # retries, and in how many steps at most one each
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+    autopsy = evidence.autopsy
     if autopsy is None or not autopsy.exhaustion.on_device or autopsy.agent is None:
         return None
     retries, updates = autopsy.measured.retries, autopsy.agent.clock.updates
@@ -34,7 +33,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         evidence,
         "proven",
         f"the allocator emptied its cache {retries} times in {updates} steps before it gave up",
-        f"memory was short all along: {size(autopsy.asked or 0)} were refused in the end",
+        f"memory had been short for some time: {size(autopsy.asked or 0)} were refused in the end",
     )
     draft.at(most_held(autopsy, "cause"), *noticed(autopsy))
     shown(draft, autopsy)

@@ -34,8 +34,6 @@ def check(evidence: RaisedEvidence | Death) -> Diagnosis | None:
 
 def _refused(evidence: RaisedEvidence) -> Diagnosis | None:
     """The kernel hardly ever refuses for this limit, some sandboxes do: told where nothing nearer explains it."""
-    from torchmedic.diagnose import registry
-    from torchmedic.diagnose.engine import ask
     from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
 
     refusal = refusal_of_host(evidence)
@@ -45,7 +43,7 @@ def _refused(evidence: RaisedEvidence) -> Diagnosis | None:
     if memory.cgroup_limit is None or memory.available is None or memory.committed is not None:
         return None
     fits_group = (memory.resident or 0) + asked <= memory.cgroup_limit
-    if fits_group or asked > memory.available or ask(evidence, registry.EXHAUSTED) is not None:
+    if fits_group or asked > memory.available:
         return None
     draft = RULE.draft(
         evidence,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import re
+from typing import NamedTuple
 
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import kind_of, noticed, shown
@@ -23,50 +24,98 @@ from torchmedic.diagnose.rules.memory._warned import was_warned
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.leaks.source.holder_names import called
 from torchmedic.evidence.memory.accounting.holder import Holder
 from torchmedic.evidence.memory.attempts import callers_of
-from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
-from torchmedic.evidence.memory.grown_tensors import JOINS, grown_tensors
+from torchmedic.evidence.memory.autopsy import Autopsy
+from torchmedic.evidence.memory.grown_tensors import JOINS, Grown, grown_tensors
 from torchmedic.evidence.memory.source.fillers import Filler, fillers_of, is_looped, traffic_of
 from torchmedic.evidence.memory.source.run_again import is_run_again
 from torchmedic.records import Diagnosis
+from torchmedic.source.syntax import callee
 
 CODE, NAME = "TM412", "collected-tensors"
 
-_SHARE = 0.25  # of all tensors
-_SEVERAL = 4
-_NEARLY_ALL = 0.7
-_COPIES = 4
+_MIN_SHARE = 0.25  # of all tensors
+_MIN_ITEMS = 4
+_MAX_SHARE_OF_ONE = 0.7
+_MAX_COPIES = 4  # of the tensor that grows, in what is asked for
+
+
+class Collection(NamedTuple):
+    """A container that a loop fills."""
+
+    holder: Holder
+    nbytes: int
+    number: int
+    filler: Filler
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+    autopsy = evidence.autopsy
     if autopsy is None:
         return None
+    if (collected := _filled_by_loop(autopsy)) is not None:
+        return _of_container(evidence, autopsy, collected)
+    if (grown := _grown(autopsy)) is not None:
+        return _of_tensor(evidence, autopsy, grown)
+    return None
+
+
+def is_collecting(autopsy: Autopsy) -> bool:
+    """Whether a loop fills the memory with what it collects."""
+    return _filled_by_loop(autopsy) is not None or _grown(autopsy) is not None
+
+
+def _filled_by_loop(autopsy: Autopsy) -> Collection | None:
+    """The container that is to blame: a loop must fill it. A data set in memory is filled before the loop."""
     known = autopsy.book.everything + autopsy.book.plain_objects
-    for holder, nbytes, number in _collected(autopsy):
-        if nbytes < _SHARE * known or number < _SEVERAL:
+    for holder, nbytes, number in _biggest_holders(autopsy):
+        if nbytes < _MIN_SHARE * known or number < _MIN_ITEMS or nbytes < (autopsy.asked or 0):
             continue
-        if nbytes < (autopsy.asked or 0):
-            continue
-        # It must be the loop that fills it: a data set in memory is filled before.
         looped = (each for each in fillers_of(holder) if each.in_loop)
         filler = next((each for each in looped if _is_filled(holder, each, autopsy)), None)
-        if filler is None:
-            continue
-        draft = RULE.draft(
-            evidence,
-            "proven",
-            f"`{holder.path}` has collected {size(nbytes)} in {count(number, kind_of(autopsy, holder))}",
-            _reason(holder, autopsy.asked or 0),
-        )
-        draft.at(filler.location("cause", f"`{holder.path}` is filled here"), *noticed(autopsy))
-        shown(draft, autopsy)
-        where = "move it to the host first (`.cpu()`)" if autopsy.exhaustion.on_device else "reduce it first"
-        draft.help(f"{where}, keep only what is needed later, or bound the container")
-        return draft.done()
-    return _grown(evidence, autopsy)
+        if filler is not None:
+            return Collection(holder, nbytes, number, filler)
+    return None
+
+
+def _grown(autopsy: Autopsy) -> Grown | None:
+    """No container, but one tensor that the loop joins more to."""
+    for found in grown_tensors(autopsy, _MIN_SHARE * autopsy.book.everything):
+        # Each time a larger copy is made, so that what is asked for is that copy, or what is computed from all of it.
+        is_large = found.nbytes >= (autopsy.asked or 0) // _MAX_COPIES
+        if is_large and is_run_again(found.at, autopsy.evidence.frames, autopsy.book.modules):
+            return found
+    return None
+
+
+def _of_container(evidence: RaisedEvidence, autopsy: Autopsy, found: Collection) -> Diagnosis:
+    name, kind = found.holder.path, kind_of(autopsy, found.holder)
+    draft = RULE.draft(
+        evidence,
+        "proven",
+        f"`{name}` has collected {size(found.nbytes)} in {count(found.number, kind)}",
+        _reason(found.holder, autopsy.asked or 0),
+    )
+    draft.at(found.filler.location("cause", f"`{name}` is filled here"), *noticed(autopsy))
+    shown(draft, autopsy)
+    where = "move it to the host first (`.cpu()`)" if autopsy.exhaustion.on_device else "reduce it first"
+    draft.help(f"{where}, keep only what is needed later, or bound the container")
+    return draft.done()
+
+
+def _of_tensor(evidence: RaisedEvidence, autopsy: Autopsy, found: Grown) -> Diagnosis:
+    name, kind = found.holder.path, kind_of(autopsy, found.holder)
+    draft = RULE.draft(
+        evidence,
+        "proven",
+        f"`{name}` has grown to {size(found.nbytes)} in one {kind}",
+        _reason(found.holder, autopsy.asked or 0),
+    )
+    draft.at(found.at.location("cause", f"`{name}` is extended here"), *noticed(autopsy))
+    shown(draft, autopsy)
+    draft.help("keep only the last part of it (`[-size:]`), or write into a tensor of a fixed size in turn")
+    return draft.done()
 
 
 def _is_filled(holder: Holder, filler: Filler, autopsy: Autopsy) -> bool:
@@ -85,32 +134,10 @@ def _is_joined(holder: Holder, filler: Filler, evidence: RaisedEvidence) -> bool
     call = frame.node if frame is not None else None
     if frame is None or frame.live.f_code is not holder.scope or not isinstance(call, ast.Call) or not call.args:
         return False
-    return called(call) in JOINS | {"stack"} and ast.unparse(call.args[0]) == holder.path and is_looped(filler)
+    return callee(call) in JOINS | {"stack"} and ast.unparse(call.args[0]) == holder.path and is_looped(filler)
 
 
-def _grown(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
-    """No container, but one tensor that the loop joins more to."""
-    for found in grown_tensors(autopsy, _SHARE * autopsy.book.everything):
-        # Each time a larger copy is made, so that what is asked for is that copy, or what is computed from all of it.
-        if not is_run_again(found.at, evidence.frames, autopsy.book.modules):
-            continue
-        if found.nbytes < (autopsy.asked or 0) // _COPIES:
-            continue
-        name, kind = found.holder.path, kind_of(autopsy, found.holder)
-        draft = RULE.draft(
-            evidence,
-            "proven",
-            f"`{name}` has grown to {size(found.nbytes)} in one {kind}",
-            _reason(found.holder, autopsy.asked or 0),
-        )
-        draft.at(found.at.location("cause", f"more is joined to `{name}` here"), *noticed(autopsy))
-        shown(draft, autopsy)
-        draft.help("keep only the last part of it (`[-size:]`), or write into a tensor of a fixed size in turn")
-        return draft.done()
-    return None
-
-
-def _collected(autopsy: Autopsy) -> list[tuple[Holder, int, int]]:
+def _biggest_holders(autopsy: Autopsy) -> list[tuple[Holder, int, int]]:
     """The three that hold most; `features['a']` and `features['b']` are `features`, where neither has nearly all."""
     families: dict[tuple[str, str, str], list[tuple[Holder, int, int]]] = {}
     for each in autopsy.holders():
@@ -119,13 +146,13 @@ def _collected(autopsy: Autopsy) -> list[tuple[Holder, int, int]]:
     found = []
     for (_, _, base), family in families.items():
         nbytes, number = sum(each[1] for each in family), sum(each[2] for each in family)
-        whole = len(family) > 1 and family[0][1] <= _NEARLY_ALL * nbytes
+        whole = len(family) > 1 and family[0][1] <= _MAX_SHARE_OF_ONE * nbytes
         found += [(family[0][0]._replace(path=base), nbytes, number)] if whole else family
     return sorted(found, key=lambda each: -each[1])[:3]
 
 
 def _is_of_loop(holder: Holder, filler: Filler, evidence: RaisedEvidence) -> bool:
-    """Whether it is a variable of a function outside of the model, whose own loop fills it and is running now."""
+    """Whether the holder is a variable of a function outside of the model, whose own loop fills it and runs now."""
     return any(
         frame.live.f_code is holder.scope and is_run_again(filler, [frame])
         for frame in callers_of(evidence)
@@ -141,8 +168,8 @@ def _reason(holder: Holder, asked: int) -> str:
     if known.takes:
         return f"the loop puts in more, and what takes out again came too late; {more}"
     if known.puts and known.puts[0].is_guarded:
-        return f"it is a cache that keeps whatever it was asked for once; {more}"
-    return f"the loop puts in more and takes none out; {more}"
+        return f"it is a cache that keeps every item that was ever requested; {more}"
+    return f"the loop adds items and never removes any; {more}"
 
 
 RULE = Rule(CODE, NAME, check)

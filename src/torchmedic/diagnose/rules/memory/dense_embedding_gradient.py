@@ -22,7 +22,7 @@ from torchmedic.diagnose.rules.memory._table import differentiated, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.saved_by_graph import leaves_of
-from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.lookup.class_calls import constructed_at
 from torchmedic.source.lookup.layers import layer_built_at
@@ -34,7 +34,7 @@ _LOOKUPS = ("Embedding", "Index", "Gather", "Take")  # what the nodes are called
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+    autopsy = evidence.autopsy
     if autopsy is None or not autopsy.in_backward or autopsy.asked is None:
         return None
     node = autopsy.refusal.node if autopsy.refusal is not None else ""

@@ -14,26 +14,22 @@ that save most (`torch.utils.checkpoint`), or an optimizer with less state.
 
 from __future__ import annotations
 
-from torchmedic.diagnose import registry
-from torchmedic.diagnose.cures.memory import cured
-from torchmedic.diagnose.engine import ask
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.cures.memory import add_cures
+from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._table import biggest, differentiated, most_held, noticed, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of, exhaustion_in
+from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM402", "does-not-fit"
 
 
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    exhaustion = exhaustion_in(evidence)
+def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
+    exhaustion = evidence.exhaustion
     if exhaustion is None or not exhaustion.on_device:
         return None
-    if ask(evidence, registry.EXHAUSTED) is not None:
-        return None  # that says more, even where it is less certain
-    autopsy = autopsy_of(evidence)
+    autopsy = evidence.autopsy
     asked = autopsy.asked if autopsy is not None else exhaustion.asked
     device = f"{exhaustion.where}:{exhaustion.index or 0}"
     want = f" for {size(asked)}" if asked is not None else ""
@@ -49,9 +45,10 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return draft.done()
     draft.at(most_held(autopsy, "cause"), differentiated(autopsy), *noticed(autopsy))
     shown(draft, autopsy)
-    if not cured(draft, autopsy):
+    cures = add_cures(draft, autopsy)
+    if not cures.is_help:
         draft.help(_advice(autopsy))
-    return draft.done()
+    return RuleAnswer(draft.done(), cures.plan)
 
 
 def _missing(autopsy: Autopsy | None) -> str:
@@ -80,7 +77,7 @@ def _advice(autopsy: Autopsy) -> str:
     heading = biggest(autopsy, 1)[0][0] if biggest(autopsy, 1) else ""
     if heading == "saved activations" and autopsy.saved_lines:
         modules = autopsy.saved_lines[0].modules
-        where = f" of `{modules[0]}` and its like" if modules else ""
+        where = f" of `{modules[0]}` and similar layers" if modules else ""
         return f"use a smaller batch and accumulate gradients, or checkpoint the forward pass{where}"
     if heading == "optimizer state":
         return "use an optimizer with less state, keep its state in 8 bits, or shard it over several devices"

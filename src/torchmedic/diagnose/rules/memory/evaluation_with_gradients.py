@@ -11,28 +11,26 @@ Cure: evaluate under `with torch.no_grad():` or `torch.inference_mode()`.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.cures.memory import cured
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.cures.memory import add_cures
+from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.memory.autopsy import autopsy_of
 from torchmedic.evidence.memory.evaluations import evaluation_of
-from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM405", "evaluation-with-gradients"
 
 
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+def check(evidence: RaisedEvidence) -> RuleAnswer | None:
+    autopsy = evidence.autopsy
     found = evaluation_of(autopsy) if autopsy is not None else None
     if autopsy is None or found is None:
         return None
     draft = RULE.draft(
         evidence,
         "proven",
-        f"an evaluation keeps {size(found.saved)} for a backward that never comes",
+        f"an evaluation keeps {size(found.saved)} for a backward that never happens",
         f"{'the model is in evaluation mode, ' if found.is_declared else ''}gradients are on, and no backward follows",
     )
     draft.at(found.call.location("cause", "gradients are on here"), *noticed(autopsy))
@@ -40,9 +38,10 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if kept is not None:
         draft.because(f"`{kept.holder.path}` keeps the graphs of {count(kept.tensors, 'result')}: {size(kept.nbytes)}")
     shown(draft, autopsy)
-    if not cured(draft, autopsy, evaluation=True):
+    cures = add_cures(draft, autopsy, evaluation=True)
+    if not cures.is_help:
         draft.help("run it under `with torch.no_grad():`")
-    return draft.done()
+    return RuleAnswer(draft.done(), cures.plan)
 
 
 RULE = Rule(CODE, NAME, check)

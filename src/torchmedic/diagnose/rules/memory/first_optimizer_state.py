@@ -17,24 +17,22 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.engine import ask
-from torchmedic.diagnose.registry import Family
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
+from torchmedic.diagnose.rules.memory.collected_tensors import is_collecting
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.book import HEADINGS
 from torchmedic.evidence.memory.accounting.storages import total
 from torchmedic.evidence.memory.attempts import history_of
-from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
 
 CODE, NAME = "TM408", "first-optimizer-state"
 
-_TIMES = 4
-_COLLECTED: Family[RaisedEvidence] = Family("memory.collected_tensors")
+_MIN_TIMES_STATE = 4
 # Copies of each parameter that an optimizer keeps, by its class.
 _COPIES = {
     "Adam": 2,
@@ -50,7 +48,7 @@ _COPIES = {
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+    autopsy = evidence.autopsy
     if autopsy is None:
         return None
     optimizer = _stepping(evidence)
@@ -62,7 +60,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if optimizer is None or not needed or (there >= needed and not first) or (_is_own(optimizer) and not first):
         return None  # it has stepped before: what is missing is memory for the step itself
     top = next(iter(autopsy.holders()), None)
-    if top is not None and top[1] > _TIMES * needed and ask(evidence, _COLLECTED) is not None:
+    if top is not None and top[1] > _MIN_TIMES_STATE * needed and is_collecting(autopsy):
         return None  # results of many trainings, say: it is only the last straw
     kind = type(optimizer).__name__
     draft = RULE.draft(
@@ -134,7 +132,7 @@ def _needed(optimizer: Any) -> int:
 
 
 def _is_own(optimizer: Any) -> bool:
-    """Whether it is a class of the user's or of a library, with a step of its own."""
+    """Whether the optimizer is a class of the user's or of a library, with a step of its own."""
     step = inspect.unwrap(type(optimizer).step)
     return not str(getattr(step, "__module__", "")).startswith("torch.")
 
@@ -144,7 +142,7 @@ def _no_update(autopsy: Autopsy) -> bool:
 
 
 def _projected(optimizer: Any) -> int:
-    """What its state will take, by the parameters that have one by now."""
+    """Bytes that the state will take, by the parameters that have a state by now."""
     states = [
         (each.nbytes, total(tensors_in(list(optimizer.state.get(each, {}).values())))) for each in _trained(optimizer)
     ]

@@ -18,27 +18,26 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.memory.autopsy import autopsy_of
 from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM407", "fragmented-memory"
 
-_SHARE = 0.2  # of what the allocator has reserved
+_MIN_UNUSED_SHARE = 0.2  # of what the allocator has reserved
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+    autopsy = evidence.autopsy
     if autopsy is None or not autopsy.exhaustion.on_device or autopsy.asked is None:
         return None
     measured = autopsy.measured
-    if measured.cache < autopsy.asked or measured.cache < _SHARE * measured.reserved:
+    if measured.cache < autopsy.asked or measured.cache < _MIN_UNUSED_SHARE * measured.reserved:
         return None  # a little lies in pieces in every full memory
     if "expandable_segments:true" in _setting().lower():
         return None
     draft = RULE.draft(
         evidence,
         "proven" if measured.exact else "likely",
-        f"there is no piece of {size(autopsy.asked)}, though {size(measured.cache)} are reserved and free",
+        f"no free block has {size(autopsy.asked)}, although {size(measured.cache)} are reserved and free",
         f"the free memory lies in pieces between tensors that are in use; {size(measured.inactive_split)} of it "
         f"in split blocks",
     )

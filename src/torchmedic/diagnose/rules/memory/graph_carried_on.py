@@ -35,17 +35,20 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         f"`{name}` carries the autograd graphs of all steps so far, {growth.periods} or more",
         f"`{name}` is made from its own last value, and its graph reaches back beyond step {growth.first.step}",
     )
-    draft.at(evidence.at_put("cause", "each step adds its own graph to that of all steps before"))
+    draft.at(evidence.at_put("cause", "each step adds its graph to the graphs of all earlier steps"))
     draft.because(graph(evidence, f"`{name}`"), measured(evidence), end(evidence))
     put = evidence.put
     added = _added(put.node)
     patch = edited(put, added, detached(added, scalar=isinstance(put.node, ast.AugAssign))) if added else ""
-    draft.help("add its number" if patch else f"cut the graph before it is handed on: `{name}.detach()`", patch=patch)
+    draft.help(
+        "add its number" if patch else f"cut the graph before the next step uses the tensor: `{name}.detach()`",
+        patch=patch,
+    )
     return draft.done(severity="warning")
 
 
 def _added(node: ast.AST) -> ast.expr | None:
-    """What is added up, where it stands there by itself."""
+    """The expression that is added up, if it stands by itself."""
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.value, ast.Name):
         return node.value
     return None

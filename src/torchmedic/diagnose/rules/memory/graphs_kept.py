@@ -54,7 +54,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         graph(evidence, "one of them"),
         measured(evidence),
         end(evidence),
-        "the source shows a line that empties it, but that takes long to come" if evidence.is_emptied else "",
+        "the source has a line that empties it, but it has not run for a long time" if evidence.is_emptied else "",
     )
     put = evidence.put
     if evidence.goes_backward:
@@ -66,7 +66,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         patch = edited(put, put.value, detached(put.value, scalar=scalar)) if single else ""
         draft.help(what if patch else "keep `.item()` or `.detach()` of the tensors in it", patch=patch)
     else:
-        draft.help(f"put `.item()` or `.detach()` of the tensors into `{name}`, or empty it now and then")
+        draft.help(f"put `.item()` or `.detach()` of the tensors into `{name}`, or empty it regularly")
     return draft.done(severity="warning")
 
 

@@ -17,18 +17,18 @@ from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.rules.memory.outlier_batch import called_at
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.attempts import call_under_way
-from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.evidence.memory.batch_sizes import comparable, is_growing
 from torchmedic.evidence.memory.grown_inputs import grown_input
 from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM411", "growing-batch"
 
-_SHARE = 0.25  # of all tensors: what is asked for must be for what has grown, and not the last straw
+_MIN_ASKED_SHARE = 0.25  # of all tensors: what is asked for must be for what has grown, and not the last straw
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+    autopsy = evidence.autopsy
     if autopsy is None or autopsy.agent is None or autopsy.in_optimizer:
         return None
     grad = autopsy.builds_graph
@@ -52,7 +52,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.at(called_at(evidence, label))
     draft.at(*noticed(autopsy))
     shown(draft, autopsy)
-    draft.help("cut what is carried on from step to step to a fixed size")
+    draft.help("cut the data that is carried from step to step to a fixed size")
     return draft.done()
 
 
@@ -61,19 +61,19 @@ def _is_for_batch(autopsy: Autopsy) -> bool:
     book, asked = autopsy.book, autopsy.asked or 0
     pinned = sum(memory.nbytes for memory, each in book.held.values() if autopsy.is_of_failing_call(each.holder))
     of_batch = book.total("the batch") + book.total("saved activations") + pinned + asked
-    return of_batch >= _SHARE * (book.everything + asked)
+    return of_batch >= _MIN_ASKED_SHARE * (book.everything + asked)
 
 
 def _by_source(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
     """Nobody has counted the calls, but the source shows that what the model is given grows with every turn."""
     found = None if len(autopsy.process.batches.shapes) > 1 else grown_input(evidence, autopsy.book.modules)
-    if found is None or (autopsy.asked or 0) < _SHARE * autopsy.book.everything:
+    if found is None or (autopsy.asked or 0) < _MIN_ASKED_SHARE * autopsy.book.everything:
         return None
     shape = list(found.shape)
     draft = RULE.draft(
         evidence,
         "likely",
-        f"`{found.name}` grows at every turn of the loop, and is {shape} by now",
+        f"`{found.name}` grows in every iteration of the loop, and now has shape {shape}",
         "the source joins more to it each time and takes nothing away",
     )
     called = found.call.location("surfaced", f"called with {shape}")

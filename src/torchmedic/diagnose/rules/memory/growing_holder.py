@@ -18,9 +18,8 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._growth import end, limit, measured, period, span, where
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.leaks.evidence import LeakEvidence
-from torchmedic.evidence.leaks.length_limits import NO_LIMIT
-from torchmedic.evidence.leaks.source.holder_names import called
 from torchmedic.records import Diagnosis
+from torchmedic.source.syntax import callee
 
 CODE, NAME = "TM452", "growing-holder"
 
@@ -47,14 +46,12 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         "likely",
         f"`{name}` holds {size(evidence.bytes_held)}{items} and grows with every {period(evidence)}",
         f"about {size(evidence.bytes_per_period)} came with each {period(evidence)} {span(evidence)}, and "
-        + ("no line of the source takes anything out" if far is None else "nothing is taken out before memory ends"),
+        + ("no line of the source removes any item" if far is None else "nothing is taken out before memory ends"),
     )
-    draft.at(evidence.at_put("cause", "what is put in here stays"))
+    draft.at(evidence.at_put("cause", "items that are added here are never removed"))
     draft.because(where(evidence), limit(evidence), measured(evidence), end(evidence))
     if far is None:
         draft.help(f"keep less in `{name}`: numbers, only the last items (`deque(maxlen=...)`), or files on disk")
-    elif far[0] == NO_LIMIT:
-        draft.help(f"set the limit that `{name}` is made for")
     else:
         draft.help(f"let `{name}` have fewer items, or smaller ones (`uint8` for images), or keep them on disk")
     return draft.done(severity="warning")
@@ -65,7 +62,7 @@ def _is_model(evidence: LeakEvidence) -> bool:
     weight, put = evidence.growth.weight, evidence.put
     if weight is not None and weight.of_modules:
         return True
-    return put is not None and isinstance(put.node, ast.Call) and called(put.node) == "add_param_group"
+    return put is not None and isinstance(put.node, ast.Call) and callee(put.node) == "add_param_group"
 
 
 RULE = Rule(CODE, NAME, check)

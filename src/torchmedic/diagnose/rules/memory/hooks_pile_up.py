@@ -32,7 +32,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         f"`{name}` has {growth.held.size} hooks by now, and every {period(evidence)} adds more",
         f"`{name}.{growth.held.last}` grew with every {period(evidence)} {span(evidence)}, and none was removed",
     )
-    draft.at(evidence.at_put("cause", "adds another hook, and leaves those before it in place"))
+    draft.at(evidence.at_put("cause", "adds another hook, and does not remove the earlier ones"))
     draft.because("all of them are called each time, so that steps get slower too", measured(evidence), end(evidence))
     draft.help("register it once, before the loop")
     draft.help("or keep the handle that is returned, and call `.remove()` on it at the end of the step")

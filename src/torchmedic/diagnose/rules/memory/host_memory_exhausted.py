@@ -11,10 +11,8 @@ tensors.
 
 from __future__ import annotations
 
-from torchmedic.diagnose import registry
-from torchmedic.diagnose.cures.memory import cured
-from torchmedic.diagnose.engine import ask
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.cures.memory import add_cures
+from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -25,12 +23,10 @@ from torchmedic.records import Diagnosis
 CODE, NAME = "TM401", "host-memory-exhausted"
 
 
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     refusal = refusal_of_host(evidence)
     if refusal is None or refusal.bound is not None:
         return None  # a limit of the process has its own rule
-    if ask(evidence, registry.EXHAUSTED) is not None:
-        return None  # that says more, even where it is less certain
     asked, memory = refusal.asked, refusal.memory
     message = refusal.what or "the host's memory is exhausted"
     room = asked is not None and memory.available is not None and asked < memory.available
@@ -38,7 +34,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft = RULE.draft(evidence, "proven" if explained else "possible", message, _cause(asked, memory))
     refusal.place(draft)
     if not explained:
-        draft.because(mappings() or "no limit was found that explains the refusal: something else did, outside of it")
+        draft.because(mappings() or "no limit was found that explains the failure")
     if memory.committed is not None and memory.commit_limit is not None:
         draft.because(
             f"the kernel promises no more than it has (vm.overcommit_memory=2): {size(memory.committed)} of "
@@ -51,8 +47,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("check the sizes on this line: no host of this size can hold the result")
     elif graphs:
         draft.help(graphs)
-    elif refusal.autopsy is None or not cured(draft, refusal.autopsy):
-        draft.help("work in smaller parts, or keep less from earlier steps")
+    else:
+        cures = add_cures(draft, evidence.autopsy)
+        if not cures.is_help:
+            draft.help("work in smaller parts, or keep less from earlier steps")
+        return RuleAnswer(draft.done(), cures.plan)
     return draft.done()
 
 

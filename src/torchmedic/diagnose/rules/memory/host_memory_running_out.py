@@ -14,6 +14,9 @@ more memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from torchmedic.detect.trends.host_memory import WINDOW
 from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.words.death import line_location
@@ -23,9 +26,19 @@ from torchmedic.records.memory import HeldMemory, HostAlarm, comparable
 
 CODE, NAME = "TM455", "host-memory-running-out"
 
-_OWN = 0.5  # of what came lately, from which on the run itself is to blame
-_MUCH = 0.25  # of what a process holds, from which on one of its holders is
-_WORTH = 0.02  # of the limit, below which a holder is not worth a word
+_MIN_OWN_SHARE = 0.5  # of what came lately, from which on the run itself is to blame
+_MIN_PROCESS_SHARE = 0.25  # of what a process holds, from which on one of its holders is to blame
+_MIN_HOLDER_SHARE = 0.02  # of the limit, from which on a holder is named
+
+
+class _Rise(NamedTuple):
+    """By how many bytes memory rose lately, over how many seconds, and whose rise it was."""
+
+    nbytes: int
+    shared: int  # of it in /dev/shm
+    seconds: float
+    is_blamed: bool  # the run itself
+    in_shm: bool  # mostly in /dev/shm, and the run is not known to be to blame
 
 
 def check(alarm: HostAlarm) -> Diagnosis | None:
@@ -38,16 +51,13 @@ def check(alarm: HostAlarm) -> Diagnosis | None:
         message = f"{size(last.used)} of {size(last.limit)} are used, and {when}"
     else:
         message = f"all processes wait for memory {last.waiting:.0f} % of the time"
-    first = comparable(alarm.samples, WINDOW)[0]
-    rise = last.used - (first.used or 0)
-    shared = (last.shm_used or 0) - (first.shm_used or 0)
-    blamed = alarm.growing is not None and rise > 0 and max(alarm.together, alarm.growing[1]) >= _OWN * rise
-    in_shm = not blamed and rise > 0 and shared >= _OWN * rise
+    rise = _rise(alarm, last.used)
+    blamed, in_shm = rise.is_blamed, rise.in_shm
     draft = RULE.draft(
         alarm,
         "likely" if blamed or in_shm else "possible",
         message,
-        f"{kind} is nearly used up{_since(alarm, shared if in_shm else 0, blamed=blamed)}",
+        f"{kind} is nearly used up{_since(alarm, rise.shared if in_shm else 0, blamed=blamed)}",
     )
     top = _top(alarm, blamed=blamed, in_shm=in_shm)
     if top is not None and top.file:
@@ -55,33 +65,50 @@ def check(alarm: HostAlarm) -> Diagnosis | None:
         draft.at(line_location("cause", top.file, top.line, label))
     elif alarm.file:
         draft.at(line_location("cause", alarm.file, alarm.line, "training is here"))
-    if last.time - first.time > 1:
-        draft.because(f"that is {size(max(0, rise))} more than {last.time - first.time:.0f} s before")
-    total = sum(last.private.values())
-    count = len(last.private)
-    who = "the process of the run holds" if count == 1 else f"{count} processes of the run hold"
-    draft.because(f"{who} {size(total)} for {'itself' if count == 1 else 'themselves'}" if total else "")
-    for held in alarm.holders[:3]:
-        if held.nbytes >= _WORTH * last.limit:
-            items = f" in {held.items} items" if held.items else ""
-            draft.because(f"`{held.name}` holds {size(held.nbytes)}{items}")
-    if last.swap_in:
-        draft.because(f"{size(int(last.swap_in))} a second are read back from swap")
-    if last.shm_used and last.shm_size and last.shm_used > last.limit // 10:
-        draft.because(f"/dev/shm takes {size(last.shm_used)} of it")
-    if alarm.pinned > last.limit // 10:
-        draft.because(f"{size(alarm.pinned)} are pinned for the GPU and cannot be swapped out")
+    draft.because(*_facts(alarm, rise, last.limit))
     draft.help(_advice(alarm, top, blamed=blamed, in_shm=in_shm))
     return draft.done(severity="warning")
 
 
+def _rise(alarm: HostAlarm, used: int) -> _Rise:
+    first, last = comparable(alarm.samples, WINDOW)[0], alarm.last
+    nbytes = used - (first.used or 0)
+    shared = (last.shm_used or 0) - (first.shm_used or 0)
+    grown = max(alarm.together, alarm.growing[1]) if alarm.growing is not None else 0
+    blamed = alarm.growing is not None and nbytes > 0 and grown >= _MIN_OWN_SHARE * nbytes
+    in_shm = not blamed and nbytes > 0 and shared >= _MIN_OWN_SHARE * nbytes
+    return _Rise(nbytes, shared, last.time - first.time, blamed, in_shm)
+
+
+def _facts(alarm: HostAlarm, rise: _Rise, limit: int) -> Iterator[str]:
+    """Who holds the memory, and where it lies."""
+    last = alarm.last
+    if rise.seconds > 1:
+        yield f"that is {size(max(0, rise.nbytes))} more than {rise.seconds:.0f} s before"
+    total = sum(last.private.values())
+    count = len(last.private)
+    if total:
+        who = "the process of the run holds" if count == 1 else f"{count} processes of the run hold"
+        yield f"{who} {size(total)} for {'itself' if count == 1 else 'themselves'}"
+    for held in alarm.holders[:3]:
+        if held.nbytes >= _MIN_HOLDER_SHARE * limit:
+            items = f" in {held.items} items" if held.items else ""
+            yield f"`{held.name}` holds {size(held.nbytes)}{items}"
+    if last.swap_in:
+        yield f"{size(int(last.swap_in))} a second are read back from swap"
+    if last.shm_used and last.shm_size and last.shm_used > limit // 10:
+        yield f"/dev/shm takes {size(last.shm_used)} of it"
+    if alarm.pinned > limit // 10:
+        yield f"{size(alarm.pinned)} are pinned for the GPU and cannot be swapped out"
+
+
 def _top(alarm: HostAlarm, *, blamed: bool, in_shm: bool) -> HeldMemory | None:
-    """What holds a good part of the process that has grown."""
+    """The holder of a good part of the process that has grown."""
     found = next(iter(alarm.holders), None)
     if found is None or alarm.growing is None or not (blamed or in_shm):
         return None
     own = alarm.last.private.get(alarm.growing[0], 0) if blamed else alarm.last.shm_used or 0
-    return found if found.nbytes >= min(_MUCH * own, _OWN * alarm.growing[1]) else None
+    return found if found.nbytes >= min(_MIN_PROCESS_SHARE * own, _MIN_OWN_SHARE * alarm.growing[1]) else None
 
 
 def _since(alarm: HostAlarm, shared: int, *, blamed: bool) -> str:

@@ -12,13 +12,13 @@ instead of its number of items.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.cures.memory import cured
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.cures.memory import add_cures
+from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.words.format import listed, size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.attempts import call_under_way, callers_of
-from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.evidence.memory.batch_sizes import (
     Longest,
     comparable,
@@ -35,13 +35,13 @@ from torchmedic.source.live_frames import node_location, place
 
 CODE, NAME = "TM406", "outlier-batch"
 
-_FACTOR = 1.5
-_SURE = 2.0
-_SHARE = 0.5  # of all memory that is for the batch
+_MIN_FACTOR = 1.5
+_MIN_FACTOR_PROVEN = 2.0
+_MIN_SHARE_OF_BATCH = 0.5  # of all memory that is for the batch
 
 
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
+    autopsy = evidence.autopsy
     if autopsy is not None and (one := _of_one_sample(evidence, autopsy)) is not None:
         return one
     if autopsy is None or autopsy.agent is None or autopsy.in_optimizer:
@@ -51,7 +51,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     found = unusual(calls)
     if is_growing(calls):
         return None
-    if found is None or found.factor < _FACTOR:
+    if found is None or found.factor < _MIN_FACTOR:
         return _of_everything(evidence, autopsy)
     incident = evidence.incident
     length = found.shape[1] if len(found.shape) > 1 else 0
@@ -60,7 +60,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     has, had = ("has a tensor of", "had") if calls[-1].nested else ("is", "was")
     draft = RULE.draft(
         evidence,
-        "proven" if found.factor >= _SURE else "likely",
+        "proven" if found.factor >= _MIN_FACTOR_PROVEN else "likely",
         f"this batch {has} {list(found.shape)}, {found.factor:.1f} times as large as any before it",
         f"the largest of the {found.before} batches before it {had} {list(found.usual)}, and it fitted",
     )
@@ -77,9 +77,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if dimension == 0:
         draft.help(f"limit the batch to {found.usual[0]} items, or split it and accumulate gradients")
     else:
-        draft.help("cut or leave out what is too long, or make batches of items of about the same size")
-    cured(draft, autopsy)
-    return draft.done()
+        draft.help("cut or skip items that are too long, or build batches from items of similar size")
+    cures = add_cures(draft, autopsy)
+    return RuleAnswer(draft.done(), cures.plan)
 
 
 def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
@@ -96,16 +96,16 @@ def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | No
     )
     draft.at(*evidence.at_user_line("cause", "all samples are made as large as the largest"))
     shown(draft, autopsy)
-    draft.help("cut or leave out what is too long, or make batches of items of about the same size")
+    draft.help("cut or skip items that are too long, or build batches from items of similar size")
     return draft.done()
 
 
-def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
-    """Not larger than others, but as large as can be: all of the data set."""
+def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> RuleAnswer | None:
+    """A batch that is not larger than others, but as large as can be: all of the data set."""
     incident, book = evidence.incident, autopsy.book
     asked = autopsy.asked or 0
     of_batch = book.total("the batch") + book.total("saved activations") + asked
-    if of_batch < _SHARE * (book.everything + asked) or not is_whole_data_set(incident.batch_indices):
+    if of_batch < _MIN_SHARE_OF_BATCH * (book.everything + asked) or not is_whole_data_set(incident.batch_indices):
         return None
     number = len(incident.batch_indices)
     draft = RULE.draft(
@@ -116,9 +116,10 @@ def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | No
     )
     draft.at(called_at(evidence, f"called with all {number} items"), *noticed(autopsy))
     shown(draft, autopsy)
-    if not cured(draft, autopsy):
+    cures = add_cures(draft, autopsy)
+    if not cures.is_help:
         draft.help("give the DataLoader a smaller `batch_size`")
-    return draft.done()
+    return RuleAnswer(draft.done(), cures.plan)
 
 
 def _longest(longest: Longest) -> str:
@@ -140,7 +141,7 @@ def called_at(evidence: RaisedEvidence, label: str) -> Location | None:
     trained = trained_call(frame) if frame is not None else None
     if frame is not None and trained is not None:
         return node_location("cause", frame.file, trained, label)
-    autopsy = autopsy_of(evidence)
+    autopsy = evidence.autopsy
     called = autopsy.called_at if autopsy is not None else None
     if called is not None:  # backward, or the loss: the call is over
         return place("cause", *called, label)

@@ -45,7 +45,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None  # then it may as well be the device that has none left
     asked, memory = _asked(evidence), host_memory()
     what = f"{size(asked)} of the host's memory" if asked else "memory of the host"
-    draft = RULE.draft(evidence, "proven", f"{what} could not be pinned for the GPU", fault.words[:200])
+    draft = RULE.draft(evidence, "proven", f"{what} could not be pinned (page-locked) for the GPU", fault.words[:200])
     _place(draft, evidence, loading_of(evidence))
     _numbers(draft, asked, memory)
     if room is not None:

@@ -17,90 +17,111 @@ import ast
 import re
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import Rule, RuleAnswer
 from torchmedic.diagnose.rules.memory._table import noticed, table
 from torchmedic.diagnose.rules.memory._warned import grown_meanwhile, was_warned
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.memory.autopsy import Autopsy, autopsy_of
+from torchmedic.evidence.memory.autopsy import Autopsy
+from torchmedic.evidence.memory.cures.forked import TrialPlan
 from torchmedic.evidence.memory.evaluations import evaluation_of
 from torchmedic.evidence.memory.fake.whole_step import Change, Cut
 from torchmedic.evidence.memory.retained_graphs import Retained
 from torchmedic.evidence.memory.source.fillers import Filler, assigned_at, fillers_of, is_looped
 from torchmedic.evidence.memory.wanted_graphs import in_parts, is_wanted
 from torchmedic.records import Diagnosis
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM403", "retained-graph"
 
-_SHARE = 0.25  # of all tensors
-_PUT_OFF = 0.5
-_GROWN = 0.1  # of all that the process has
+_MIN_SHARE = 0.25  # of all tensors
+_MIN_SHARE_WANTED = 0.5  # of all tensors, of graphs that a backward is still to go through
+_MIN_GROWN_SHARE = 0.1  # of all that the process has
 _WARNINGS = ("TM450", "TM451")
 _CONTAINERS = (list, tuple, set, deque, dict)
 
 
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
-    if autopsy is None:
+class _Blamed(NamedTuple):
+    """Graphs that are kept, and how much they explain."""
+
+    held: Retained
+    is_wanted: bool  # one backward is still to go through them
+    filler: Filler | None
+    hidden: int  # bytes by which the process grew, where little is held
+    is_enough: bool  # more is held than was asked for
+
+    @property
+    def name(self) -> str:
+        return "the gradients" if self.held.holder.path == ".grad" else f"`{self.held.holder.path}`"
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
+    autopsy = evidence.autopsy
+    blamed = _blamed(evidence, autopsy) if autopsy is not None else None
+    if autopsy is None or blamed is None:
         return None
+    held, filler, name = blamed.held, blamed.filler, blamed.name
+    of_gradients = held.holder.path == ".grad"
+    made = _create_graph(autopsy) if of_gradients else None
+    draft = RULE.draft(
+        evidence,
+        "proven" if blamed.is_enough and (filler is not None or made is not None) else "likely",
+        f"{name} {'keep' if of_gradients else 'keeps'} {size(held.nbytes)} "
+        f"alive in {'its graphs' if held.of_this_step or blamed.is_wanted else 'the graphs of earlier steps'}",
+        _cause(held, blamed.is_wanted),
+    )
+    if filler is not None:
+        label = f"{name} is filled here" if held.is_container else f"{name} is carried on from here"
+        draft.at(filler.location("cause", label), *noticed(autopsy))
+    elif made is not None:
+        draft.at(made.location("cause", "its gradients hold the graph"), *noticed(autopsy))
+    else:
+        draft.at(*evidence.at_user_line("cause", "memory ran out here"))
+    if blamed.hidden:
+        grown = size(blamed.hidden)
+        draft.because(f"the process grew by {grown} while this grew: what is kept keeps the heap in pieces")
+    draft.because(*table(autopsy))
+    for other in autopsy.retained[1:3]:
+        draft.because(f"`{other.holder.path}` also holds graphs: {count(other.nodes, 'node')}, {size(other.nbytes)}")
+    if blamed.is_wanted:
+        draft.help(in_parts(held))
+        return draft.done()
+    advice = _advice(held, filler, autopsy)
+    draft.help(advice)
+    plan = TrialPlan(known=Change(cut=Cut(tuple(_tensors(held, autopsy)), advice)))
+    return RuleAnswer(draft.done(), plan)
+
+
+def _blamed(evidence: RaisedEvidence, autopsy: Autopsy) -> _Blamed | None:
+    """The graphs that fill the memory: those that nobody needs, else those that one backward is to go through."""
     held = next((each for each in autopsy.retained if not is_wanted(each, evidence)), None)
     wanted = held is None
     if held is None:
         held = next((each for each in autopsy.retained if _is_put_off(each, autopsy)), None)
     if held is None or (held.for_nothing and _is_evaluation(autopsy)):
         return None
-    holder = held.holder
-    filler = _filler(held)
-    asked = autopsy.asked or 0
-    is_much = not held.only_nodes and held.nbytes >= _SHARE * max(autopsy.book.everything, asked)
+    filler, asked = _filler(held), autopsy.asked or 0
+    is_much = not held.only_nodes and held.nbytes >= _MIN_SHARE * max(autopsy.book.everything, asked)
     hidden = 0 if is_much or filler is None else _hidden(autopsy, filler)
     if not is_much and not hidden:
         return None
-    enough = is_much and held.nbytes >= asked
-    by_gradients = holder.path == ".grad" and _create_graph(autopsy) is not None
-    name = "the gradients" if holder.path == ".grad" else f"`{holder.path}`"
-    draft = RULE.draft(
-        evidence,
-        "proven" if enough and (filler is not None or by_gradients) else "likely",
-        f"{name} {'keep' if holder.path == '.grad' else 'keeps'} {size(held.nbytes)} "
-        f"alive in {'its graphs' if held.of_this_step or wanted else 'the graphs of earlier steps'}",
-        _cause(held, wanted),
-    )
-    label = f"{name} is filled here" if held.is_container else f"{name} is carried on from here"
-    if filler is not None:
-        draft.at(filler.location("cause", label), *noticed(autopsy))
-    elif holder.path == ".grad" and (place := _create_graph(autopsy)) is not None:
-        draft.at(place.location("cause", "its gradients hold the graph"), *noticed(autopsy))
-    else:
-        draft.at(*evidence.at_user_line("cause", "memory ran out here"))
-    if hidden:
-        draft.because(f"the process grew by {size(hidden)} while this grew: what is kept keeps the heap in pieces")
-    draft.because(*table(autopsy))
-    for other in autopsy.retained[1:3]:
-        draft.because(f"`{other.holder.path}` also holds graphs: {count(other.nodes, 'node')}, {size(other.nbytes)}")
-    if wanted:
-        draft.help(in_parts(held))
-        return draft.done()
-    advice = _advice(held, filler, autopsy)
-    draft.help(advice)
-    autopsy.cures[CODE] = Change(cut=Cut(tuple(_tensors(held, autopsy)), advice))
-    return draft.done()
+    return _Blamed(held, wanted, filler, hidden, is_much and held.nbytes >= asked)
 
 
 def _is_evaluation(autopsy: Autopsy) -> bool:
-    """Whether the model was told that it is no training: there gradients are off better than cut away (TM405)."""
+    """Whether the model is in evaluation mode: there TM405 advises to switch gradients off."""
     found = evaluation_of(autopsy)
     return found is not None and found.is_declared
 
 
 def _is_put_off(held: Retained, autopsy: Autopsy) -> bool:
     """Whether one backward is to go through many graphs that have nothing to do with each other, and they fill it."""
-    return held.is_container and held.is_of_parts and held.nbytes >= _PUT_OFF * autopsy.book.everything
+    return held.is_container and held.is_of_parts and held.nbytes >= _MIN_SHARE_WANTED * autopsy.book.everything
 
 
 def _filler(held: Retained) -> Filler | None:
@@ -122,7 +143,7 @@ def _mentions(value: ast.expr | None, name: str) -> bool:
 
 
 def _tensors(held: Retained, autopsy: Autopsy) -> Iterator[torch.Tensor]:
-    """Everything that it holds, also where only a part of it was counted."""
+    """All tensors behind a name, also where only a part of them was counted."""
     for each in autopsy.found:
         holder = each.holder
         same = (holder.file, holder.function) == (held.holder.file, held.holder.function)
@@ -133,7 +154,7 @@ def _tensors(held: Retained, autopsy: Autopsy) -> Iterator[torch.Tensor]:
 def _hidden(autopsy: Autopsy, filler: Filler) -> int:
     """By how much the process grew where little is held; 0 where something else may have made it so."""
     grown = grown_meanwhile(autopsy)
-    if grown < max(autopsy.asked or 0, _GROWN * autopsy.measured.used):
+    if grown < max(autopsy.asked or 0, _MIN_GROWN_SHARE * autopsy.measured.used):
         return 0
     return grown if was_warned(autopsy, filler, _WARNINGS) else 0
 
@@ -142,7 +163,7 @@ def _cause(held: Retained, wanted: bool) -> str:
     what = count(held.tensors, "tensor") if held.is_container else "it"
     verb = "leads" if held.tensors == 1 or not held.is_container else "lead"
     when = "that no backward has freed" if held.of_this_step else "that were built before this step"
-    when = "that one backward is still to go through" if wanted else when
+    when = "that one later backward still needs" if wanted else when
     return f"{what} {verb} to {count(held.nodes, 'node')} of graphs {when}"
 
 
@@ -180,7 +201,7 @@ def _roots(autopsy: Autopsy) -> list[torch.nn.Module]:
 def _create_graph(autopsy: Autopsy) -> Filler | None:
     """The call that leaves gradients with a graph."""
     for frame in reversed(autopsy.evidence.frames):
-        for node in ast.walk(frame.tree) if frame.is_user and frame.tree is not None else ():
+        for node in nodes_in(frame.tree if frame.is_user else None):
             if isinstance(node, ast.Call) and any(each.arg == "create_graph" for each in node.keywords):
                 return Filler(frame.file, node, None, True)
     return None

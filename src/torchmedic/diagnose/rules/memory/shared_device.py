@@ -14,17 +14,16 @@ from torchmedic.diagnose.rule import Rule
 from torchmedic.diagnose.rules.memory._table import shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.memory.autopsy import autopsy_of
 from torchmedic.records import Diagnosis
 
 CODE, NAME = "TM410", "shared-device"
 
-_SHARE = 0.1  # of the device
+_MIN_SHARE_OF_DEVICE = 0.1  # of the device
 _CONTEXT = 2 << 30  # bytes
 
 
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
-    autopsy = autopsy_of(evidence)
+    autopsy = evidence.autopsy
     if autopsy is None or not autopsy.exhaustion.on_device or autopsy.asked is None:
         return None
     measured = autopsy.measured
@@ -34,13 +33,13 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None  # the process has come to a limit of its own
     # No context comes near this: what is beyond it, others hold.
     others = measured.others if measured.others is not None else max(0, measured.outside - _CONTEXT)
-    if others < _SHARE * measured.capacity or others + measured.free < autopsy.asked:
+    if others < _MIN_SHARE_OF_DEVICE * measured.capacity or others + measured.free < autopsy.asked:
         return None
     draft = RULE.draft(
         evidence,
         "proven" if measured.others is not None else "likely",
         f"other processes hold {size(others)} of the device's {size(measured.capacity)}",
-        f"{size(autopsy.asked)} were asked for, {size(measured.free)} were free: without them it would have fitted",
+        f"{size(autopsy.asked)} were asked for, {size(measured.free)} were free: it would fit without the others",
     )
     draft.at(*evidence.at_user_line("cause", f"{size(autopsy.asked)} were refused here"))
     draft.because(*(f"process {pid} holds {size(use)}" for pid, use in autopsy.exhaustion.other_processes[:4]))

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 CODE, NAME = "TM415", "shared-memory-full"
 
-_FULL = 1 << 20  # bytes: less than one page of a batch
-_DOCKER = 64 << 20  # bytes that a container gets if nobody asks for more
-_PART, _SEVERAL = 0.4, 3  # of all shared memory, and of tensors, from which on a name is to blame
+_MAX_FREE_WHEN_FULL = 1 << 20  # bytes: less than one page of a batch
+_DOCKER_DEFAULT_BYTES = 64 << 20  # bytes that a container gets if nobody asks for more
+_MIN_SHARE, _MIN_TENSORS = 0.4, 3  # of all shared memory, and of tensors, from which on a name is to blame
 _OWNERS = ("synchronize.py", "shared_memory.py", "heap.py")  # of multiprocessing, which keep their files there
 
 
@@ -71,10 +71,9 @@ def _raised(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _is_refused(evidence: RaisedEvidence) -> bool:
-    """Whether it is about shared memory: by the words, or by who asked for a file without a name."""
-    from torchmedic.evidence.memory.autopsy import exhaustion_in
+    """Whether the exception is about shared memory: by its words, or by who asked for a file without a name."""
 
-    exhaustion = exhaustion_in(evidence)
+    exhaustion = evidence.exhaustion
     if exhaustion is not None:
         return exhaustion.where == SHARED and not _is_users_own(evidence)
     if not isinstance(evidence.error, OSError) or evidence.error.errno != errno.ENOSPC:
@@ -104,7 +103,7 @@ def _kept(draft: Draft, evidence: RaisedEvidence, room: SharedMemory | None) -> 
 
     frames = [frame.live for frame in reversed(evidence.frames)]
     most = next(iter(shared_holdings(frames)), None)
-    if most is None or room is None or most.tensors < _SEVERAL or most.nbytes < _PART * room.size:
+    if most is None or room is None or most.tensors < _MIN_TENSORS or most.nbytes < _MIN_SHARE * room.size:
         return None
     told = f"`{most.holder.path}` holds {size(most.nbytes)} of it in {_many(most.tensors, 'tensor')}"
     draft.because(told)
@@ -178,9 +177,9 @@ def _of_death(death: Death) -> Diagnosis | None:
     """A page of shared memory that could not be had ends the process that writes to it."""
     if death.signal != "SIGBUS" or death.shm_low is None or death.from_outside:
         return None
-    full = death.shm_low < _FULL
+    full = death.shm_low < _MAX_FREE_WHEN_FULL
     # What a worker had there is gone with it, often before anybody can look.
-    if not full and (death.part != "worker" or death.shm_size is None or death.shm_size > _DOCKER):
+    if not full and (death.part != "worker" or death.shm_size is None or death.shm_size > _DOCKER_DEFAULT_BYTES):
         return None
     of = f" ({size(death.shm_size)})" if death.shm_size else ""
     draft = draft_of(
@@ -190,7 +189,7 @@ def _of_death(death: Death) -> Diagnosis | None:
         f"{who(death)} died of a bus error: shared memory is {'full' if full else 'small'}, in /dev/shm{of}",
         "/dev/shm had no room for the page that was written (SIGBUS)"
         if full
-        else "a page could not be had (SIGBUS), and batches of workers need more of /dev/shm than a container gets",
+        else "the kernel had no page to give (SIGBUS); batches of workers need more /dev/shm than a container gets",
     )
     draft.because(f"least free space in /dev/shm in the last seconds: {size(death.shm_low)}")
     room = shared_memory()

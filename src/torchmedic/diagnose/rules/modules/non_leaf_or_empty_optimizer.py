@@ -28,6 +28,7 @@ from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.failing_call import UNKNOWN, raising_call, read
 from torchmedic.source.lookup.layers import roots
 from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM176", "non-leaf-or-empty-optimizer"
 
@@ -100,7 +101,7 @@ def _empty(evidence: RaisedEvidence, optimizer: torch.optim.Optimizer) -> Draft 
 def _asked(evidence: RaisedEvidence) -> nn.Module | None:
     """The module whose `parameters()` the user's line asks for."""
     frame = evidence.user_frame
-    for node in ast.walk(frame.node) if frame is not None and frame.node is not None else ():
+    for node in nodes_in(frame.node if frame is not None else None):
         if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters") and frame is not None:
             owner = read(node.value, frame)
             if isinstance(owner, nn.Module):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torchmedic.evidence.numbers import NumbersEvidence
 
 _STEPS = 3  # of growth in a row, at least
-_FACTOR = 100.0
+_MIN_GROWTH_FACTOR = 100.0
 
 
 class Growth(NamedTuple):
@@ -32,7 +32,7 @@ def growth(evidence: NumbersEvidence) -> Growth | None:
         start -= 1
     steps = len(sizes) - 1 - start
     lowest = max(min(sizes[start:]), 1e-12)
-    if steps < _STEPS or sizes[-1] < _FACTOR * max(lowest, _usual(sizes[: start + 1])):
+    if steps < _STEPS or sizes[-1] < _MIN_GROWTH_FACTOR * max(lowest, _usual(sizes[: start + 1])):
         return None
     return Growth(steps, finite[start], finite[-1], tuple(finite[-6:]))
 

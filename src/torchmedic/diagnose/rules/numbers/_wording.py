@@ -14,6 +14,14 @@ from torchmedic.replay.trace.microscope import Leaf, Op, Spot, Value
 from torchmedic.replay.trace.values import number
 from torchmedic.source.text import relative
 
+# Kinds of operations that give 0 for the same reason.
+_SPREADS = ("std", "var", "std_mean", "var_mean")
+_NORMS = ("linalg_vector_norm", "norm")
+_DIFFERENCES = ("sub", "rsub")
+_UNDERFLOWING = ("exp", "softmax", "sigmoid")
+_CLIPPING = ("relu", "clamp", "clamp_min", "threshold", "hardtanh")
+_AVERAGES = ("amax", "max", "mean")
+
 
 def begin(
     rule: Rule[NumbersEvidence],
@@ -38,7 +46,7 @@ def begin(
         spot: The line to blame where that is not the one of the origin.
         grade: Lowered where the replay was not bit for bit the same.
     """
-    if grade == "proven" and (evidence.faithful is False or evidence.stand_ins is not None):
+    if grade == "proven" and (evidence.faithful is False or evidence.has_stand_ins):
         grade = "likely"
     draft = rule.draft(evidence, grade, f"{event} made {victim(evidence)}", why)
     where = rows(bad, evidence) if bad is not None else ""
@@ -61,7 +69,7 @@ def cause_location(evidence: NumbersEvidence, label: str) -> Location | None:
 
 
 def victim(evidence: NumbersEvidence) -> str:
-    """What became of it: `the loss NaN`, `the gradients infinite`."""
+    """The victim and its state: `the loss NaN`, `the gradients infinite`."""
     birth = evidence.birth
     if evidence.victim_name:
         is_nan = birth is None or birth.kind == "nan" or birth.spoiled is not None
@@ -224,32 +232,34 @@ def why_zero(evidence: NumbersEvidence, zeros: torch.Tensor | None) -> Any:
 
 
 def _zero_because(evidence: NumbersEvidence, op: Op, zeros: torch.Tensor | None) -> str:
-    captured = evidence.values_of(op)
+    """Why an operation gave 0, by its kind and its values; empty where that is not known."""
+    captured = evidence.replay_with_values(op)
     if captured is None or not captured.outputs:
         return ""
     where = rows(zeros, evidence) if zeros is not None else ""
-    of = f" of {where}" if where else ""
+    of, inside = (f" of {where}", f" in {where}") if where else ("", "")
     operand = captured.tensors[0] if captured.tensors else None
     count = operand.numel() // max(1, captured.outputs[0].numel()) if operand is not None else 0
-    match op.kind:
-        case "std" | "var" | "std_mean" | "var_mean":
-            return f"all {count} values{of} are equal" if count > 1 else ""
-        case "linalg_vector_norm" | "norm":
-            return f"all {count} values{of} are 0" if count > 1 else f"the value{of} is 0"
-        case "sum" if operand is not None and bool(((operand == 0) | (operand == 1)).all()):
-            return f"nothing is selected in {where}" if where else "nothing is selected"
-        case "sum" if operand is not None and bool((operand >= 0).all()):
-            return f"all {count} values{of} are 0"
-        case "sum":
-            return f"the values{of} add up to 0"
-        case "sub" | "rsub":
-            return f"the two sides are equal{' in ' + where if where else ''}"
-        case "exp" | "softmax" | "sigmoid" | "log_softmax" | "tanh" | "pow" | "square":
-            return (
-                f"underflows to 0{' in ' + where if where else ''}" if op.kind in ("exp", "softmax", "sigmoid") else ""
-            )
-        case "relu" | "clamp" | "clamp_min" | "threshold" | "hardtanh":
-            return f"nothing is above 0{' in ' + where if where else ''}"
-        case "amax" | "max" | "mean":
-            return f"all values{of} are 0" if operand is not None and not bool(operand.any()) else ""
+    if op.kind == "sum":
+        return _zero_sum(operand, count, of, inside)
+    if op.kind in _SPREADS:
+        return f"all {count} values{of} are equal" if count > 1 else ""
+    if op.kind in _NORMS:
+        return f"all {count} values{of} are 0" if count > 1 else f"the value{of} is 0"
+    if op.kind in _DIFFERENCES:
+        return f"the two sides are equal{inside}"
+    if op.kind in _UNDERFLOWING:
+        return f"underflows to 0{inside}"
+    if op.kind in _CLIPPING:
+        return f"nothing is above 0{inside}"
+    if op.kind in _AVERAGES and operand is not None and not bool(operand.any()):
+        return f"all values{of} are 0"
     return ""
+
+
+def _zero_sum(operand: torch.Tensor | None, count: int, of: str, inside: str) -> str:
+    if operand is not None and bool(((operand == 0) | (operand == 1)).all()):
+        return f"nothing is selected{inside}"
+    if operand is not None and bool((operand >= 0).all()):
+        return f"all {count} values{of} are 0"
+    return f"the values{of} add up to 0"

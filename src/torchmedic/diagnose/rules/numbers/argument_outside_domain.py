@@ -76,7 +76,7 @@ _DOMAINS = {
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
-    op, captured = evidence.op, evidence.captured
+    op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived:
         return None
     domain = _POWER if op.kind in ("pow", "float_power") else _DOMAINS.get(op.kind)

@@ -28,6 +28,7 @@ from torchmedic.source.live_frames import node_location, syntax_tree
 from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.lookup.layer_construction import built_at
 from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM221", "damaged-weights"
 
@@ -66,7 +67,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if finite:
         draft.because(f"the loss was still finite one step before ({number(finite[-1])}), so this is recent")
     else:
-        draft.because("no step before this one had a finite loss, so it was so from the start")
+        draft.because("no earlier step had a finite loss, so the weights were damaged from the start")
     draft.because(
         "" if sure or place is None else "the line is the only one found that writes to it; that is not proven"
     )
@@ -75,7 +76,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
             "on this device gradients are not looked at, so that an update may have done it; "
             "the steps before, as far as they were kept, did not when they were replayed"
         )
-    draft.help("look at what writes to it before this step: initialisation, a checkpoint, code that changes `.data`")
+    draft.help("check the code that writes to it before this step: initialisation, a checkpoint, changes of `.data`")
     draft.because(noticed(evidence))
     return draft.done()
 
@@ -132,7 +133,7 @@ def _writers(evidence: NumbersEvidence, attr: str) -> list[Location]:
     found = []
     for file in dict.fromkeys(frame.file for frame in reversed(evidence.frames) if frame.is_user):
         tree = syntax_tree(file)
-        for node in ast.walk(tree) if tree is not None else ():
+        for node in nodes_in(tree):
             label = _writes(node, attr)
             if label:
                 found.append(node_location("cause", file, node, label))

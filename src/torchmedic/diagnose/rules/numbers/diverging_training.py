@@ -55,7 +55,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         if tensor.numel() and bool(torch.isfinite(tensor.detach()).all())
     ]
     draft.because(f"the largest weight is {number(max(weights))}" if weights else "")
-    draft.because("not proven: one step cannot show that another learning rate would have held")
+    draft.because("not proven: one step cannot show that another learning rate would have worked")
     if rates:
         draft.help(f"lower the learning rate (it is {rate}), or warm it up", safety="changes-training")
     draft.help("clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)", safety="changes-training")

@@ -50,7 +50,7 @@ _DIVISOR = {
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
-    op, captured = evidence.op, evidence.captured
+    op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None:
         return None
     if op.derived:
@@ -112,7 +112,7 @@ def _in_backward(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagn
     forward = evidence.forward_op
     if forward is None or forward is op or forward.kind not in ("div", "true_divide", "divide", "reciprocal", "rsqrt"):
         return None
-    values = evidence.values_of(forward)
+    values = evidence.replay_with_values(forward)
     divisor = divisor_of(forward, values) if values is not None else None
     if values is None or not isinstance(divisor, torch.Tensor) or not divisor.is_floating_point():
         return None

@@ -47,7 +47,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     forward = evidence.forward_op
     if forward is None or forward.derived or forward.kind not in _OPERAND:
         return None
-    values = evidence.values_of(forward)
+    values = evidence.replay_with_values(forward)
     operand = values.argument(_OPERAND[forward.kind]) if values is not None else None
     if values is None or not isinstance(operand, torch.Tensor) or not bool((operand == 0).any()):
         return None
@@ -86,7 +86,7 @@ def _find(evidence: NumbersEvidence, value: Value) -> Lost | None:
         if not isinstance(source, int) or depth > _BACK:
             continue
         op = scope.ops[source]
-        values = evidence.values_of(op)
+        values = evidence.replay_with_values(op)
         if values is None or not values.outputs:
             continue
         if op.kind in _KEEPING:

@@ -40,7 +40,7 @@ _EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh")
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
-    op, captured = evidence.op, evidence.captured
+    op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived or op.kind not in _EXPONENTIALS or is_diverging(evidence):
         return None
     argument = captured.argument(0)

@@ -40,7 +40,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         if op is None:
             continue
         blamed = evidence.scope.forward_of(op)
-        values = evidence.values_of(blamed)
+        values = evidence.replay_with_values(blamed)
         if values is None:
             continue
         masked = _masked_rows(blamed, values)
@@ -69,7 +69,7 @@ def _masked_rows(op: Op, values: Captured) -> torch.Tensor | None:
 
 def _meant_as_mask(evidence: NumbersEvidence, op: Op | None) -> bool:
     """Whether an operation that made minus infinities made a mask: the log of zeros, or huge negatives added up."""
-    values = evidence.values_of(op) if op is not None else None
+    values = evidence.replay_with_values(op) if op is not None else None
     if op is None or values is None or not values.outputs:
         return False
     made = values.outputs[0]
@@ -93,7 +93,7 @@ def _diagnosis(evidence: NumbersEvidence, op: Op, values: Captured, masked: torc
         RULE,
         evidence,
         f"`{name}` of a row in which everything is masked",
-        f"{hit} of {masked.numel()} rows that `{name}` runs over hold {width} times -inf and nothing else",
+        f"{hit} of {masked.numel()} rows that `{name}` runs over contain only -inf ({width} entries)",
         label=f"all {width} entries are -inf",
         bad=masked,
         spot=op.spot,

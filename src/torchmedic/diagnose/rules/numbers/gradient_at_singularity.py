@@ -53,7 +53,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, forward = evidence.op, evidence.forward_op
     if op is None or forward is None or not op.derived or forward.derived:
         return None
-    values = evidence.values_of(forward)
+    values = evidence.replay_with_values(forward)
     if values is None or not values.tensors:
         return None
     if forward.kind in _DECOMPOSITIONS:
@@ -102,7 +102,7 @@ def _cures(evidence: NumbersEvidence, forward: Op) -> Iterator[Cure]:
 
 def _of_decomposition(evidence: NumbersEvidence, forward: Op) -> Diagnosis | None:
     """The gradient of eigenvectors divides by the differences of eigenvalues."""
-    values = evidence.values_of(forward)
+    values = evidence.replay_with_values(forward)
     spectra = [tensor for tensor in values.outputs if tensor.dim() and tensor.is_floating_point()] if values else []
     lines = [tensor for tensor in spectra if values is not None and tensor.dim() == values.tensors[0].dim() - 1]
     if values is None or not lines:

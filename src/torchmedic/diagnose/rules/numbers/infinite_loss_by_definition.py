@@ -37,7 +37,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if birth is None:
         return None
     if op is not None and op.kind in _CTC and not op.derived:
-        captured = evidence.captured
+        captured = evidence.replay_with_values(evidence.op)
         return _of_ctc(evidence, captured) if captured is not None else None
     if birth.kind == "inf" and birth.spoiled is None and is_deliberate(birth):
         return _of_mask(evidence)
@@ -145,7 +145,7 @@ def _of_mask(evidence: NumbersEvidence) -> Diagnosis | None:
     spot = evidence.spot
     if spot is not None:
         draft.at(spot.location("origin", "set to -inf here"))
-    draft.help("do not mask what the loss asks about, or leave masked entries out of it")
+    draft.help("do not mask classes that the loss uses, or leave masked entries out of the loss")
     return finish(draft, evidence)
 
 

@@ -30,7 +30,7 @@ _PRODUCTS = frozenset("mul mm bmm matmul addcmul dot mv addmv linear prod".split
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
-    op, captured = evidence.op, evidence.captured
+    op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or evidence.birth is None or evidence.birth.kind != "nan":
         return None
     infinite = [tensor for tensor in captured.tensors if tensor.is_floating_point() and bool(tensor.isinf().any())]
@@ -88,7 +88,7 @@ def _cures(evidence: NumbersEvidence) -> Iterator[Cure]:
             mask, constant = (left, right) if _is_infinite(right) else (right, left)
             if _is_infinite(constant):
                 chosen = fill("torch.where(M != 0, C, 0.0)", M=mask, C=constant)
-                yield Cure("choose instead of multiplying", written(chosen, node), spot)
+                yield Cure("select values instead of multiplying", written(chosen, node), spot)
                 yield Cure(
                     "mask with a large negative number",
                     written(fill("M * -1e9", M=mask), node),

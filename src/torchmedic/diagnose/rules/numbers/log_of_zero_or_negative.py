@@ -42,7 +42,7 @@ _ARGUMENT |= {"special_xlog1py": (1, -1.0), "special_entr": (0, 0.0)}
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
-    op, captured = evidence.op, evidence.captured
+    op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived:
         return None
     if op.kind == "linalg_slogdet":
@@ -130,7 +130,7 @@ def _cures(evidence: NumbersEvidence, op: Op, negative: bool) -> Iterator[Cure]:
 
 
 def _eps(evidence: NumbersEvidence) -> str:
-    captured = evidence.captured
+    captured = evidence.replay_with_values(evidence.op)
     half = captured is not None and any(tensor.dtype is torch.float16 for tensor in captured.tensors)
     return "1e-6" if half else "1e-8"
 

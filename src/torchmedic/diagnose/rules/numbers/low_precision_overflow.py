@@ -36,7 +36,7 @@ _LOW = (torch.float16, torch.bfloat16)
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
-    op, captured = evidence.op, evidence.captured
+    op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or not captured.outputs or is_diverging(evidence):
         return None
     output = captured.outputs[0]
@@ -84,7 +84,7 @@ def _autocast(evidence: NumbersEvidence, op: Op) -> bool:
 
 
 def _islands(evidence: NumbersEvidence, captured: Captured, casting: bool) -> Iterator[Cure]:
-    """The same line in float32."""
+    """The line in float32."""
     found = expression(evidence)
     if found is None:
         return

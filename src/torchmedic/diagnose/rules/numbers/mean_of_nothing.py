@@ -28,7 +28,7 @@ _NLL = frozenset("nll_loss_forward nll_loss2d_forward nll_loss_nd".split())
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
-    op, captured = evidence.op, evidence.captured
+    op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived:
         return None
     if op.kind in _NLL:

@@ -49,7 +49,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     meeting = birth.spoiled or op
     if not meeting.is_backward:
         return None
-    values = evidence.values_of(meeting)
+    values = evidence.replay_with_values(meeting)
     hidden = _zero_gradient(values) if values is not None else None
     if hidden is None:
         return None
@@ -66,7 +66,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         bad=hidden,
     )
     if mask.spot is not None:
-        draft.at(mask.spot.location("surfaced", "thrown away here, but the gradient still passes through"))
+        draft.at(mask.spot.location("surfaced", "discarded here, but the gradient still passes through"))
     if argument is not None:
         draft.because(f"the argument of `{forward.kind}` is {described(argument)}")
     draft.because(f"the gradient that arrives at `{forward.kind}` is exactly 0 in {int(hidden.sum().item())} place(s)")
@@ -75,7 +75,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
 
 
 def _argument(evidence: NumbersEvidence, forward: Op) -> torch.Tensor | None:
-    values = evidence.values_of(forward)
+    values = evidence.replay_with_values(forward)
     return values.tensors[0] if values is not None and values.tensors else None
 
 
@@ -116,7 +116,7 @@ def _mask_after(evidence: NumbersEvidence, forward: Op) -> Op | None:
 
 def _by_mask(evidence: NumbersEvidence, op: Op, masked: Op) -> bool:
     """Whether a product has a factor of zeros and ones beside the value in question."""
-    values, scope = evidence.values_of(op), evidence.scope
+    values, scope = evidence.replay_with_values(op), evidence.scope
     if values is None or scope is None:
         return False
     own = {value.storage for value in masked.outputs}

@@ -24,8 +24,9 @@ from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.replay.step.trial import describe, passes
 from torchmedic.replay.trace.microscope import Leaf
 from torchmedic.source.live_frames import place
-from torchmedic.source.lookup.bad_value_makers import Maker, is_bad, maker_of
+from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.objects.finite import is_bad
 
 CODE, NAME = "TM220", "nonfinite-data"
 

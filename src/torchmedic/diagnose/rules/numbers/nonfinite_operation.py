@@ -28,7 +28,7 @@ CODE, NAME = "TM299", "nonfinite-operation"
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
-    op, captured = evidence.op, evidence.captured
+    op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None:
         return _without_origin(evidence)
     if is_diverging(evidence):
@@ -50,7 +50,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         event, why, label = _constant(name, constants[0])
     elif op.is_uninitialised:
         event = "memory that was never written to"
-        why, label = f"`{op.name}` leaves its memory as it was found, and nothing wrote to it", "not initialised"
+        why, label = f"`{op.name}` does not initialise its memory, and nothing wrote to it", "not initialised"
     else:
         event, why, label = _finite_in(op, captured, name)
     if op.derived and forward is not op:
@@ -79,7 +79,7 @@ def _finite_in(op: Op, captured: Captured, name: str) -> tuple[str, str, str]:
             why = f"`{name}` reaches {number(peak)}, and the largest {dtype} is {number(limit)}"
             return f"overflow of `{name}`", why, f"{number(peak)} is too large for {dtype}"
     kind = "NaN" if bool(output.isnan().any()) else "infinite"
-    return f"`{name}`", f"finite numbers went into `{name}`, and {kind} came out", f"{name} is {kind} here"
+    return f"`{name}`", f"`{name}` turned finite numbers into {kind}", f"{name} is {kind} here"
 
 
 def _without_origin(evidence: NumbersEvidence) -> Diagnosis:

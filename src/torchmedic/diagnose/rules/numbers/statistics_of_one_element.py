@@ -34,7 +34,7 @@ _NORMALISATIONS |= frozenset("native_batch_norm_legit cudnn_batch_norm fused_rms
 
 
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
-    op, captured = evidence.op, evidence.captured
+    op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived:
         return None
     if op.kind == "div":
@@ -79,7 +79,7 @@ def _covariance(evidence: NumbersEvidence) -> Diagnosis | None:
     """`torch.cov` and `torch.corrcoef` divide by the number of observations minus one."""
     found = expression(evidence)
     operand = operand_of(found[0], "cov", "corrcoef") if found is not None else None
-    captured = evidence.captured
+    captured = evidence.replay_with_values(evidence.op)
     if operand is None or captured is None or not isinstance(captured.argument(1), torch.Tensor | float | int):
         return None
     divisor = captured.argument(1)

@@ -105,7 +105,7 @@ def _explained(evidence: RaisedEvidence) -> str:
             found = registry.load(rule).check(evidence)
         except Exception:  # the rule is asked out of turn; its own faults are not the point here
             continue
-        if found is not None and found.grade == "proven":
+        if isinstance(found, Diagnosis) and found.grade == "proven":
             return f"{found.code} explains it: {found.message}"
     return ""
 

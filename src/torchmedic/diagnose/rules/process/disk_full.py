@@ -70,9 +70,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.because(f"a file of this process may have at most {size(limit)} (ulimit -f)")
     if room is not None and room[2] == 0 and room[1]:
         draft.because("no inodes are left: there are too many files, whatever their size")
-    draft.help("make room on that file system, or write to another one")
+    draft.help("free space on that file system, or write to another one")
     if need:
-        draft.help("save under a temporary name and rename it when it is whole, so that the last good one survives")
+        draft.help(
+            "save under a temporary name and rename the file when it is complete, so that the last good file survives"
+        )
     return draft.done()
 
 

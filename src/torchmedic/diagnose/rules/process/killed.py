@@ -33,7 +33,7 @@ def check(death: Death) -> Diagnosis | None:
         RULE,
         death,
         "likely" if last_line(death) is not None else "possible",
-        f"{who(death)} was killed from outside (SIGKILL); who did it is not known",
+        f"{who(death)} was killed from outside (SIGKILL); the sender is not known",
         "the wait status says SIGKILL; the kernel does not keep who sent it, and the process could not react",
     )
     if death.oom_kills is None and not death.kernel_lines:

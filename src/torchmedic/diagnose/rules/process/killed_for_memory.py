@@ -35,7 +35,7 @@ def check(death: Death) -> Diagnosis | None:
     elif memory.near_host_limit:
         proof = NEAR_LIMIT, ""
     elif death.host_oom_kills:
-        words = "the kernel killed for memory on this host at that moment; whom, it does not say"
+        words = "the kernel killed a process for memory on this host at that moment, but does not say which"
         proof = words, f"/proc/vmstat: oom_kill rose by {death.host_oom_kills} in the last seconds"
     else:
         return None

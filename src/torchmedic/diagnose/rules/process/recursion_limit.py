@@ -25,6 +25,7 @@ from torchmedic.records import Diagnosis, Location, StackFrame
 from torchmedic.source.live_frames import Frame, frames_of, node_location, place
 from torchmedic.source.lookup.origins import attribute_assignments, function_body
 from torchmedic.source.recursion import Cycle, cycle_in
+from torchmedic.source.syntax import FUNCTIONS
 from torchmedic.source.text import relative
 from torchmedic.source.user_code import is_user_file
 
@@ -73,7 +74,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     for frame in own[:6] if len(own) > 1 else ():
         draft.because(f"in the circle: {relative(frame.file)}:{frame.line} in `{frame.function}`")
     draft.because(*_same_object(frames, cycle, back))
-    draft.help("call something else at this line, or give the recursion an end that it reaches")
+    draft.help("call another function at this line, or add a condition that ends the recursion")
     return draft.done()
 
 
@@ -81,7 +82,7 @@ def _is_endless(turn: list[Frame]) -> bool:
     """Whether nothing in a round could have stopped it: every call of it is made whatever happens."""
     for frame in turn:
         body = function_body(frame)
-        statements = body.body if isinstance(body, ast.FunctionDef | ast.AsyncFunctionDef) else []
+        statements = body.body if isinstance(body, FUNCTIONS) else []
         before = [each for each in statements if (each.end_lineno or each.lineno) < frame.line]
         here = [each for each in statements if each.lineno <= frame.line <= (each.end_lineno or each.lineno)]
         if not here or not all(isinstance(each, _PLAIN) for each in here):

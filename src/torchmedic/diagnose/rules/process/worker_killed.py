@@ -26,6 +26,7 @@ from torchmedic.observe import lifecycle
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import frames_of, node_location
 from torchmedic.source.returns import code_of
+from torchmedic.source.syntax import callee
 from torchmedic.source.user_code import is_user_file
 
 CODE, NAME = "TM822", "worker-killed"
@@ -55,7 +56,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         evidence,
         "likely",
         f"a DataLoader worker {how} and left no exception",
-        f"process {listed([str(pid) for pid in pids])} was gone when its batch was waited for",
+        f"process {listed([str(pid) for pid in pids])} ended before it delivered its batch",
     )
     request = Request(frames, iterator)
     draft.at(
@@ -113,8 +114,7 @@ def _ending_call(iterator: Any) -> Location | None:
         for code in _codes_of_worker(iterator)
         if (method := function_node(code)) is not None
         for node in ast.walk(method)
-        if isinstance(node, ast.Call)
-        and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in _ENDS
+        if isinstance(node, ast.Call) and callee(node) in _ENDS
     ]
     if len(calls) != 1:
         return None

@@ -182,7 +182,7 @@ def misfit_of_loss(evidence: RaisedEvidence) -> Misfit | None:
         f"`{frame.function}`",
         Argument(None, given, "input"),
         Argument(None, target, "target"),
-        "input and target must have one shape",
+        "input and target must have the same shape",
         _squeezed(given, target),
     )
 

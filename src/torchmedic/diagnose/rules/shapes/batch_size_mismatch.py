@@ -44,7 +44,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     batch = next((int(tensor.shape[0]) for tensor in evidence.incident.batch if tensor.dim()), None)
     if batch is not None and batch in (rows, labels):
         odd = "the target" if batch == rows else "the input of the loss"
-        draft.because(f"the loader's batch has {count(batch, 'sample')}, so {odd} is the one that is off")
+        draft.because(f"the loader's batch has {count(batch, 'sample')}, so {odd} has the wrong size")
     short = incomplete_batch(evidence)
     if short is not None and short[1] in (rows, labels):
         draft.because(

@@ -19,6 +19,7 @@ from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Call, read
+from torchmedic.source.syntax import nodes_in
 
 CODE, NAME = "TM158", "tensor-to-numpy-with-gradient"
 
@@ -53,11 +54,7 @@ def _is_tracked(call: Call) -> bool:
         return False
     if first.tensor is not None and first.value.requires_grad:
         return True
-    values = (
-        read(node, call.frame)
-        for node in (ast.walk(first.node) if first.node is not None else ())
-        if isinstance(node, ast.Name | ast.Attribute)
-    )
+    values = (read(node, call.frame) for node in nodes_in(first.node) if isinstance(node, ast.Name | ast.Attribute))
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
 
 

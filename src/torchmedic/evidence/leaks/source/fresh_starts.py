@@ -1,27 +1,30 @@
-"""Whether a holder that is made anew at some line is so again and again, and not only once."""
+"""Whether a line that makes a holder anew runs again and again, and not only once."""
 
 from __future__ import annotations
 
 import ast
 
-from torchmedic.evidence.leaks.source.holder_names import called
 from torchmedic.evidence.leaks.source.sites import Site, nodes_of
-from torchmedic.evidence.leaks.source.training_loops import training_loops
 from torchmedic.source.assignments import flat
 
 
 def begins_again(start: Site, starts: list[Site], puts: list[Site], files: list[str]) -> bool:
-    """Whether a holder is made anew again and again: in a loop, or in a function that is not there to build."""
+    """Whether a line makes a holder anew again and again.
+
+    Args:
+        start: The line.
+        starts: All lines that make the holder anew.
+        puts: The lines that fill it.
+        files: The user's.
+    """
     if any(isinstance(node, ast.If) and _asks_for_none(node.test, start.node) for node in start.path):
         return False  # `if ema is None: ema = loss`
     targets = list(flat(getattr(start.node, "targets", [])))
     is_item = isinstance(start.node, ast.Call) or any(isinstance(each, ast.Subscript) for each in targets)
-    if is_item and (start.is_guarded or _asks_for_attribute(start)):
+    if is_item and start.is_guarded:
         return False  # `if name not in history: history[name] = []`
     filled = [loop for site in puts for loop in site.path]
     if any(loop in filled for loop in start.loops):
-        return True
-    if start.loops and training_loops([start.file, *files]).train(start.loops):
         return True
     function = start.function
     if function is None:
@@ -32,13 +35,8 @@ def begins_again(start: Site, starts: list[Site], puts: list[Site], files: list[
     return (is_attribute and len(starts) > 1) or ((is_attribute or is_item) and _is_called_again(start, files))
 
 
-def _asks_for_attribute(start: Site) -> bool:
-    tests = [node.test for node in start.path if isinstance(node, ast.If)]
-    return any(isinstance(part, ast.Call) and called(part) == "hasattr" for test in tests for part in ast.walk(test))
-
-
 def _is_built_again(start: Site, files: list[str]) -> bool:
-    """Whether an object that is there is made ready once more: `meter.__init__()`."""
+    """Whether `__init__` is called once more on an object that exists: `meter.__init__()`."""
     for file in dict.fromkeys([start.file, *files]):
         for node, _ in nodes_of(file):
             match node:
@@ -52,15 +50,11 @@ def _is_built_again(start: Site, files: list[str]) -> bool:
 
 
 def _is_called_again(start: Site, files: list[str]) -> bool:
-    """Whether what makes it anew is called at several places, as `reset` is at first and after an epoch, or in a loop.
-
-    The loop must be one that trains: one over some meters may well stand before it.
-    """
+    """Whether the function that makes it anew is called at several places, or in a loop: `meter.reset()`."""
     name = getattr(start.function, "name", "")
     owner = next((each for each in reversed(start.path) if isinstance(each, ast.ClassDef)), None)
-    known = list(dict.fromkeys([start.file, *files]))
     calls = []
-    for file in known:
+    for file in dict.fromkeys([start.file, *files]):
         for node, path in nodes_of(file):
             match node:
                 case ast.Call(func=ast.Attribute(attr=attribute, value=whose)) if attribute == name:
@@ -68,11 +62,11 @@ def _is_called_again(start: Site, files: list[str]) -> bool:
                     calls += [Site(file, node, None, path)] if not is_own or owner in path else []
                 case ast.Call(func=ast.Name(id=function)) if function == name and owner is None:
                     calls.append(Site(file, node, None, path))
-    return len(calls) > 1 or any(site.loops and training_loops(known).train(site.loops) for site in calls)
+    return len(calls) > 1 or any(site.loops for site in calls)
 
 
 def _asks_for_none(test: ast.expr, assignment: ast.AST) -> bool:
-    """Whether a condition asks if the very variable that is assigned below it has nothing yet."""
+    """Whether a condition asks if the variable that is assigned below it has no value yet."""
     targets = getattr(assignment, "targets", None) or [getattr(assignment, "target", None)]
     names = {ast.dump(target).replace("Store()", "Load()") for target in targets if target is not None}
     for part in ast.walk(test):

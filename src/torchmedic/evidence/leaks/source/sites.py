@@ -1,4 +1,4 @@
-"""Statements and calls of the user's source, each in what stands around it."""
+"""Statements and calls of the user's source, each with the functions, loops and branches around it."""
 
 from __future__ import annotations
 
@@ -7,79 +7,55 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from torchmedic.evidence.leaks.source.holder_names import FUNCTIONS
 from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.syntax import CALLABLES, COMPREHENSIONS, LOOPS, Path, callee, function_around, nodes_in
+from torchmedic.source.vocabulary import makes_number
 
-_LOOPS = ast.For | ast.AsyncFor | ast.While
-_AROUND = (
-    (FUNCTIONS | _LOOPS)
-    | (ast.If | ast.ExceptHandler | ast.ClassDef)
-    | (ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
-)
+_AROUND = CALLABLES | LOOPS | ast.If | ast.ExceptHandler | ast.ClassDef | COMPREHENSIONS
 _NOTED = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete | ast.Call | ast.With | ast.AsyncWith
 _BUILDERS = frozenset({"__init__", "__post_init__", "__new__", "setup", "build", "<module>"})
-_GIVING = frozenset({"__getitem__", "__next__", "__iter__"})
-_MAKERS = frozenset("list dict set deque defaultdict OrderedDict Counter".split())
-_NUMBERS = frozenset("item tolist float int len str detach_number".split())
+_CONTAINER_TYPES = frozenset("list dict set deque defaultdict OrderedDict Counter".split())
 
 
 class Site(NamedTuple):
-    """A statement or call of the user's, in the function that it stands in."""
+    """A statement or call of the user's code that changes a holder."""
 
     file: str
     node: ast.expr | ast.stmt
-    value: ast.expr | None  # what is put in
-    path: tuple[ast.AST, ...]  # from the module inwards
+    value: ast.expr | None  # what is put in, or the new value of a holder that is made anew
+    path: Path  # from the module inwards
 
     @property
     def function(self) -> ast.AST | None:
-        return next((node for node in reversed(self.path) if isinstance(node, FUNCTIONS)), None)
+        """The innermost function around."""
+        return function_around(self.path)
 
     @property
     def builds(self) -> bool:
-        """Whether it stands in a function that makes an object ready."""
+        """Whether the statement stands in a function that makes an object ready, as `__init__` does."""
         return getattr(self.function, "name", "") in _BUILDERS
 
     @property
-    def gives_data(self) -> bool:
-        """Whether it stands in a function that hands out data one by one: a generator, or part of an iterator."""
-        function = self.function
-        if function is None:
-            return False
-        return getattr(function, "name", "") in _GIVING or any(
-            isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function)
-        )
-
-    @property
     def loops(self) -> list[ast.AST]:
-        """Around it, in its own function."""
+        """The loops around, in the same function, the innermost first."""
         found: list[ast.AST] = []
         for node in reversed(self.path):
-            if isinstance(node, FUNCTIONS):
+            if isinstance(node, CALLABLES):
                 break
-            if isinstance(node, _LOOPS):
+            if isinstance(node, LOOPS):
                 found.append(node)
         return found
 
     @property
-    def is_number(self) -> bool:
-        """Whether what it puts in is plainly a number."""
-        value = self.value
-        if isinstance(value, ast.Constant | ast.JoinedStr):
-            return True
-        if isinstance(value, ast.Call):
-            name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
-            return name in _NUMBERS
-        return False
-
-    @property
     def is_little(self) -> bool:
-        """Whether what it puts in is plainly a number, or a new container that is only about to be filled."""
-        return self.is_number or is_empty(self.value)
+        """Whether the value is plainly a number, or a new container that is only about to be filled."""
+        value = self.value
+        is_number = isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Call) and makes_number(value))
+        return is_number or is_empty(value)
 
     @property
     def is_guarded(self) -> bool:
-        """Whether it fills a cache: it runs only where the key is not there yet."""
+        """Whether the statement fills a cache: it runs only where the key is not there yet."""
         for node in self.path:
             if isinstance(node, ast.If) and any(
                 isinstance(part, ast.Compare)
@@ -93,7 +69,7 @@ class Site(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What the source says of one holder: who fills it, who empties it, and whether it is filled up to a length."""
+    """The lines that fill a holder, the lines that empty it, and whether it is filled only up to a length."""
 
     puts: list[Site]
     takes: list[Site]
@@ -107,21 +83,22 @@ def is_empty(value: ast.expr | None) -> bool:
             return all(is_empty(each) for each in elements)
         case ast.Dict(keys=keys):
             return not keys
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args):
-            return name in _MAKERS and (not args or name == "defaultdict")
+        case ast.Call(args=args):
+            name = callee(value)
+            return name in _CONTAINER_TYPES and (not args or name == "defaultdict")
     return isinstance(value, ast.Constant)
 
 
-def nodes_of(file: str) -> list[tuple[ast.AST, tuple[ast.AST, ...]]]:
-    tree = syntax_tree(file)
+def nodes_of(file: str) -> list[tuple[ast.AST, Path]]:
+    """The assignments, deletions, calls and contexts of a file in their order, each with what stands around it."""
+    tree = syntax_tree(file) if file else None
     return _paths(tree) if tree is not None else []
 
 
 @functools.lru_cache(maxsize=32)
-def _paths(tree: ast.Module) -> list[tuple[ast.AST, tuple[ast.AST, ...]]]:
-    """The assignments, deletions, calls and contexts of a file, each with what stands around it."""
-    found: list[tuple[ast.AST, tuple[ast.AST, ...]]] = []
-    pending: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(tree, ())]
+def _paths(tree: ast.Module) -> list[tuple[ast.AST, Path]]:
+    found: list[tuple[ast.AST, Path]] = []
+    pending: list[tuple[ast.AST, Path]] = [(tree, ())]
     while pending:
         node, path = pending.pop()
         if isinstance(node, _NOTED):
@@ -132,8 +109,21 @@ def _paths(tree: ast.Module) -> list[tuple[ast.AST, tuple[ast.AST, ...]]]:
 
 
 def functions_of(name: str, files: Iterable[str]) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The functions and methods of a name, with their files."""
     for file in dict.fromkeys(files):
-        tree = syntax_tree(file) if file else None
-        for node in ast.walk(tree) if tree is not None else ():
+        for node in nodes_in(syntax_tree(file) if file else None):
             if isinstance(node, ast.FunctionDef) and node.name == name:
                 yield file, node
+
+
+def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """The names of the positional parameters, without `self` or `cls`."""
+    names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+
+def values_returned(name: str, files: Iterable[str]) -> list[ast.expr]:
+    """The expressions that functions of the user's of this name return."""
+    functions = [function for _, function in functions_of(name, files)]
+    returns = [node for each in functions for node in ast.walk(each) if isinstance(node, ast.Return)]
+    return [node.value for node in returns if node.value is not None]

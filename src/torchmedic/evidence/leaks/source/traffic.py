@@ -1,12 +1,11 @@
-"""Which lines of the user's code put something into a holder, and which take something out or start it anew."""
+"""The lines of the user's code that put something into a holder, take something out or start it anew."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from torchmedic.evidence.leaks.source.container_traffic import of_container
-from torchmedic.evidence.leaks.source.hook_traffic import of_hooks
-from torchmedic.evidence.leaks.source.piece_traffic import of_inner, of_pieces
+from torchmedic.evidence.leaks.source.piece_traffic import of_hooks, of_inner, of_pieces
 from torchmedic.evidence.leaks.source.sites import Traffic
 from torchmedic.observe.heap.walk import Held
 

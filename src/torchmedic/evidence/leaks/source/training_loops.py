@@ -11,24 +11,23 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from torchmedic.evidence.leaks.source.holder_names import called
-from torchmedic.evidence.leaks.source.sites import Site
+from torchmedic.evidence.leaks.source.sites import Site, parameters_of
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, last_name
+from torchmedic.source.vocabulary import cuts_graph, runs_backward
 
-_LOOPS = ast.For | ast.AsyncFor | ast.While
-_DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-_CUTTING = frozenset("detach item float int len tolist numpy".split())
-_DEPTH = 4  # calls from a loop to what it reads
+_DEFINITIONS = FUNCTIONS | ast.ClassDef
+_MAX_CALL_DEPTH = 4  # from a loop to the function that reads
 
 
 class _Loop(NamedTuple):
     file: str
-    node: ast.For | ast.AsyncFor | ast.While
+    node: LOOPS
 
 
 def training_loops(files: Iterable[str]) -> TrainingLoops:
-    """Of some files; known from the last time, unless one of them has changed."""
+    """The training loops of some files; known from the last time, unless one of the files has changed."""
     trees = [(file, tree) for file in dict.fromkeys(files) if (tree := syntax_tree(file)) is not None]
     return _of_trees(tuple(trees))
 
@@ -39,45 +38,34 @@ def _of_trees(trees: tuple[tuple[str, ast.Module], ...]) -> TrainingLoops:
 
 
 class TrainingLoops:
-    """Of some files."""
+    """The loops of some files that run a backward, and what they read."""
 
     def __init__(self, trees: dict[str, ast.Module]) -> None:
         self._trees = trees
-        self._functions: dict[str, list[ast.AST]] = {}
+        self._functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
         for tree in self._trees.values():
             for node in ast.walk(tree):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if isinstance(node, FUNCTIONS):
                     self._functions.setdefault(node.name, []).append(node)
 
     def leads_to_backward(self, statements: Iterable[ast.AST], seen: frozenset[str] = frozenset()) -> bool:
         """Whether statements go backward, directly or in a function that they call, but in no loop of their own."""
         for call in _calls(statements):
-            name = called(call)
-            if _goes_backward(call):
+            name = callee(call)
+            if runs_backward(call):
                 return True
             if name not in seen and any(
-                self.leads_to_backward(each.body, seen | {name})  # type: ignore[attr-defined]
-                for each in self._functions.get(name, ())
+                self.leads_to_backward(each.body, seen | {name}) for each in self._functions.get(name, ())
             ):
                 return True
         return False
-
-    def train(self, trees: Iterable[ast.AST]) -> bool:
-        """Whether something in there goes backward, also in loops and functions that it calls."""
-        trees = list(trees)
-        reached = [each for functions in self._reached(trees).values() for each in functions]
-        return any(
-            isinstance(node, ast.Call) and _goes_backward(node)
-            for tree in (*trees, *reached)
-            for node in ast.walk(tree)
-        )
 
     def goes_backward(self, name: str) -> bool:
         """Whether a loss is made from what goes by this name, as far as one function shows it."""
         functions = [each for functions in self._functions.values() for each in functions]
         for body in (*self._trees.values(), *functions):
             nodes = list(_with_graphs(body))
-            calls = [node for node in nodes if isinstance(node, ast.Call) and called(node) == "backward"]
+            calls = [node for node in nodes if isinstance(node, ast.Call) and runs_backward(node)]
             values = [
                 (set(_targets(node)), {each for part in _with_graphs(node.value) for each in _names_of(part)})
                 for node in nodes
@@ -94,7 +82,7 @@ class TrainingLoops:
             _Loop(file, node)
             for file, tree in self._trees.items()
             for node in ast.walk(tree)
-            if isinstance(node, _LOOPS) and self.leads_to_backward(node.body)
+            if isinstance(node, LOOPS) and self.leads_to_backward(node.body)
         ]
 
     def read_what_others_fill(self, held: Held, put: Site) -> bool:
@@ -107,33 +95,22 @@ class TrainingLoops:
         if any(node is loop.node for node in put.path):
             return True
         around = {getattr(node, "name", "") for node in put.path if isinstance(node, ast.FunctionDef)}
-        return not around.isdisjoint(self._reached([loop.node])) or not around.isdisjoint(self._hooks)
+        return not around.isdisjoint(self._reached(loop.node))
 
-    @functools.cached_property
-    def _hooks(self) -> set[str]:
-        """Functions that torch calls in a forward or backward."""
-        calls = [node for tree in self._trees.values() for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        return {
-            getattr(given, "attr", "") or getattr(given, "id", "")
-            for call in calls
-            if called(call).startswith("register_") and called(call).endswith("hook")
-            for given in call.args
-        } - {""}
-
-    def _reached(self, trees: Iterable[ast.AST]) -> dict[str, list[ast.AST]]:
-        """The functions that are called from somewhere, and from there, by name."""
-        found: dict[str, list[ast.AST]] = {}
-        pending = list(trees)
-        for _ in range(_DEPTH):
-            names = {called(node) for tree in pending for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    def _reached(self, loop: ast.AST) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
+        """The functions that a loop calls, and those that these call, by name."""
+        found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+        pending: list[ast.AST] = [loop]
+        for _ in range(_MAX_CALL_DEPTH):
+            names = {callee(node) for tree in pending for node in ast.walk(tree) if isinstance(node, ast.Call)}
             new = {name: self._functions[name] for name in names if name in self._functions and name not in found}
             found |= new
             pending = [each for functions in new.values() for each in functions]
         return found
 
     def _names_read(self, loop: _Loop) -> set[str]:
-        """In a loop and the functions that it calls, and those that the values of these are made from."""
-        reached = [each for functions in self._reached([loop.node]).values() for each in functions]
+        """The names that a loop and the functions it calls read, and the names that their values are made from."""
+        reached = [each for functions in self._reached(loop.node).values() for each in functions]
         found = {name for tree in (loop.node, *reached) for name in _names(tree)}
         assignments = _assignments(self._trees[loop.file])
         assignments += [
@@ -147,15 +124,14 @@ class TrainingLoops:
 
     def _arguments(self, call: ast.Call) -> Iterator[tuple[set[str], set[str]]]:
         """The arguments of a function by their names inside of it, each with the names in what it is given."""
-        for function in self._functions.get(called(call), ()):
-            names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]  # type: ignore[attr-defined]
-            names = names[1:] if names[:1] in (["self"], ["cls"]) else names
+        for function in self._functions.get(callee(call), ()):
+            names = parameters_of(function)
             yield from (({name}, _names(value)) for name, value in zip(names, call.args, strict=False))
             yield from (({each.arg or ""}, _names(each.value)) for each in call.keywords)
 
 
 def _assignments(tree: ast.AST) -> list[tuple[set[str], set[str]]]:
-    """The names on both sides of each."""
+    """The names on both sides of each assignment."""
     return [
         (set(_targets(node)), _names(node.value))
         for node in ast.walk(tree)
@@ -164,7 +140,7 @@ def _assignments(tree: ast.AST) -> list[tuple[set[str], set[str]]]:
 
 
 def _closure(names: set[str], assignments: list[tuple[set[str], set[str]]]) -> set[str]:
-    """Names, and all that their values are made from."""
+    """Names, and all names that their values are made from."""
     found, size = set(names), -1
     while len(found) > size:
         size = len(found)
@@ -174,10 +150,6 @@ def _closure(names: set[str], assignments: list[tuple[set[str], set[str]]]) -> s
     return found
 
 
-def _goes_backward(call: ast.Call) -> bool:
-    return called(call) == "backward" or (called(call) == "grad" and "autograd" in ast.unparse(call.func))
-
-
 def _calls(statements: Iterable[ast.AST]) -> Iterator[ast.Call]:
     """The calls in statements, but for those in loops and functions that stand in there."""
     pending = list(statements)
@@ -185,15 +157,15 @@ def _calls(statements: Iterable[ast.AST]) -> Iterator[ast.Call]:
         node = pending.pop()
         if isinstance(node, ast.Call):
             yield node
-        if not isinstance(node, _LOOPS | _DEFINITIONS):
+        if not isinstance(node, LOOPS | _DEFINITIONS):
             pending.extend(ast.iter_child_nodes(node))
 
 
 def _with_graphs(tree: ast.AST) -> Iterator[ast.AST]:
-    """What stands in one function, without what others in it do, and without what is cut off from its graph."""
+    """The nodes of one function, without functions inside of it and without calls that cut the graph."""
     yield tree
     for node in ast.iter_child_nodes(tree):
-        if not isinstance(node, _DEFINITIONS) and not (isinstance(node, ast.Call) and called(node) in _CUTTING):
+        if not isinstance(node, _DEFINITIONS) and not (isinstance(node, ast.Call) and cuts_graph(node)):
             yield from _with_graphs(node)
 
 
@@ -203,11 +175,11 @@ def _names(tree: ast.AST) -> set[str]:
 
 def _names_of(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-        yield getattr(node, "attr", "") or getattr(node, "id", "")
+        yield last_name(node)
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> Iterator[str]:
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
         for part in ast.walk(target):
             if isinstance(part, ast.Name | ast.Attribute) and isinstance(part.ctx, ast.Store):
-                yield getattr(part, "attr", "") or getattr(part, "id", "")
+                yield last_name(part)

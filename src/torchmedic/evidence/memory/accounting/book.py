@@ -16,16 +16,14 @@ import torch
 from torchmedic.evidence.memory.accounting.function_saves import function_of
 from torchmedic.evidence.memory.accounting.holder import Found, FoundArray, FoundPile, Holder
 from torchmedic.evidence.memory.accounting.saved_by_graph import (
-    is_counted,
     is_leaf,
-    node_of,
     sequence_of,
     tensors_saved_by,
-    walk,
     weights_before,
     weights_of,
 )
 from torchmedic.evidence.memory.accounting.storages import Memory, distinct, live_tensors, memory_address, memory_of
+from torchmedic.source.objects.graph import is_counted, node_of, walk
 
 HEADINGS = (
     "parameters",
@@ -40,7 +38,7 @@ HEADINGS = (
     "arrays",
 )
 
-_SEVERAL = 4  # trainings
+_MIN_TRAININGS = 4  # that are over, where their results are collected
 _NOUNS = {"str": "text", "bytes": "piece of bytes", "bytearray": "piece of bytes", "int": "number", "float": "number"}
 
 
@@ -159,7 +157,7 @@ class Book:
             if distinct(_parameters_of(each)).keys() <= kept
             or ((state := distinct(_state_of(each)).keys()) and state <= kept)  # it was itself collected
         ]
-        is_rest = _SEVERAL <= len(over) < len(self._optimizers)
+        is_rest = _MIN_TRAININGS <= len(over) < len(self._optimizers)
         return (
             [each for each in self._optimizers if not any(each is one for one in over)] if is_rest else self._optimizers
         )
@@ -187,7 +185,7 @@ class Book:
                         self.older.setdefault(memory.key, entry)
 
     def _weights_of(self, node: Any) -> tuple[int, ...]:
-        """Those that tell which layer a node belongs to; what a recurrent layer makes of its products has none."""
+        """The weights that tell the layer of a node; inner nodes of a recurrent layer take those behind them."""
         weights = weights_of(node)
         if weights or not self._recurrent:
             return weights

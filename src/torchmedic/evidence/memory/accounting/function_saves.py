@@ -15,6 +15,7 @@ import torch
 
 from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.spots import Spot
+from torchmedic.source.syntax import nodes_in
 from torchmedic.source.user_code import is_user_file
 
 
@@ -47,7 +48,7 @@ def saving_line(kind: type) -> Spot | None:
 
 def _saving(file: str, first: int, name: str) -> ast.expr | ast.stmt | None:
     tree = syntax_tree(file)
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in nodes_in(tree):
         if not isinstance(node, ast.FunctionDef) or node.name != name or not node.args.args:
             continue
         if min([node.lineno, *(each.lineno for each in node.decorator_list)]) != first:

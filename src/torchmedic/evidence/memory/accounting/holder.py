@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import threading
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.observe.heap.object_parts import is_users
+from torchmedic.observe.heap.linked_pieces import Edge, same_edge
 from torchmedic.observe.heap.plain_objects import Pile
-
-
-class Edges(NamedTuple):
-    """An attribute of a class, met on the way to something, the place of its owner, and those before it."""
-
-    kind: type
-    attribute: str
-    owner: Holder
-    before: Edges | None
+from torchmedic.source.objects.parts import is_users
 
 
 class Holder(NamedTuple):
@@ -35,7 +26,7 @@ class Holder(NamedTuple):
     many: bool = False  # one of many in a container: what is in it has no name of its own
     local: int = 0  # first line of the function whose variable it is
     via: str = ""  # as in `Held`: the attribute from one link of a chain to the next, or `cache`
-    edges: Edges | None = None  # attributes on the way here
+    edges: Edge | None = None  # attributes on the way here
 
 
 class Found(NamedTuple):
@@ -58,18 +49,8 @@ class FoundPile(NamedTuple):
     holder: Holder
 
 
-def kept_by(holder: Holder, variable: Holder, item: Any) -> Holder:
-    """Of functions in a container, each of which has a tensor: the container; else the variable of the function."""
-    return holder if holder.many and issubclass(type(item), torch.Tensor) else variable
-
-
 def within(holder: Holder, owner: Any) -> Holder:
     return holder if holder.many else holder._replace(owner=owner, many=True)
-
-
-def local_of(frame: FrameType, name: str, value: Any) -> Holder:
-    code = frame.f_code
-    return Holder(name, value, code.co_filename, code.co_name, code, False, local=code.co_firstlineno)
 
 
 def position_of(holder: Holder, owner: Any, position: int, item: Any) -> Holder:
@@ -78,15 +59,14 @@ def position_of(holder: Holder, owner: Any, position: int, item: Any) -> Holder:
     return linked or holder._replace(path=f"{holder.path}[{position}]", owner=item, edges=edges)
 
 
-def _linked(holder: Holder, owner: Any, attribute: str) -> tuple[Holder | None, Edges]:
+def _linked(holder: Holder, owner: Any, attribute: str) -> tuple[Holder | None, Edge]:
     """The holder of the whole chain, where an attribute of the same class was met on the way; else the way so far."""
-    edge = holder.edges
-    while edge is not None:
-        if edge.attribute == attribute and edge.kind is type(owner):
-            link = edge if isinstance(owner, torch.Tensor) else owner  # no tensor stands for all of them
-            return edge.owner._replace(many=True, via=attribute, owner=link, edges=holder.edges), edge
-        edge = edge.before
-    return None, Edges(type(owner), attribute, holder, holder.edges)
+    edge = same_edge(holder.edges, type(owner), attribute)
+    if edge is not None:
+        link = edge if isinstance(owner, torch.Tensor) else owner  # no tensor stands for all of them
+        whole: Holder = edge.owner
+        return whole._replace(many=True, via=attribute, owner=link, edges=holder.edges), edge
+    return None, Edge(type(owner), attribute, holder, holder.edges)
 
 
 def attribute_of(holder: Holder, owner: Any, name: str, item: Any) -> Holder:

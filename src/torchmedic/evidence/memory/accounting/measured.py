@@ -1,4 +1,4 @@
-"""How much memory there is, and how much of it was taken when it ran out, by those who measure it."""
+"""How much memory there is, and how much of it was taken when it ran out, as driver, allocator and system say."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import msgspec
 import torch
 
 from torchmedic.detect.failures.exhaustion import Exhaustion
-from torchmedic.observe.memory import cuda_refusals
-from torchmedic.observe.memory.cuda_refusals import Refusal
+from torchmedic.observe.memory.cuda_refusals import Refusal, last_refusal
 from torchmedic.observe.memory.host import HostMemory, host_memory
 
 # cuBLAS keeps memory of its own for every thread and stream: these are the sizes that torch gives it.
@@ -36,7 +35,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int = 0
     requested: int | None = None
     inactive_split: int = 0
-    largest_free: int | None = None
     retries: int = 0
     workspaces: int = 0
     others: int | None = None
@@ -62,7 +60,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 def refusal_of(exhaustion: Exhaustion) -> Refusal | None:
     """What the allocator told of this very allocation."""
-    refusal = cuda_refusals.last[0] if cuda_refusals.last else None
+    refusal = last_refusal()
     if refusal is None or exhaustion.beside:
         return None
     if exhaustion.where != "cuda" or (exhaustion.index or 0) != refusal.device:
@@ -139,7 +137,6 @@ def _of_card(said: Exhaustion, addresses: frozenset[int]) -> Measured:
         reserved=reserved,
         requested=int(stats.get("requested_bytes.all.current", 0)) or None,
         inactive_split=refusal.inactive_split if refusal is not None else 0,
-        largest_free=max((size for _, size, used in blocks if not used), default=0),
         retries=int(stats.get("num_alloc_retries", 0)),
         workspaces=sum(size for address, size, used in blocks if used and address not in addresses and _is_work(size)),
         others=said.others if said.others is not None else _others(device),

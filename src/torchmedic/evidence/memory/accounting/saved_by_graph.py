@@ -6,16 +6,17 @@ unpacked, as that would compute or copy; what it was packed into is looked at in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchmedic.source.objects.graph import following
+
 _RAW = "_raw_saved_"
 _known: dict[type, tuple[str, ...]] = {}
-_WAYS = frozenset({"TBackward0", "TransposeBackward0", "PermuteBackward0", "ToCopyBackward0", "ViewBackward0"})
-_NEAR = 48  # nodes that are looked at
+_VIEWS = frozenset({"TBackward0", "TransposeBackward0", "PermuteBackward0", "ToCopyBackward0", "ViewBackward0"})
+_MAX_NEAR_NODES = 48  # that are searched for weights
 
 
 class _Refusing(TorchDispatchMode):
@@ -25,14 +26,6 @@ class _Refusing(TorchDispatchMode):
         if func is torch.ops.aten.detach.default:  # of an operation that has saved what it made: no memory, no work
             return func(*args, **(kwargs or {}))
         raise RuntimeError("a saved tensor was packed by a hook")
-
-
-def node_of(tensor: torch.Tensor) -> Any:
-    """The node that made a tensor; None for a leaf, and for views that torch itself cannot tell of."""
-    try:
-        return tensor.grad_fn
-    except RuntimeError:
-        return None
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
@@ -67,18 +60,13 @@ def sequence_of(node: Any) -> int:
         return -1
 
 
-def is_counted(node: Any) -> bool:
-    """Whether its number is its own: the nodes that collect gradients all have the highest one there is."""
-    return not hasattr(node, "variable")
-
-
 def weights_of(node: Any) -> tuple[int, ...]:
     """The identities of the parameters that a node collects gradients for, also turned round or cast on the way."""
     found = []
-    for following, _ in node.next_functions:
-        way = following
+    for after in following(node):
+        way = after
         for _ in range(3):
-            if way is None or way.name() not in _WAYS:
+            if way is None or way.name() not in _VIEWS:
                 break
             way = way.next_functions[0][0]
         if way is not None and hasattr(way, "variable"):
@@ -88,35 +76,23 @@ def weights_of(node: Any) -> tuple[int, ...]:
 
 def leaves_of(node: Any) -> list[torch.Tensor]:
     """The leaves whose gradients a node computes by itself."""
-    found = [getattr(following, "variable", None) for following, _ in node.next_functions if following is not None]
+    found = [getattr(after, "variable", None) for after in following(node)]
     return [each for each in found if isinstance(each, torch.Tensor)]
 
 
 def weights_before(node: Any) -> tuple[int, ...]:
-    """Those of the nearest nodes behind this one that have any: what it computes on comes from there."""
+    """The identities of the parameters at the nearest nodes behind this one that have any."""
     found: list[int] = []
     pending, seen = [node], {node}
-    while pending and len(seen) < _NEAR:
+    while pending and len(seen) < _MAX_NEAR_NODES:
         each = pending.pop(0)
         weights = weights_of(each)
         found += weights
         if not weights:
-            following = [next_one for next_one, _ in each.next_functions if next_one is not None]
-            pending += [next_one for next_one in following if next_one not in seen]
-            seen.update(following)
+            behind = following(each)
+            pending += [after for after in behind if after not in seen]
+            seen.update(behind)
     return tuple(found)
-
-
-def walk(nodes: Iterable[Any], seen: set[Any], most: int = 400_000) -> Iterator[Any]:
-    """Nodes and all that lies behind them, except those that have been seen."""
-    pending = [node for node in nodes if node is not None]
-    while pending and len(seen) < most:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        yield node
-        pending.extend(following for following, _ in node.next_functions if following is not None)
 
 
 def _raw_names(kind: type) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from torchmedic.evidence.memory.autopsy import Autopsy
-from torchmedic.evidence.memory.cures.predicted import Prediction, real_step_of, rows_of
+from torchmedic.evidence.memory.cures.predicted import real_step_of, rows_of
 from torchmedic.evidence.memory.cures.real_step import Outcome, RealStep
 from torchmedic.evidence.memory.fake.rows import Rows
 from torchmedic.evidence.memory.fake.whole_step import Change
@@ -29,9 +29,9 @@ from torchmedic.observe.memory import headroom
 
 SECONDS = 12.0  # for all trials of one failure
 LONGEST = 3.0  # a step that takes longer is not run again: a copy has but one thread
-_GRACE = 2.0
-_CUTS = 6  # halvings of the batch
-_SPARE = 2.0  # times what the process may have that the host must have free
+_GRACE_SECONDS = 2.0
+_MAX_HALVINGS = 6  # of the batch
+_MIN_FREE_TIMES_LIMIT = 2.0  # times what the process may have that the host must have free
 
 
 class Proof(NamedTuple):
@@ -42,7 +42,7 @@ class Proof(NamedTuple):
 
 
 class ForkedTrials:
-    """Made while the frames of the failure are alive, and holding none of them."""
+    """Trials of one failure: made while its frames are alive, and holding none of them."""
 
     def __init__(self, step: RealStep, changes: Sequence[Change], agent: ProcessContext) -> None:
         self._changes = changes
@@ -86,7 +86,7 @@ class ForkedTrials:
                 os._exit(0)  # nothing of the user's may run twice: no buffers, no handlers
         os.close(writer)
         try:
-            told = select.select([reader], [], [], seconds + _GRACE)[0]
+            told = select.select([reader], [], [], seconds + _GRACE_SECONDS)[0]
             return msgspec.json.decode(os.read(reader, 1 << 16), type=Outcome) if told else Outcome(None)
         except msgspec.DecodeError:
             return Outcome(None)  # it died
@@ -97,27 +97,30 @@ class ForkedTrials:
                 os.waitpid(child, 0)
 
 
-def forked_trials(autopsy: Autopsy, predicted: Prediction | str, *, evaluation: bool) -> ForkedTrials | None:
-    """What can be tried of the cures of a step that is too large; None where that is not possible."""
-    step = _step(autopsy, evaluation)
-    if step is None:
-        return None
-    unpredicted = () if isinstance(predicted, str) else predicted.unpredicted
-    changes = [*_plain(rows_of(autopsy, step), evaluation), *unpredicted]
-    return ForkedTrials(step, changes, autopsy.process) if changes else None
+class TrialPlan(NamedTuple):
+    """Which cures of a diagnosis are to be tried: one that is known, or all that may help a step that is too large."""
 
+    known: Change | None = None
+    unpredicted: tuple[Change, ...] = ()  # what may help, and fake tensors cannot tell
+    evaluation: bool = False
 
-def trial_of(autopsy: Autopsy, change: Change) -> ForkedTrials | None:
-    """One cure that is known."""
-    step = _step(autopsy, evaluation=False) or _step(autopsy, evaluation=True)
-    return ForkedTrials(step, [change], autopsy.process) if step is not None else None
+    def prepare(self, autopsy: Autopsy) -> ForkedTrials | None:
+        """The trials, ready to run without the frames of the failure; None where they are not possible."""
+        if self.known is not None:
+            step = _step(autopsy, evaluation=False) or _step(autopsy, evaluation=True)
+            return ForkedTrials(step, [self.known], autopsy.process) if step is not None else None
+        step = _step(autopsy, self.evaluation)
+        if step is None:
+            return None
+        changes = [*_plain(rows_of(autopsy, step), self.evaluation), *self.unpredicted]
+        return ForkedTrials(step, changes, autopsy.process) if changes else None
 
 
 def _step(autopsy: Autopsy, evaluation: bool) -> RealStep | None:
     if autopsy.exhaustion.on_device or torch.cuda.is_initialized() or autopsy.process.clock.usual_step > LONGEST:
         return None
     limit = headroom.address_limit()
-    if limit is None or psutil.virtual_memory().available < _SPARE * limit:
+    if limit is None or psutil.virtual_memory().available < _MIN_FREE_TIMES_LIMIT * limit:
         return None  # the host itself has no more, and a copy would take it from others
     try:
         return real_step_of(autopsy, evaluation=evaluation)
@@ -126,9 +129,9 @@ def _step(autopsy: Autopsy, evaluation: bool) -> RealStep | None:
 
 
 def _plain(rows: int | None, evaluation: bool) -> Iterator[Change]:
-    """What can be tried without knowing what the step is made of."""
+    """Changes that can be tried without knowing what the step is made of."""
     if evaluation:
         yield Change(grad=False)
-    for cut in range(1, _CUTS + 1):
+    for cut in range(1, _MAX_HALVINGS + 1):
         if rows is not None and rows >> cut:
             yield Change(rows=Rows(rows >> cut, rows), grad=False if evaluation else None)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torchmedic.evidence.memory.autopsy import Autopsy
 
 SECONDS = 5.0  # for all trials of one failure
-_SPACE = 256 << 20  # bytes of the address space that a replay may need at most
-_WORTH = 0.9  # of what the step needs: a change that saves less is none
+_MAX_REPLAY_BYTES = 256 << 20  # bytes of the address space that a replay may need at most
+_MAX_NEEDED_SHARE = 0.9  # of what the step needs: a change that saves less is none
 
 
 class Tried(NamedTuple):
@@ -108,14 +108,14 @@ class _Trials:
             except Exception:
                 continue  # fakes cannot follow this one
             seconds = min(seconds, time.monotonic() - started)  # the first one had to make its fakes
-            if found.needed < _WORTH * unchanged:
+            if found.needed < _MAX_NEEDED_SHARE * unchanged:
                 tried.append(found)
                 if found.fits and self._evaluation:
                     break
         return Prediction(self._room, unchanged, tuple(tried), tuple(self._unpredicted(first)))
 
     def _made_until_failure(self, first: Counting) -> int:
-        """Of the step that failed: it may have been the first, with neither gradients nor state from before."""
+        """Bytes that the failing step had made. It may have been the first, without gradients and state from before."""
         autopsy, phases = self._autopsy, first.live.by_phase
         reached = {"forward": True, "backward": autopsy.in_backward or autopsy.in_optimizer}
         made = max((made for phase, made in phases.items() if reached.get(phase, autopsy.in_optimizer)), default=0)
@@ -179,7 +179,7 @@ class _Trials:
 
 
 def real_step_of(autopsy: Autopsy, *, evaluation: bool) -> RealStep:
-    """The same, to be run for real.
+    """The step from its beginning through its backward, to be run for real.
 
     Raises:
         CannotCut: With the reason.
@@ -240,7 +240,7 @@ def _is_cramped() -> bool:
     """Whether the limit of the address space leaves too little for replays, which must not end the process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     taken = host_memory().address_space
-    return soft != resource.RLIM_INFINITY and taken is not None and soft - taken < _SPACE
+    return soft != resource.RLIM_INFINITY and taken is not None and soft - taken < _MAX_REPLAY_BYTES
 
 
 def _is_lstm(root: torch.nn.Module) -> bool:

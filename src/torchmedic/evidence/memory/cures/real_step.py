@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
-import math
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.evidence.exception import is_short
+from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.evidence.memory.fake.whole_step import Change, NotRows, WholeStep
 from torchmedic.replay.isolation.limits import Bounds, ReplayTooBig, ReplayTooLong
 from torchmedic.replay.isolation.outside_world import sealed
@@ -27,7 +26,8 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import SegmentEnd
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.step.trial import attempt
-from torchmedic.replay.trace.graph import leaves_behind
+from torchmedic.source.objects.finite import is_finite
+from torchmedic.source.objects.graph import leaves_behind
 
 OTHER_ERROR = "it raised"  # something that has nothing to do with memory
 _YIELDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -98,11 +98,11 @@ class RealStep(WholeStep):
             return Outcome(None)
         except Exception as failure:
             words = f"{OTHER_ERROR} {type(failure).__name__}: {failure}".splitlines()[0][:80]
-            return Outcome(False, "it ran out of memory as well" if is_short(failure) else words)
+            return Outcome(False, "it ran out of memory as well" if is_out_of_memory(failure) else words)
         return outcome
 
     def _turns(self, stack: contextlib.ExitStack, change: Change) -> Iterator[int]:
-        """Of a smaller batch it takes several for one update: the second finds the gradients of the first."""
+        """Turns of the step: a smaller batch takes several for one update, and the second has gradients to add to."""
         yield 1
         if change.rows is not None and not self.evaluation:
             stack.enter_context(_gradients_stay())
@@ -118,7 +118,7 @@ class RealStep(WholeStep):
         if not values or not gradients:
             return Outcome(None)  # it never came to its backward
         loss = f"loss {float(values[0].item()):.5g}, " if values[0].numel() == 1 else ""
-        if not all(_is_finite(each) for each in [*values, *gradients]):
+        if not all(is_finite(each) for each in [*values, *gradients]):
             return Outcome(False, f"{loss}not all numbers finite")
         return Outcome(True, f"{loss}all gradients finite")
 
@@ -165,8 +165,3 @@ def clear_frames(error: BaseException) -> None:
                 frame = frame.f_back
             tb = tb.tb_next
         chain = chain.__cause__ or chain.__context__
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    values = tensor.detach().coalesce().values() if tensor.is_sparse else tensor.detach()
-    return not values.numel() or math.isfinite(float(torch.linalg.vector_norm(values, ord=math.inf).item()))

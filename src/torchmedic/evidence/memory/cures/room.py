@@ -13,7 +13,7 @@ from torchmedic.evidence.memory.fake.whole_step import WholeStep
 if TYPE_CHECKING:
     from torchmedic.evidence.memory.autopsy import Autopsy
 
-_LARGE = 32 << 20  # bytes; glibc raises its threshold up to here
+_MAX_MMAP_THRESHOLD = 32 << 20  # bytes; glibc raises its threshold up to here
 _USABLE = 0.95  # the rest is in pieces that nothing fits into
 
 
@@ -59,8 +59,8 @@ def room_of(autopsy: Autopsy, step: WholeStep, rows: int | None) -> Room | None:
 
 
 def _on_host(size: float) -> float:
-    """What malloc takes: memory of its own for what is large, else pieces of a heap that it does not give back."""
-    return 1.1 * size if size >= _LARGE else 3.0 * size
+    """Bytes that malloc takes: a mapping of its own for what is large, else pieces of a heap that is not given back."""
+    return 1.1 * size if size >= _MAX_MMAP_THRESHOLD else 3.0 * size
 
 
 def _total(autopsy: Autopsy) -> int | None:

@@ -137,45 +137,77 @@ def untouched(
 ) -> Iterator[None]:
     """Put back, without a copy of anything big, what a step changes on the Python side of modules and weights."""
     roots = list(modules)
-    optimizers = list(optimizers)
     tensors = {id(each): each for each in leaves}
     tensors |= {id(each): each for root in roots for each in [*root.parameters(), *root.buffers()]}
-    gradients = [(tensor, tensor.grad) for tensor in tensors.values() if tensor.is_leaf]
-    versions = [(tensor, tensor._version) for tensor in tensors.values() if not tensor.is_inference()]
-    children = {id(child): child for root in roots for child in root.modules()}
-    plain = [(child, dict(child.__dict__)) for child in children.values()]
-    parts = [
-        (child, name, dict(child.__dict__[name])) for child in children.values() for name in ("_parameters", "_buffers")
-    ]
-    states = [
-        (optimizer, {key: dict(value) if isinstance(value, dict) else value for key, value in optimizer.state.items()})
-        for optimizer in optimizers
-    ]
-    numpy = sys.modules.get("numpy")
-    random_states = (random.getstate(), numpy.random.get_state() if numpy is not None else None, torch.get_rng_state())
+    with (
+        _same_random_numbers(),
+        _same_tensors(list(tensors.values())),
+        _same_states(list(optimizers)),
+        _same_modules(roots),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _same_tensors(tensors: list[torch.Tensor]) -> Iterator[None]:
+    """Put back which gradients tensors have, and their versions."""
+    gradients = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
+    versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
     try:
         yield
     finally:
         for tensor, gradient in gradients:
             tensor.grad = gradient
+        for tensor, version in versions:
+            if tensor._version != version:
+                set_version(tensor, version)
+
+
+@contextlib.contextmanager
+def _same_modules(roots: list[torch.nn.Module]) -> Iterator[None]:
+    """Put back the attributes, parameters and buffers of modules."""
+    children = list({id(child): child for root in roots for child in root.modules()}.values())
+    plain = [(child, dict(child.__dict__)) for child in children]
+    parts = [(child, name, dict(child.__dict__[name])) for child in children for name in ("_parameters", "_buffers")]
+    try:
+        yield
+    finally:
         for child, attributes in plain:
             child.__dict__.clear()
             child.__dict__.update(attributes)
         for child, name, content in parts:
             child.__dict__[name].update(content)
+
+
+@contextlib.contextmanager
+def _same_states(optimizers: list[Any]) -> Iterator[None]:
+    """Put back the state of optimizers: the same dictionaries with what they held."""
+    states = [
+        (optimizer, {key: dict(value) if isinstance(value, dict) else value for key, value in optimizer.state.items()})
+        for optimizer in optimizers
+    ]
+    try:
+        yield
+    finally:
         for optimizer, state in states:
             _put_back(optimizer.state, state)
-        for tensor, version in versions:
-            if tensor._version != version:
-                set_version(tensor, version)
-        random.setstate(random_states[0])
-        if numpy is not None and random_states[1] is not None:
-            numpy.random.set_state(random_states[1])
-        torch.set_rng_state(random_states[2])
+
+
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """Put back the random numbers of Python, NumPy and torch on the host."""
+    numpy = sys.modules.get("numpy")
+    states = (random.getstate(), numpy.random.get_state() if numpy is not None else None, torch.get_rng_state())
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        if numpy is not None and states[1] is not None:
+            numpy.random.set_state(states[1])
+        torch.set_rng_state(states[2])
 
 
 def _put_back(state: Any, before: dict[Any, Any]) -> None:
-    """The state of an optimizer: the same dictionaries with what they held."""
     for key in [key for key in state if key not in before]:
         del state[key]
     for key, value in before.items():

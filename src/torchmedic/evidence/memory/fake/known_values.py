@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torchmedic.evidence.memory.fake.operands import exchanged, tensors_of
 
-_SMALL = 1 << 20  # elements
+_MAX_ELEMENTS = 1 << 20
 _HOST = "_torchmedic_host_value"
 
 
@@ -64,7 +64,7 @@ def remember(result: Any, known: Any) -> None:
 def _stays_small(func: Any, tensors: list[torch.Tensor]) -> bool:
     """Whether the result cannot be much larger than what is read, as that of all pairs would be."""
     alike = len({tuple(tensor.shape) for tensor in tensors}) == 1 and "repeat" not in func._schema.name
-    return alike or math.prod(max(1, tensor.numel()) for tensor in tensors) <= _SMALL
+    return alike or math.prod(max(1, tensor.numel()) for tensor in tensors) <= _MAX_ELEMENTS
 
 
 def _is_harmless(func: Any, kwargs: Any) -> bool:
@@ -74,7 +74,7 @@ def _is_harmless(func: Any, kwargs: Any) -> bool:
 
 
 def _is_index(tensor: torch.Tensor) -> bool:
-    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel() <= _SMALL
+    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel() <= _MAX_ELEMENTS
 
 
 def _is_small_index(tensor: torch.Tensor, device: str) -> bool:

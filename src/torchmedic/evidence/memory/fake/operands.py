@@ -22,7 +22,7 @@ def tensors_of(args: Any, kwargs: Mapping[str, Any] | None = None) -> list[torch
 
 
 def exchanged(args: Any, kwargs: Mapping[str, Any], exchange: Exchange) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same arguments with every value exchanged."""
+    """Arguments with every value exchanged."""
     return tuple(_one(value, exchange) for value in args), {
         name: _one(value, exchange) for name, value in kwargs.items()
     }

@@ -45,7 +45,7 @@ def update(optimizer: Any, ledger: Counting) -> None:
 
 
 def _by_shape(params: list[torch.Tensor]) -> Alike:
-    """Those with a gradient, grouped."""
+    """The parameters with a gradient, grouped."""
     found: dict[tuple[Any, ...], list[torch.Tensor]] = {}
     for tensor in params:
         if tensor.grad is not None:

@@ -177,12 +177,12 @@ class Counting(ByteLedger):
         return known[1]
 
     def end_course(self) -> None:
-        """What follows (the update of the weights, the end of the replay) is no part of the course."""
+        """End the course: the update of the weights and the end of the replay are no part of it."""
         self.course = self.course or self.live.course
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """What happens inside is the step of an optimizer."""
+        """Count what is made inside as the step of an optimizer."""
         self.end_course()
         phase, self.live.phase = self.live.phase, UPDATE
         self._updating = self.has_updated = True

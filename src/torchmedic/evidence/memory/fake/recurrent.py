@@ -18,7 +18,7 @@ def answers(func: Any) -> bool:
 
 
 def answer(func: Any, args: Any, kwargs: Any) -> Any:
-    """What one of these operations gives, on fakes."""
+    """The result of a recurrent operation on fakes."""
     if func is torch.ops.aten._cudnn_rnn_backward.default:
         return _backward(*args, **kwargs)
     output, hy, cy, _, buffer = func(*args, **kwargs)

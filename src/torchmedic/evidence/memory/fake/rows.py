@@ -52,7 +52,7 @@ def _is_time_major(module: torch.nn.Module) -> bool:
 
 
 def fewer(value: Any, rows: Rows, depth: int = _DEEP) -> Any:
-    """The same value with fewer rows; itself where it has none of that number."""
+    """A value with fewer rows; the value itself where it does not have that number of rows."""
     if isinstance(value, torch.Tensor):
         return _cut(value, rows)
     if depth == 0 or isinstance(value, str | bytes | torch.nn.Module):

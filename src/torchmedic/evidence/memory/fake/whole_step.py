@@ -45,7 +45,7 @@ class Rewritten(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What is different from the step as it was."""
+    """A change of the step, to be tried."""
 
     rows: Rows | None = None
     autocast: str = ""  # the kind of device
@@ -185,7 +185,7 @@ class WholeStep(FakeRunner):
         return namespace
 
     def _lay_out(self, namespace: dict[str, Any], left: dict[str, list[torch.Tensor]], rows: Rows | None) -> None:
-        """What is there before the first statement, as fakes that can go."""
+        """The variables before the first statement, as fakes that can be freed."""
         gradients = self.first_gradients
         for leaf in self.leaves:
             leaf.grad = None
@@ -217,7 +217,7 @@ class WholeStep(FakeRunner):
 
 
 def _has_others(tensor: torch.Tensor, rows: Rows) -> bool:
-    """Whether it holds indices that are not one per row."""
+    """Whether a tensor holds indices that are not one per row."""
     index = tensor.dtype in (torch.int64, torch.int32) and tensor.numel() > 1
     return index and tensor.shape[0] != rows.kept
 

@@ -11,12 +11,10 @@ from typing import Any
 
 import torch
 
-from torchmedic.source.bindings import FUNCTIONS, binds, own_statements
+from torchmedic.source.bindings import binds, own_statements
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import UNKNOWN, read
-
-_LOOPS = ast.For | ast.AsyncFor | ast.While
-_ENDS = ast.Return | ast.Continue | ast.Break | ast.Raise
+from torchmedic.source.syntax import FUNCTIONS, LEAVING, LOOPS
 
 
 def not_taken(frame: Frame, body: ast.AST | None) -> frozenset[int]:
@@ -30,13 +28,13 @@ def not_taken(frame: Frame, body: ast.AST | None) -> frozenset[int]:
                     continue
                 assert isinstance(statement, ast.If)
                 taken, passed = (statement.body, statement.orelse) if verdict else (statement.orelse, statement.body)
-                if taken and isinstance(taken[-1], _ENDS):
+                if taken and isinstance(taken[-1], LEAVING):
                     passed = [*passed, *block[position + 1 :]]
                 found |= {id(node) for each in passed for node in ast.walk(each) if isinstance(node, ast.stmt)}
     return frozenset(found)
 
 
-def _blocks(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module) -> list[list[ast.stmt]]:
+def _blocks(body: FUNCTIONS | ast.Module) -> list[list[ast.stmt]]:
     holders = [body, *own_statements(body)]
     blocks = [getattr(each, name, None) for each in holders for name in ("body", "orelse", "finalbody")]
     return [block for block in blocks if isinstance(block, list)]
@@ -85,5 +83,5 @@ def _stays(name: str, body: ast.AST) -> bool:
     if len(made) == 1 and isinstance(made[0], ast.For):
         over = made[0].iter
         return isinstance(over, ast.List | ast.Tuple) and all(isinstance(each, ast.Constant) for each in over.elts)
-    loops = [each for each in own_statements(body) if isinstance(each, _LOOPS)]
+    loops = [each for each in own_statements(body) if isinstance(each, LOOPS)]
     return len(made) <= 1 and not any(each is inner for each in made for loop in loops for inner in ast.walk(loop))

@@ -14,19 +14,16 @@ from types import CodeType, FrameType
 from typing import Literal
 
 from torchmedic.evidence.memory.source.branches import not_taken
-from torchmedic.source.bindings import FUNCTIONS, binds, own_statements, reaching
+from torchmedic.source.bindings import binds, own_statements, reaching
 from torchmedic.source.live_frames import Frame, syntax_tree
 from torchmedic.source.scopes import function_body
 from torchmedic.source.segment.cut import turn_around
+from torchmedic.source.syntax import FUNCTIONS, callee, last_name, nodes_in
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.vocabulary import ADDING_METHODS, BACKWARD_CALLS, calls_backward, cuts_graph
 
 Backward = Literal["every turn", "somewhere", "never"]
 
-BACKWARD = frozenset({"backward", "grad", "manual_backward"})
-# What comes out of these methods and functions leads to no graph.
-_CUTTING_METHODS = frozenset("item detach tolist numpy argmax argmin argsort bool int long size format".split())
-_CUTTING_FUNCTIONS = frozenset("float int bool len str print range".split())
-_KEEPS = frozenset("append extend add insert update put appendleft".split())
 _COMPOUND = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 
 
@@ -67,27 +64,18 @@ def is_differentiated_later(names: frozenset[str]) -> bool:
     return any(_Way(body, frozenset(), names=names).goes_backward() for body in bodies if calls_backward(body))
 
 
-def calls_backward(tree: ast.AST) -> bool:
-    """Whether a call in some source goes backward."""
-    return any(isinstance(node, ast.Call) and called(node) in BACKWARD for node in ast.walk(tree))
-
-
 def backward_around(frame: FrameType, line: int) -> Backward:
     """Whether the innermost loop around a line goes backward itself, or at least its file somewhere."""
     if any(map(calls_backward, turn_around(frame, line))):
         return "every turn"
     tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
-    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if tree is not None else set()
-    return "never" if names.isdisjoint({"backward", "grad"}) else "somewhere"
+    names = {node.attr for node in nodes_in(tree) if isinstance(node, ast.Attribute)}
+    return "never" if names.isdisjoint(BACKWARD_CALLS) else "somewhere"
 
 
 def source_goes_backward() -> bool:
     """Whether any of the user's modules does."""
     return any(calls_backward(tree) for tree in _user_trees())
-
-
-def called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 class _Way:
@@ -102,7 +90,7 @@ class _Way:
         own: str = "",
         passed: frozenset[int] = frozenset(),
     ) -> None:
-        self._backward = BACKWARD | trainers
+        self._backward = BACKWARD_CALLS | trainers
         self._body = body
         statements = own_statements(body) if isinstance(body, FUNCTIONS | ast.Module) else ()
         self._statements = [each for each in statements if id(each) not in passed]
@@ -117,7 +105,7 @@ class _Way:
                 parts = [*call.args, *(each.value for each in call.keywords)]
                 if isinstance(call.func, ast.Attribute):
                     parts.append(call.func.value)
-                if called(call) in self._backward and self._any(parts, statement):
+                if callee(call) in self._backward and self._any(parts, statement):
                     return True
         return any(self._is_captured(name) for name in _captured(self._body))
 
@@ -155,11 +143,11 @@ class _Way:
                 case ast.AugAssign(target=ast.Attribute() as target, value=value):
                     holders, parts = [target], [value]
                 case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr=method), args=args)):
-                    holders, parts = [owner] if method in _KEEPS else [], args
+                    holders, parts = [owner] if method in ADDING_METHODS else [], args
                 case _:
                     continue
             if holders and self._any(parts, statement):
-                found |= {last for each in holders if (last := _last_name(each)) and not self._makes(last)}
+                found |= {last for each in holders if (last := last_name(each)) and not self._makes(last)}
         return frozenset(found)
 
     def _makes(self, name: str) -> bool:
@@ -171,7 +159,7 @@ class _Way:
         if self._start is not None and (expression is self._node or (self._node is None and at is self._start)):
             return True
         match expression:
-            case ast.Call() if _cuts(expression):
+            case ast.Call() if cuts_graph(expression):
                 return False
             case ast.Compare() | ast.UnaryOp(op=ast.Not()) | ast.Constant():
                 return False
@@ -216,7 +204,7 @@ class _Way:
         for statement in self._statements:
             match statement:
                 case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr=method), args=args)):
-                    owners, parts = [owner] if method in _KEEPS else [], args
+                    owners, parts = [owner] if method in ADDING_METHODS else [], args
                 case ast.Assign(targets=targets, value=value):
                     items = [each.value for each in targets if isinstance(each, ast.Subscript)]
                     owners, parts = [*items, *(each for each in targets if isinstance(each, ast.Attribute))], [value]
@@ -228,18 +216,10 @@ class _Way:
         return False
 
 
-def _cuts(call: ast.Call) -> bool:
-    return called(call) in (_CUTTING_METHODS if isinstance(call.func, ast.Attribute) else _CUTTING_FUNCTIONS)
-
-
-def _last_name(expression: ast.expr) -> str:
-    return expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
-
-
 def _captured(body: ast.AST | None) -> set[str]:
     """Variables that functions within a function read from around them, as far as they go backward."""
     found: set[str] = set()
-    for inner in ast.walk(body) if body is not None else ():
+    for inner in nodes_in(body):
         if isinstance(inner, FUNCTIONS) and inner is not body and calls_backward(inner):
             own = {each.arg for each in ast.walk(inner.args) if isinstance(each, ast.arg)}
             names = {each.id for each in ast.walk(inner) if isinstance(each, ast.Name)}
@@ -254,7 +234,7 @@ def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
 
 
 def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
-    """Those of a statement itself, not of the statements inside it."""
+    """The expressions of a statement itself, not those of the statements inside it."""
     if not isinstance(statement, _COMPOUND):
         yield from ast.walk(statement)
         return

@@ -15,11 +15,11 @@ from torchmedic.evidence.memory.accounting.holder import Holder
 from torchmedic.evidence.memory.source.library_fillers import given_at
 from torchmedic.observe.heap.walk import Held
 from torchmedic.records import Location, Role
+from torchmedic.source.assignments import flat
 from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.syntax import CALLABLES, FUNCTIONS, LOOPS, first_line, has_line, nodes_in
 from torchmedic.source.user_code import is_user_file
-
-_LEAVES_GRAPH = frozenset("item detach tolist numpy float int cpu_number".split())
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+from torchmedic.source.vocabulary import cuts_graph
 
 
 class Filler(NamedTuple):
@@ -35,18 +35,13 @@ class Filler(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is stored, as the source says it."""
+        """The text of the expression that is stored."""
         return ast.unparse(self.value) if self.value is not None else ""
 
     @property
     def frees_graph(self) -> bool:
         """Whether what is stored is made a number or is cut off from its graph first."""
-        value = self.value
-        if isinstance(value, ast.Call):
-            function = value.func
-            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-            return name in _LEAVES_GRAPH
-        return False
+        return isinstance(self.value, ast.Call) and cuts_graph(self.value)
 
 
 def fillers_of(holder: Holder) -> list[Filler]:
@@ -61,12 +56,12 @@ def fillers_of(holder: Holder) -> list[Filler]:
 
 
 def traffic_of(holder: Holder) -> Traffic:
-    """What the source says of who fills it, who empties it, and whether it is filled up to a limit."""
+    """The lines that fill and empty a holder, and whether it is filled only up to a length."""
     return traffic(_held(holder), [file for file, _ in _sources(holder)])
 
 
 def _held(holder: Holder) -> Held:
-    """The same holder as the watch over leaks would know it."""
+    """The record that the watch over leaks would have of this holder."""
     path = re.sub(r"\[.*?\]", "", holder.path)
     by_attribute = bool(holder.attribute) and holder.parent is not None
     last = holder.attribute if by_attribute else path.partition(".")[0]
@@ -101,16 +96,14 @@ def _sources(holder: Holder) -> Iterator[tuple[str, ast.Module]]:
 
 
 def _scopes(tree: ast.Module, holder: Holder, file: str) -> Iterable[ast.AST]:
-    """Where the name means this variable: its function, or the whole file for a global or an attribute."""
+    """The parts of a file where the name means this variable: its function; all of it for a global or attribute."""
     code = holder.scope
     if not holder.function or not isinstance(code, types.CodeType) or file != code.co_filename:
         return (tree,)
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            if first == code.co_firstlineno and node.name == code.co_name:
-                # A closure is filled where it is used and where it was made: look at what is around it as well.
-                return (node,) if holder.in_frame and holder.parent is None else (tree,)
+        if isinstance(node, FUNCTIONS) and node.name == code.co_name and first_line(node) == code.co_firstlineno:
+            # A closure is filled where it is used and where it was made: look at what is around it as well.
+            return (node,) if holder.in_frame and holder.parent is None else (tree,)
     return (tree,)
 
 
@@ -124,11 +117,11 @@ def assigned_at(holder: Holder) -> list[Filler]:
             for node, in_loop in _with_loops(scope, False, others):
                 targets: list[ast.expr] = []
                 if isinstance(node, ast.Assign):
-                    targets = [part for target in node.targets for part in _flat(target)]
+                    targets = list(flat(node.targets))
                 elif isinstance(node, ast.AnnAssign | ast.AugAssign):
                     targets = [node.target]
                 elif isinstance(node, ast.For):
-                    targets = list(_flat(node.target))
+                    targets = list(flat([node.target]))
                 if any(_is(target, wanted, holder) for target in targets):
                     where: Any = node.iter if isinstance(node, ast.For) else node
                     found.append(Filler(file, where, getattr(node, "value", None), in_loop))
@@ -139,21 +132,7 @@ def is_looped(filler: Filler) -> bool:
     """Whether a loop stands around a statement, and not just the function that it is in."""
     tree = syntax_tree(filler.file)
     line = filler.node.lineno
-    return any(
-        isinstance(node, ast.For | ast.AsyncFor | ast.While)
-        and any(each.lineno <= line <= (each.end_lineno or each.lineno) for each in node.body)
-        for node in (ast.walk(tree) if tree is not None else ())
-    )
-
-
-def _flat(target: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(target, ast.Tuple | ast.List):
-        for part in target.elts:
-            yield from _flat(part)
-    elif isinstance(target, ast.Starred):
-        yield from _flat(target.value)
-    else:
-        yield target
+    return any(isinstance(node, LOOPS) and any(has_line(each, line) for each in node.body) for node in nodes_in(tree))
 
 
 def _with_own(tree: ast.AST, holder: Holder) -> frozenset[ast.AST]:
@@ -161,7 +140,7 @@ def _with_own(tree: ast.AST, holder: Holder) -> frozenset[ast.AST]:
     if holder.function or holder.parent is not None:
         return frozenset()
     name = re.split(r"[.\[]", holder.path, maxsplit=1)[0]
-    functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS[:2])]
+    functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
     return frozenset(
         node
         for node in functions
@@ -174,7 +153,7 @@ def _with_loops(node: ast.AST, in_loop: bool, without: frozenset[ast.AST]) -> It
     for child in ast.iter_child_nodes(node):
         if child in without:
             continue
-        inside = in_loop or isinstance(node, ast.For | ast.AsyncFor | ast.While | _FUNCTIONS[0] | _FUNCTIONS[2])
+        inside = in_loop or isinstance(node, LOOPS | CALLABLES)
         yield child, inside
         yield from _with_loops(child, inside, without)
 

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from torchmedic.evidence.memory.accounting.holder import Holder
-from torchmedic.observe.heap.object_parts import is_users
+from torchmedic.source.objects.parts import is_users
+from torchmedic.source.vocabulary import ADDING_METHODS, STORING_METHODS
 
-_GIVES = frozenset("update add add_batch append extend put push log store record write observe forward".split())
+# An object of a library may keep what any of these methods is given; of the user's own classes the source is read.
+_GIVES = ADDING_METHODS | STORING_METHODS | {"add_batch", "observe", "forward"}
 
 
 def given_at(holder: Holder, trees: Iterable[tuple[str, ast.Module]]) -> Iterator[tuple[str, ast.Call]]:

@@ -13,18 +13,22 @@ import torch
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.scopes import assignment_before
+from torchmedic.source.vocabulary import runs_backward
 
-_FAR = 6  # statements
+_MAX_STATEMENTS = 6  # that a loss is followed back through
 
 
 def trained_call(frame: Frame) -> ast.Call | None:
-    """The call that `loss.backward()`, which a frame is at, goes back to; None where the source does not show it."""
+    """The call of the model that the backward which a frame is at goes back to; None where the source does not show it.
+
+    The loss is the owner of `backward`, or an argument: `accelerator.backward(loss)`, `self.manual_backward(loss)`.
+    """
     call = frame.node
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or not runs_backward(call):
         return None
-    pending: list[ast.AST] = [call.func.value]
+    pending: list[ast.AST] = [call.func.value, *call.args[:1]]
     seen: set[str] = set()
-    for _ in range(_FAR):
+    for _ in range(_MAX_STATEMENTS):
         if not pending:
             break
         part = pending.pop(0)

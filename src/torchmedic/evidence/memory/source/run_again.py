@@ -15,13 +15,11 @@ from typing import Any
 
 import torch
 
-from torchmedic.evidence.leaks.source.holder_names import first_line
 from torchmedic.evidence.memory.source.fillers import Filler
 from torchmedic.source.live_frames import Frame, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, first_line, has_line, nodes_in
 from torchmedic.source.user_code import is_user_file
 
-_LOOPS = ast.For | ast.While | ast.AsyncFor
-_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _UNSEEN = frozenset("forward __call__ __getitem__ __getitems__ __next__".split())  # called without their names
 _LOADING = os.path.join("torch", "utils", "data", "_utils", "")
 _BATCHES = (_LOADING + "worker.py", _LOADING + "fetch.py")  # which ask for batch after batch
@@ -51,10 +49,10 @@ def is_run_again(filler: Filler, frames: Sequence[Frame], modules: Iterable[torc
             if not around.isdisjoint(under_way) and _is_in_loop(frame):
                 return True
         tree = syntax_tree(frame.file, frame.live.f_globals) if frame.is_user else None
-        for loop in ast.walk(tree) if tree is not None else ():
-            if not isinstance(loop, _LOOPS) or not _is_in(loop, frame.line):
+        for loop in nodes_in(tree):
+            if not isinstance(loop, LOOPS) or not has_line(loop, frame.line):
                 continue
-            if filler.file == frame.file and _is_in(loop, filler.node.lineno):
+            if filler.file == frame.file and has_line(loop, filler.node.lineno):
                 return True
             under_way = {inner.function for inner in frames[position + 1 :] if inner.file == filler.file}
             if not around.isdisjoint(under_way):
@@ -66,24 +64,19 @@ def is_run_again(filler: Filler, frames: Sequence[Frame], modules: Iterable[torc
 
 
 def _is_torchs(frame: Frame) -> bool:
-    """Its containers go through layers in a loop, once in each step."""
+    """Whether a frame is torch's: its containers go through their layers in a loop, once in each step."""
     return str(frame.live.f_globals.get("__name__", "")).partition(".")[0] == "torch"
 
 
 def _is_in_loop(frame: Frame) -> bool:
     tree = syntax_tree(frame.file, frame.live.f_globals)
-    loops = (node for node in ast.walk(tree) if isinstance(node, _LOOPS)) if tree is not None else ()
-    return any(_is_in(loop, frame.line) for loop in loops)
-
-
-def _is_in(node: ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
+    return any(isinstance(node, LOOPS) and has_line(node, frame.line) for node in nodes_in(tree))
 
 
 def _called(tree: ast.AST) -> set[str]:
     """The names that are called, and in quotes the texts that are handed on: `getattr(callback, "on_step")(out)`."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    names = {each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "") for each in calls}
+    names = {callee(each) for each in calls}
     texts = [value.value for each in calls for value in each.args if isinstance(value, ast.Constant)]
     return names | {f"'{text}" for text in texts if isinstance(text, str) and text.isidentifier()}
 
@@ -98,10 +91,10 @@ def _calls(frames: Sequence[Frame]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for tree in filter(None, map(syntax_tree, sorted(files))):
         for node in ast.walk(tree):
-            if isinstance(node, _FUNCTIONS):
+            if isinstance(node, FUNCTIONS):
                 found.setdefault(node.name, set()).update(_called(node))
             elif isinstance(node, ast.ClassDef):
-                made = [each for each in node.body if isinstance(each, _FUNCTIONS) and each.name == "__init__"]
+                made = [each for each in node.body if isinstance(each, FUNCTIONS) and each.name == "__init__"]
                 found.setdefault(node.name, set()).update(*map(_called, made))
     return found
 
@@ -129,7 +122,7 @@ def _hooks(modules: Iterable[torch.nn.Module]) -> set[str]:
 
 
 def _name_of(function: Any) -> set[str]:
-    """Of a function, also behind a `partial`; none of what has no name."""
+    """The name of a function, also behind a `partial`; empty for what has no name."""
     return {str(getattr(getattr(function, "func", function), "__name__", ""))} - {""}
 
 
@@ -137,6 +130,6 @@ def _functions_around(file: str, line: int) -> set[str]:
     tree = syntax_tree(file)
     return {
         node.name
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, _FUNCTIONS) and first_line(node) <= line <= (node.end_lineno or node.lineno)
+        for node in nodes_in(tree)
+        if isinstance(node, FUNCTIONS) and first_line(node) <= line <= (node.end_lineno or node.lineno)
     }

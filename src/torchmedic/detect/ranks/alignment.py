@@ -1,0 +1,290 @@
+"""Where the logs of several ranks first differ, and which rank left the common way.
+
+Collectives of one group pair up by their order, not by their line. A rank that makes one call too many or too few
+therefore fails only later, at a pair that does not fit. So the logs are compared by call site first: the first call
+that only some ranks make is the cause, and all that follows is an echo of it.
+
+A call at another line is no difference by itself: `if rank == 0: broadcast(x) else: broadcast(y)` is healthy. It is
+one only if the calls cannot be paired, or if the pairs after it are shifted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from torchmedic.records.ranks import FORWARD, POINT_TO_POINT, Collective, Difference, DifferenceKind, FoundBy, RankLog
+
+_WINDOW = 256  # calls after the first difference that are compared
+_END = -1
+_MIN_HABIT = 2  # forwards with a backward that make one without it an exception
+
+
+def first_difference(logs: Sequence[RankLog]) -> Difference | None:
+    """Compare the logs of all ranks, group by group; the earliest difference is returned."""
+    found = [
+        difference
+        for group, streams in by_group(logs).items()
+        if len(streams) > 1 and (difference := _compare(group, streams)) is not None
+    ]
+    return min(found, key=_begun, default=None)
+
+
+def _begun(difference: Difference) -> float:
+    calls = (difference.before, difference.call, difference.expected)
+    return next((call.time for call in calls if call is not None), 0.0)
+
+
+def by_group(logs: Sequence[RankLog]) -> dict[str, dict[int, list[Collective]]]:
+    """The collectives of each group by rank, from the first call on that all logs still hold.
+
+    A rank that was killed has left only its calls from Python: then only those are compared.
+    """
+    complete = all(log.complete for log in logs)
+    found: dict[str, dict[int, list[Collective]]] = {}
+    for log in logs:
+        for call in log.calls:
+            if is_compared(call) and (complete or not call.native):
+                found.setdefault(call.group, {}).setdefault(log.rank, []).append(call)
+    world = [log.rank for log in logs]
+    for rank in world:
+        if "0" in found:
+            found["0"].setdefault(rank, [])
+    if any(log.dropped for log in logs):
+        for streams in found.values():
+            _cut(streams)
+    return found
+
+
+def is_compared(call: Collective) -> bool:
+    """Whether all ranks of the group must make this call."""
+    return call.op not in POINT_TO_POINT and call.op != FORWARD
+
+
+def _cut(streams: dict[int, list[Collective]]) -> None:
+    """Drop the calls that the ring of another rank has overwritten."""
+    firsts = [next((call.ordinal for call in calls if not call.native), 0) for calls in streams.values()]
+    start = max(firsts, default=0)
+    for calls in streams.values():
+        place = next((at for at, call in enumerate(calls) if not call.native and call.ordinal >= start), 0)
+        del calls[:place]
+
+
+def _compare(group: str, streams: Mapping[int, Sequence[Collective]]) -> Difference | None:
+    tokens = _tokens(streams)
+    classes = _classes(tokens)
+    start = 0
+    while True:
+        index = _first_unequal(list(classes), start)
+        if index is None:
+            return None
+        parts = _parts(classes, index)
+        healthy = _healthy_until(parts, tokens, streams, index)
+        if healthy is None:
+            return _judge(group, streams, tokens, parts, index)
+        start = healthy
+
+
+def _tokens(streams: Mapping[int, Sequence[Collective]]) -> dict[int, tuple[int, ...]]:
+    """Each call as a number: equal where call site and content are."""
+    known: dict[object, int] = {}
+    return {
+        rank: tuple(known.setdefault((call.content, call.site), len(known)) for call in calls)
+        for rank, calls in streams.items()
+    }
+
+
+def _classes(tokens: Mapping[int, tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
+    """The ranks by their stream: nearly all have the same."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank, stream in tokens.items():
+        found.setdefault(stream, []).append(rank)
+    return found
+
+
+def _first_unequal(streams: list[tuple[int, ...]], start: int) -> int | None:
+    """The first place from `start` on at which two streams differ, or one ends and another does not."""
+    if len(streams) < 2:
+        return None
+    shortest, longest = min(map(len, streams)), max(map(len, streams))
+    first = streams[0]
+    low, high = start, shortest  # equal below `low`; bisection on slices is a comparison in C
+    while low < high:
+        middle = (low + high + 1) // 2
+        if all(stream[low:middle] == first[low:middle] for stream in streams[1:]):
+            low = middle
+        else:
+            high = middle - 1
+    return low if low < longest else None
+
+
+def _parts(classes: Mapping[tuple[int, ...], list[int]], index: int) -> dict[int, list[int]]:
+    """The ranks by what they call at a place."""
+    found: dict[int, list[int]] = {}
+    for stream, ranks in classes.items():
+        found.setdefault(stream[index] if index < len(stream) else _END, []).extend(ranks)
+    return found
+
+
+def _healthy_until(
+    parts: Mapping[int, list[int]],
+    tokens: Mapping[int, tuple[int, ...]],
+    streams: Mapping[int, Sequence[Collective]],
+    index: int,
+) -> int | None:
+    """Where the streams come together again if the calls differ in their lines only; None if they do not fit."""
+    if _END in parts:
+        return None
+    chosen = [ranks[0] for ranks in parts.values()]
+    if len({streams[rank][index].content for rank in chosen}) > 1:
+        return None
+    first = chosen[0]
+    ends = [index + 1]
+    for rank in chosen[1:]:
+        blocks = _blocks(tokens[first], tokens[rank], index)
+        if not blocks or blocks[0][0] != "replace":
+            return None
+        _, low, high, other_low, other_high = blocks[0]
+        same = [streams[first][at].content for at in range(low, high)]
+        if same != [streams[rank][at].content for at in range(other_low, other_high)]:
+            return None  # a shift begins here
+        ends.append(high)
+    return max(ends)
+
+
+def _blocks(one: tuple[int, ...], other: tuple[int, ...], index: int) -> list[tuple[str, int, int, int, int]]:
+    """How one stream becomes the other from a place on."""
+    matcher = difflib.SequenceMatcher(
+        None, one[index : index + _WINDOW], other[index : index + _WINDOW], autojunk=False
+    )
+    return [
+        (tag, a + index, b + index, c + index, d + index) for tag, a, b, c, d in matcher.get_opcodes() if tag != "equal"
+    ]
+
+
+def _judge(
+    group: str,
+    streams: Mapping[int, Sequence[Collective]],
+    tokens: Mapping[int, tuple[int, ...]],
+    parts: Mapping[int, list[int]],
+    index: int,
+) -> Difference:
+    common, by = _common(tokens, parts, index)
+    others = sorted(parts[common]) if common is not None else []
+    culprits = sorted(rank for token, ranks in parts.items() if token != common for rank in ranks)
+    if common is None:  # nobody can be named; the first two ways are shown
+        first, second = sorted(parts.values(), key=min)[:2]
+        culprits, others = sorted(second), sorted(first)
+    call = _at(streams[culprits[0]], index)
+    expected = _at(streams[others[0]], index)
+    usual = tokens[others[0]][:index].count(tokens[others[0]][index]) if expected is not None else 0
+    return Difference(
+        kind=_kind(call, expected, tokens[culprits[0]], tokens[others[0]], index),
+        group=group,
+        culprits=tuple(culprits),
+        others=tuple(others),
+        call=call,
+        expected=expected,
+        before=_at(streams[others[0]], index - 1) if index else None,
+        index=index,
+        by=by,
+        usual=usual,
+    )
+
+
+def _common(
+    tokens: Mapping[int, tuple[int, ...]], parts: Mapping[int, list[int]], index: int
+) -> tuple[int | None, FoundBy]:
+    """Which of the calls at a place is the common way, and how that is known; None where nothing tells."""
+    if len(parts) == 2 and _END in parts:
+        return next(token for token in parts if token != _END), "end"
+    total = sum(map(len, parts.values()))
+    most = max(parts, key=lambda token: len(parts[token]))
+    if 2 * len(parts[most]) > total > 2:
+        return most, "majority"
+    prefix = next(iter(tokens.values()))[:index]
+    pairs = Counter(itertools.pairwise(prefix))
+    usual = [token for token in parts if index and token != _END and pairs[(prefix[-1], token)]]
+    if len(usual) == 1:
+        return usual[0], "habit"
+    return _by_insertion(tokens, parts, index)
+
+
+def _by_insertion(
+    tokens: Mapping[int, tuple[int, ...]], parts: Mapping[int, list[int]], index: int
+) -> tuple[int | None, FoundBy]:
+    """A call that nobody else ever makes, after which the rank goes the way of the others, was inserted."""
+    rows = [(token, ranks[0]) for token, ranks in parts.items() if token != _END]
+    everywhere = {token: {rank for rank, stream in tokens.items() if token in stream} for token, _ in rows}
+    alone = [token for token, _ in rows if everywhere[token] <= set(parts[token])]
+    shared = [token for token, _ in rows if token not in alone]
+    if len(shared) == 1 and alone:
+        return shared[0], "insertion"
+    return None, "nothing"
+
+
+def _kind(
+    call: Collective | None, expected: Collective | None, own: tuple[int, ...], common: tuple[int, ...], index: int
+) -> DifferenceKind:
+    if call is None:
+        return "stopped"
+    if expected is None:
+        return "extra"
+    if call.site == expected.site and call.op == expected.op:
+        return "content"
+    blocks = _blocks(common, own, index)
+    if blocks and blocks[0][0] == "insert":
+        return "extra"
+    if blocks and blocks[0][0] == "delete":
+        return "missing"
+    if common[index] not in own and own[index] in common:
+        return "missing"
+    return "other"
+
+
+def _at(calls: Sequence[Collective], index: int) -> Collective | None:
+    return calls[index] if 0 <= index < len(calls) else None
+
+
+def unmatched(logs: Iterable[RankLog]) -> list[tuple[int, Collective]]:
+    """The last `send` or `recv` of each rank that has no partner on the other rank, by rank."""
+    logs = list(logs)
+    sent: Counter[tuple[int, int]] = Counter()
+    received: Counter[tuple[int, int]] = Counter()
+    for log in logs:
+        for call in log.calls:
+            if call.peer is not None and call.op == "send":
+                sent[(log.rank, call.peer)] += 1
+            elif call.peer is not None and call.op == "recv":
+                received[(call.peer, log.rank)] += 1
+    found = []
+    for log in logs:
+        last = next((call for call in reversed(log.calls) if call.op != FORWARD), None)
+        if last is None or last.peer is None:
+            continue
+        pair = (log.rank, last.peer) if last.op == "send" else (last.peer, log.rank)
+        own, partner = (sent, received) if last.op == "send" else (received, sent)
+        if last.op in ("send", "recv") and own[pair] > partner[pair]:
+            found.append((log.rank, last))
+    return found
+
+
+def forward_without_backward(log: RankLog) -> Collective | None:
+    """The last forward of DistributedDataParallel that no backward followed, though as a rule one does on this rank."""
+    followed: Counter[object] = Counter()
+    alone: list[Collective] = []
+    forward: Collective | None = None
+    for call in log.calls if log.complete else ():
+        if call.op == FORWARD:
+            if forward is not None:
+                alone.append(forward)
+            forward = call
+        elif call.native and forward is not None and call.op == "all_reduce":
+            followed[forward.site] += 1
+            forward = None
+    if forward is not None:
+        alone.append(forward)
+    usual = [each for each in alone if followed[each.site] >= _MIN_HABIT]
+    return usual[-1] if usual else None

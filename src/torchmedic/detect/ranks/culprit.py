@@ -1,0 +1,90 @@
+"""Which rank left the common way where the logs alone cannot tell: two ranks, and no earlier step to compare with.
+
+The source tells: a call in the body of `if rank == 0:` is made by that rank only, so the rank that made it left the
+way of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from torchmedic.records import StackFrame
+from torchmedic.records.ranks import Collective, Difference, RankState
+from torchmedic.source.branches import Branch, branches_around, calls_of
+
+
+def named(difference: Difference, states: Sequence[RankState]) -> Difference:
+    """The difference with its culprits exchanged where the source says so."""
+    if difference.kind == "stopped" and _went_past(difference, states):
+        return msgspec.structs.replace(
+            difference,
+            kind="extra",
+            by="branch",
+            culprits=difference.others,
+            others=difference.culprits,
+            call=difference.expected,
+            expected=None,
+        )
+    if difference.by != "nothing" or difference.call is None or difference.expected is None:
+        return difference
+    own = deciding_branch(difference.call, difference.expected)
+    other = deciding_branch(difference.expected, difference.call)
+    own_alone, other_alone = _is_alone(own), _is_alone(other)
+    if own_alone == other_alone:
+        return difference
+    if own_alone:
+        return msgspec.structs.replace(difference, by="branch")
+    return msgspec.structs.replace(
+        difference,
+        by="branch",
+        culprits=difference.others,
+        others=difference.culprits,
+        call=difference.expected,
+        expected=difference.call,
+    )
+
+
+def _went_past(difference: Difference, states: Sequence[RankState]) -> bool:
+    """Whether the ranks without the call never make it: only `if rank == 0:` leads there, and they are further on.
+
+    A rank that has not come to its own call yet would have none either.
+    """
+    call = difference.expected
+    if call is None or not _is_alone(deciding_branch(call, difference.before)):
+        return False
+    frame = call.frames[0]
+    if len(calls_of(frame.file, call.op)) != 1:
+        return False
+    callers = [state for state in states if state.rank in difference.others]
+    passed = [state for state in states if state.rank in difference.culprits]
+    most = max((state.updates for state in callers), default=0)
+    if callers and all(state.signal == "SIGABRT" for state in callers):
+        return True  # gloo ends a rank so whose partner is in a call of another size
+    return bool(passed) and all(state.fate == "ended" or state.updates > most for state in passed)
+
+
+def _is_alone(branch: Branch | None) -> bool:
+    return branch is not None and branch.by_rank and branch.taken
+
+
+def deciding_branch(call: Collective, other: Collective | None) -> Branch | None:
+    """The `if` of `deciding_frame`."""
+    found = deciding_frame(call, other)
+    return found[1] if found is not None else None
+
+
+def deciding_frame(call: Collective, other: Collective | None) -> tuple[StackFrame, Branch] | None:
+    """The innermost frame of a call that depends on an `if` about the rank, else on any `if`; with that `if`.
+
+    Lines that the call of the other ranks came through as well decide nothing.
+    """
+    common = set(other.site) if other is not None else set()
+    found = [
+        (frame, branch)
+        for frame in call.frames
+        if (frame.file, frame.line) not in common
+        for branch in branches_around(frame.file, frame.line)
+    ]
+    return next((pair for pair in found if pair[1].by_rank), found[0] if found else None)

@@ -1,0 +1,1 @@
+"""Rules about several ranks: the rank that left the common way, and where."""

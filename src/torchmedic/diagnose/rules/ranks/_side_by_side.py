@@ -1,0 +1,200 @@
+"""How rules about several ranks name calls, ranks and branches, and show what each rank did."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from torchmedic.detect.ranks.culprit import deciding_branch, deciding_frame
+from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.words.death import line_location
+from torchmedic.diagnose.words.format import listed
+from torchmedic.records import Location, Role
+from torchmedic.records.ranks import Collective, Difference, Job, RankState
+from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
+from torchmedic.source.text import relative
+
+_ALIKE = re.compile(r" in (t?range\(|.*\.(named_)?(parameters|modules|children|buffers)\()")
+_MAX_SHOWN = 8  # ranks that are shown one by one
+_REASONS = {
+    "majority": "most ranks went the other way",
+    "habit": "all ranks made the other call at this point before",
+    "insertion": "no other rank makes this call anywhere",
+    "end": "the other ranks went on",
+    "branch": "the call depends on the rank",
+    "nothing": "",
+}
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """Ranks in words: `rank 3`, `ranks 0 and 2`, `ranks 0 to 6`."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if len(numbers) > 3 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"ranks {numbers[0]} to {numbers[-1]}"
+    if len(numbers) > _MAX_SHOWN:
+        return f"{len(numbers)} ranks"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def words(call: Collective, *, contents: bool = False) -> str:
+    """A call in words, with the shapes and dtypes of its tensors if asked for."""
+    text = f"`{call.op}`"
+    if contents and call.shapes:
+        kinds = call.dtypes or ("",) * len(call.shapes)
+        text += " of " + listed([f"{dtype}{list(shape)}" for dtype, shape in zip(kinds, call.shapes, strict=False)], 3)
+    if contents and call.peer is not None:
+        text += f" {'to' if call.op == 'send' else 'from'} rank {call.peer}"
+    return text
+
+
+def place(call: Collective | None) -> str:
+    frame = call.frames[0] if call is not None and call.frames else None
+    return f"{relative(frame.file)}:{frame.line}" if frame is not None else "an unknown line"
+
+
+def at_call(call: Collective | None, role: Role, label: str) -> Location | None:
+    """The user's innermost line of a call."""
+    if call is None or not call.frames:
+        return None
+    return line_location(role, call.frames[0].file, call.frames[0].line, label)
+
+
+def at_branch(call: Collective, other: Collective | None, role: Role, label: str) -> Location | None:
+    """The user's line of a call that depends on a branch: the call itself, or what calls its function."""
+    chosen = deciding_frame(call, other)
+    frame = chosen[0] if chosen is not None else call.frames[0] if call.frames else None
+    return line_location(role, frame.file, frame.line, label) if frame is not None else None
+
+
+def show(draft: Draft, job: Job, difference: Difference) -> None:
+    """Add what each rank did, side by side, and how the culprit was found."""
+    draft.because(*(_line(job, state, difference) for state in job.ranks[:_MAX_SHOWN]))
+    if len(job.ranks) > _MAX_SHOWN:
+        draft.because(f"and {len(job.ranks) - _MAX_SHOWN} more ranks")
+    if difference.before is not None:
+        draft.because(f"the last call that all made alike: {words(difference.before)} at {place(difference.before)}")
+    reason = _REASONS[difference.by]
+    draft.because(f"{ranks(difference.culprits)} left the common way: {reason}" if reason else "")
+
+
+def _line(job: Job, state: RankState, difference: Difference) -> str:
+    call = difference.call if state.rank in difference.culprits else difference.expected
+    log = state.log
+    if log is None:
+        return f"rank {state.rank}: its calls are not known"
+    fate = {
+        "ended": ", then ended",
+        "raised": ", then failed",
+        "died": f", then died{f' of {state.signal}' if state.signal else ''}",
+    }.get(state.fate, "")
+    if call is None:
+        last = log.calls[-1] if log.calls else None
+        told = f"no further call after {words(last)} at {place(last)}" if last is not None else "no call"
+        return f"rank {state.rank}: {told}{fate}"
+    return f"rank {state.rank}: {place(call)} {words(call, contents=True)}{fate}"
+
+
+def is_by_rank(difference: Difference) -> bool:
+    """Whether the call of the culprits depends on an `if` about the rank."""
+    if difference.call is None:
+        return False
+    branch = deciding_branch(difference.call, difference.expected)
+    return branch is not None and branch.by_rank
+
+
+def left_loop(job: Job, difference: Difference) -> tuple[str, Loop] | None:
+    """The loop that the culprits have left; None if they are in it, or have only left out a part of a turn."""
+    if any(state is not None and state.skipped is not None for state in map(job.of, difference.culprits)):
+        return None
+    return _left(job, difference) if _continue(job, difference) is None else None
+
+
+def _left(job: Job, difference: Difference) -> tuple[str, Loop] | None:
+    """The loop that the others are in and the culprits have left, with its file; None if the culprits are still in it.
+
+    Both the last common call and the expected one must come from the loop: the culprits took part in it.
+    """
+    expected, before = difference.expected, difference.before
+    if expected is None or before is None:
+        return None
+    last = _last_line(job, difference)
+    alone = is_by_rank(difference)
+    earlier = {(frame.file, loop.line) for frame in before.frames for loop in loops_around(frame.file, frame.line)}
+    found: list[tuple[str, Loop]] = []
+    for frame in expected.frames:
+        for loop in loops_around(frame.file, frame.line):
+            if (frame.file, loop.line) not in earlier:
+                continue
+            inside = any(file == frame.file and loop.line <= line <= loop.end for file, line in last)
+            if inside and (alone or difference.call is None):
+                return None  # a call for this rank only in a turn of the loop, or a turn that is not over
+            if not inside and (last or _has_gone(job, difference)):
+                found.append((frame.file, loop))
+    return _telling(found)
+
+
+def _telling(loops: list[tuple[str, Loop]]) -> tuple[str, Loop] | None:
+    """Of the loops that a rank has left, the one that can have fewer turns on one rank than on another.
+
+    That is one with a `break`, else the innermost over something other than a fixed number or the parameters of a
+    model, else the outermost.
+    """
+    broken = [each for each in loops if each[1].exits]
+    uneven = [each for each in loops if not _ALIKE.search(each[1].header)]
+    return next(iter([*broken, *uneven, *loops[-1:]]), None)
+
+
+def _has_gone(job: Job, difference: Difference) -> bool:
+    return all(state is not None and state.fate == "ended" for state in map(job.of, difference.culprits))
+
+
+def _last_line(job: Job, difference: Difference) -> list[tuple[str, int]]:
+    """Where the first culprit is: the lines of its next call, else those of its main thread."""
+    if difference.call is not None:
+        return list(difference.call.site)
+    state = job.of(difference.culprits[0])
+    if state is not None and state.fate == "running":
+        return [(frame.file, frame.line) for frame in state.at]
+    return []
+
+
+def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | None:
+    """The `if` after which the culprit did not reach the expected call: its file, line and test; None if there is none.
+
+    A rank that made a forward without a backward has skipped it. Else the expected call must be missing in the logs.
+    """
+    expected = difference.expected
+    state = job.of(difference.culprits[0])
+    if expected is None or state is None or not expected.frames:
+        return None
+    doubtful = difference.kind != "missing" and state.skipped is None
+    if doubtful:
+        return _continue(job, difference)
+    for frame in expected.frames:
+        exits = exits_before(frame.file, frame.line)
+        if state.skipped is not None and state.skipped.file == frame.file:
+            exits = [branch for branch in exits if branch.line >= state.skipped.line]
+        if exits:
+            return frame.file, exits[0].line, exits[0].test
+        around = [branch for branch in branches_around(frame.file, frame.line) if branch.taken]
+        if around:
+            return frame.file, around[0].line, around[0].test
+    return None
+
+
+def _continue(job: Job, difference: Difference) -> tuple[str, int, str] | None:
+    """A `continue` in front of the expected call, in a loop that the culprit has left: it may have used that once.
+
+    A test with `%` counts turns, which is the same on all ranks.
+    """
+    left = _left(job, difference)
+    if left is None or difference.expected is None:
+        return None
+    file, loop = left
+    for frame in difference.expected.frames:
+        for branch in exits_before(frame.file, frame.line):
+            inside = frame.file == file and loop.line < branch.line <= loop.end
+            if inside and branch.exit == "continue" and "%" not in branch.test:
+                return file, branch.line, branch.test
+    return None

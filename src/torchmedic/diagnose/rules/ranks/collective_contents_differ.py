@@ -1,0 +1,67 @@
+"""Ranks call the same collective with contents that do not fit.
+
+What: all ranks are at the same call, but the tensors have different shapes or dtypes, or the ranks name different
+source ranks. gloo aborts the process or waits for ever; NCCL mixes up memory or waits for ever.
+
+Why: the last batch of one rank is smaller, a list has another length on each rank, one rank computes in another dtype,
+the source is computed from the rank.
+
+Cure: pad to a common size (`all_reduce` the sizes with MAX first) or drop the last batch; convert to one dtype; pass
+the same source on all ranks.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, show, words
+from torchmedic.records import Diagnosis
+from torchmedic.records.ranks import Collective, Job
+
+CODE, NAME = "TM703", "collective-contents-differ"
+
+
+def check(job: Job) -> Diagnosis | None:
+    difference = job.difference
+    if difference is None or difference.kind != "content" or difference.call is None or difference.expected is None:
+        return None
+    call, expected = difference.call, difference.expected
+    what, own, theirs = _difference(call, expected)
+    if not what:
+        return None
+    who, others = ranks(difference.culprits), ranks(difference.others)
+    draft = RULE.draft(
+        job,
+        "proven",
+        f"{words(call)} was called with {what} {own} on {who} and {theirs} on {others}",
+        f"all ranks must pass the same {what} to {words(call)} at {place(call)}",
+    )
+    draft.at(at_call(call, "cause", f"{what}: {who} {own}, {others} {theirs}"))
+    show(draft, job, difference)
+    draft.help(_CURES[what])
+    return draft.done()
+
+
+_CURES = {
+    "shape": "pad the tensor to a size that all ranks agree on, or use `drop_last=True` and equal shares of the data",
+    "dtype": "convert the tensor to one dtype on all ranks before the call",
+    "source rank": "pass the same rank as source or destination on all ranks",
+}
+
+
+def _difference(call: Collective, expected: Collective) -> tuple[str, str, str]:
+    """What differs first, and the two values."""
+    for one, other in zip(call.dtypes, expected.dtypes, strict=False):
+        if one != other:
+            return "dtype", one, other
+    if call.shapes != expected.shapes:
+        pairs = zip(call.shapes, expected.shapes, strict=False)
+        unequal = [pair for pair in pairs if pair[0] != pair[1]]
+        if unequal:
+            return "shape", str(list(unequal[0][0])), str(list(unequal[0][1]))
+        return "shape", f"{len(call.shapes)} tensors", f"{len(expected.shapes)} tensors"
+    if call.peer != expected.peer:
+        return "source rank", str(call.peer), str(expected.peer)
+    return "", "", ""
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,91 @@
+"""Some ranks call a collective that the others do not call.
+
+What: a call that all ranks of a group must make (`all_reduce`, `barrier`, `broadcast`, the backward of
+DistributedDataParallel) was made by some ranks only, or one rank left it out. Calls of one group pair up by their
+order, so the job fails or stands still at this call or at a later one that is not to blame.
+
+Why: a branch that only some ranks take: `if rank == 0:` around a save or a metric that holds a collective, a `continue`
+before `backward()` on the rank whose batch was bad, a group that only its members make.
+
+Cure: let all ranks make the call, and do only the work that is meant for one rank inside the branch. Where the data
+decides, let all ranks decide alike: `all_reduce` a flag first, or multiply the loss by zero in place of skipping it.
+"""
+
+from __future__ import annotations
+
+from torchmedic.detect.ranks.culprit import deciding_branch
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.ranks._side_by_side import (
+    at_branch,
+    at_call,
+    left_loop,
+    place,
+    ranks,
+    show,
+    skipping_branch,
+    words,
+)
+from torchmedic.diagnose.words.death import line_location
+from torchmedic.records import Diagnosis
+from torchmedic.records.ranks import Difference, Job
+
+CODE, NAME = "TM701", "collective-on-some-ranks"
+
+
+def check(job: Job) -> Diagnosis | None:
+    difference = job.difference
+    if difference is None or difference.kind == "content":
+        return None
+    skipped = skipping_branch(job, difference)
+    if skipped is not None:
+        return _skipped(job, difference, *skipped)
+    if difference.call is None or not difference.call.frames or left_loop(job, difference) is not None:
+        return None
+    call, expected = difference.call, difference.expected
+    who, others = ranks(difference.culprits), ranks(difference.others)
+    certain = difference.by not in ("nothing", "end")
+    instead = f", while {others} went on to {words(expected)} at {place(expected)}" if expected else ""
+    draft = RULE.draft(
+        job,
+        "proven" if certain else "likely",
+        f"{who} called {words(call)}, which {others} did not call",
+        f"{words(call)} at {place(call)} must be called by all ranks of its group{instead}",
+    )
+    draft.at(
+        at_branch(call, expected or difference.before, "cause", f"only {who} came here"),
+        at_call(call, "origin", f"{who}: {words(call)}"),
+    )
+    draft.at(at_call(expected, "surfaced", f"{others}: {words(expected)}" if expected is not None else ""))
+    show(draft, job, difference)
+    branch = deciding_branch(call, expected or difference.before)
+    if branch is not None:
+        draft.because(f"the call depends on `if {branch.test}`, line {branch.line}")
+    draft.help("let every rank make this call, and keep only the work of one rank inside the branch")
+    return draft.done()
+
+
+def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) -> Diagnosis:
+    expected = difference.expected
+    assert expected is not None
+    who = ranks(difference.culprits)
+    what = "backward" if expected.native else words(expected)
+    draft = RULE.draft(
+        job,
+        "likely",
+        f"{who} left out {what}, which the other ranks called",
+        f"{who} took the branch `if {test}`, after which {what} at {place(expected)} is not reached",
+    )
+    draft.at(
+        line_location("cause", file, line, f"{who} left the step here"),
+        at_call(expected, "surfaced", f"{ranks(difference.others)}: {what}, which waits for all ranks"),
+        at_call(difference.call, "origin", f"{who}: {words(difference.call)}" if difference.call is not None else ""),
+    )
+    show(draft, job, difference)
+    state = job.of(difference.culprits[0])
+    if difference.kind != "missing" and (state is None or state.skipped is None):
+        draft.because("fewer turns of the loop on this rank would look the same")
+    draft.help("let all ranks decide alike: all_reduce a flag before the branch, or multiply the loss by zero")
+    return draft.done()
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,60 @@
+"""A rank waits for a message that no rank sends, or sends one that no rank takes.
+
+What: `send` and `recv` pair up between two ranks. One side has made a call that the other side has not made, and the
+other side waits as well, is somewhere else, or has ended.
+
+Why: both ranks receive first, the stages of a pipeline count their micro-batches differently, source and destination
+are exchanged.
+
+Cure: let one side send first and the other receive first, or use `batch_isend_irecv`; derive the number of messages
+from one value that all stages share.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, words
+from torchmedic.records import Diagnosis
+from torchmedic.records.ranks import Collective, Job
+
+CODE, NAME = "TM705", "message-without-partner"
+
+
+def check(job: Job) -> Diagnosis | None:
+    if not job.unmatched:
+        return None
+    rank, call = job.unmatched[0]
+    assert call.peer is not None
+    partner = dict(job.unmatched).get(call.peer)
+    state = job.of(call.peer)
+    both = partner is not None and partner.peer == rank and partner.op == call.op
+    last = state.log.calls[-1] if state is not None and state.log is not None and state.log.calls else None
+    there = f"rank {call.peer} {'ended' if state is not None and state.fate == 'ended' else 'last called'}"
+    if state is not None and state.fate in ("raised", "died"):
+        return None  # that is the cause
+    cause = (
+        f"ranks {rank} and {call.peer} both wait in {words(call)} for each other"
+        if both
+        else f"rank {rank} waits in {words(call, contents=True)}; {there} {_last(last)}"
+    )
+    draft = RULE.draft(
+        job,
+        "proven" if both else "likely",
+        f"rank {rank} waits in {words(call, contents=True)}, which rank {call.peer} does not answer",
+        cause,
+    )
+    draft.at(at_call(call, "cause", f"rank {rank} waits here"))
+    draft.at(at_call(partner or last, "origin", f"rank {call.peer} is here"))
+    for state in job.ranks:
+        log = state.log
+        if log is not None and log.calls:
+            draft.because(f"rank {state.rank}: {place(log.calls[-1])} {words(log.calls[-1], contents=True)}")
+    draft.help("let one of the two ranks send first and the other receive first, or use `batch_isend_irecv`")
+    return draft.done()
+
+
+def _last(call: Collective | None) -> str:
+    return f"{words(call)} at {place(call)}" if call is not None else "nothing"
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,104 @@
+"""DistributedDataParallel waits for the gradient of parameters that the loss does not use.
+
+What: with its default settings, DistributedDataParallel expects every parameter to get a gradient in every backward.
+Some did not, so the averaging of the step was never finished, and the next forward fails.
+
+Why: a layer that only some steps use (a branch in `forward`), an output that the loss leaves out, a layer that is built
+and never called.
+
+Cure: pass `find_unused_parameters=True` (it costs a walk over the graph per step), let every output take part in the
+loss, freeze the parameters that are not trained, or remove the layer.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import torch
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis, Location
+from torchmedic.source.branches import branches_around
+from torchmedic.source.live_frames import node_location, place
+from torchmedic.source.lookup.layer_construction import built_at, class_node
+from torchmedic.source.user_code import is_user_file
+
+CODE, NAME = "TM706", "parameters-without-gradient"
+
+_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+_MAX_NAMED = 6  # parameters
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    wrapper = _wrapper(evidence)
+    if wrapper is None or not evidence.says("expected to have finished reduction in the prior iteration"):
+        return None
+    found = _INDICES.search(evidence.message)
+    trained = [(name, each) for name, each in wrapper.module.named_parameters() if each.requires_grad]
+    indices = [int(word) for word in found[1].split()] if found is not None else []
+    names = [trained[index][0] for index in indices if index < len(trained)]
+    layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+    what = ", ".join(f"`{layer}`" for layer in layers[:_MAX_NAMED]) or "some parameters"
+    place_, why = _skipped(wrapper.module, layers, evidence)
+    draft = RULE.draft(
+        evidence,
+        "proven" if names else "likely",
+        f"{what} got no gradient in the last step, and DistributedDataParallel waits for it",
+        why or "the loss of the last step does not depend on these parameters",
+    )
+    draft.at(
+        place_, *evidence.at_user_line("surfaced" if place_ is not None else "cause", "noticed at the next forward")
+    )
+    if names:
+        draft.because(f"no gradient: {', '.join(f'`{name}`' for name in names[:_MAX_NAMED])}")
+    draft.because(f"find_unused_parameters={wrapper.find_unused_parameters}")
+    draft.help("pass `find_unused_parameters=True` to DistributedDataParallel", safety="safe")
+    draft.help("or let the layers take part in every loss, for example by adding `0.0 * output.sum()`")
+    return draft.done()
+
+
+def _wrapper(evidence: RaisedEvidence) -> Any:
+    """The DistributedDataParallel whose frame the exception came through."""
+    for frame in reversed(evidence.frames):
+        module = frame.variables.get("self")
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            return module
+    return None
+
+
+def _skipped(root: torch.nn.Module, layers: list[str], evidence: RaisedEvidence) -> tuple[Location | None, str]:
+    """The branch around the only use of a layer, else where the layer is built."""
+    for layer in layers:
+        for file, node in _uses(root, layer):
+            around = branches_around(file, node.lineno)
+            if around:
+                test, line = around[0].test, around[0].line
+                where = place("cause", file, line, f"`{layer}` is used only in one branch of this")
+                return where, f"the use of `{layer}` depends on `if {test}`, and the last step went the other way"
+            return node_location("cause", file, node, f"`{layer}` is used here"), (
+                f"`{layer}` is called, but the loss does not use its result"
+            )
+        built = built_at(evidence.frames, root.get_submodule(layer), "built here, and used nowhere")
+        if built is not None:
+            return msgspec.structs.replace(built, role="cause"), f"`{layer}` is built and never used"
+    return None, ""
+
+
+def _uses(root: torch.nn.Module, layer: str) -> Iterator[tuple[str, ast.expr]]:
+    """The expressions in the user's classes that read the attribute which holds a layer."""
+    parent, _, attribute = layer.rpartition(".")
+    owner = root.get_submodule(parent) if parent else root
+    written = class_node(type(owner))
+    if written is None or not is_user_file(written[0]):
+        return
+    for node in ast.walk(written[1]):
+        if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load):
+            yield written[0], node
+
+
+RULE = Rule(CODE, NAME, check)

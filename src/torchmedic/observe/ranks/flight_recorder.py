@@ -1,0 +1,92 @@
+"""The log of this rank: the ring of our own, and beside it what torch's Flight Recorder knows of calls made in C++.
+
+The recorder is on by default since torch 2.11 and knows gloo since 2.8; where there is none, the ring is all there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from torchmedic.errors import UnreadableRun
+from torchmedic.observe.ranks import plain_pickle, ring
+from torchmedic.records import StackFrame
+from torchmedic.records.ranks import Collective, RankLog
+from torchmedic.runfolder.files import RANK_LOG, write_atomically
+from torchmedic.source.user_code import is_user_file
+
+_OWN = os.path.join("torchmedic", "observe", "ranks") + os.sep
+_MAX_FRAMES = 5  # of the user's that a call site is made of
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Byte": "uint8",
+    "Bool": "bool",
+}
+
+
+def log(folder: Path) -> RankLog | None:
+    """Everything that is known of the collectives of this process; None if it has called none."""
+    with contextlib.suppress(UnreadableRun):
+        own = ring.read(folder / ring.FILE)
+        if own.pid != os.getpid():
+            return None
+        entries = _entries()
+        if entries is None:
+            return own
+        native = [_call(entry) for entry in entries if not _is_ours(entry)]
+        calls = sorted([*own.calls, *native], key=lambda call: call.time)
+        return RankLog(
+            rank=own.rank,
+            pid=own.pid,
+            world_size=own.world_size,
+            calls=tuple(calls),
+            complete=True,
+            dropped=own.dropped,
+        )
+    return None
+
+
+def publish(folder: Path) -> None:
+    """Write the log into the folder of this process, where the parents of all ranks find it."""
+    found = log(folder) if (folder / ring.FILE).exists() else None
+    if found is not None:
+        write_atomically(folder / RANK_LOG, msgspec.json.encode(found))
+
+
+def _entries() -> list[dict[str, Any]] | None:
+    c10d = getattr(torch._C, "_distributed_c10d", None)
+    dump = getattr(c10d, "_dump_fr_trace", None) or getattr(c10d, "_dump_nccl_trace", None)
+    if dump is None:
+        return None
+    found = plain_pickle.loads(dump(True, True, False))
+    entries = found.get("entries") if isinstance(found, dict) else None
+    return entries or None
+
+
+def _is_ours(entry: dict[str, Any]) -> bool:
+    """Whether a call came from Python, and so through our own recorder."""
+    return any(_OWN in frame.get("filename", "") for frame in (entry.get("frames") or ())[:3])
+
+
+def _call(entry: dict[str, Any]) -> Collective:
+    frames = [each for each in entry.get("frames") or () if is_user_file(each["filename"])][:_MAX_FRAMES]
+    return Collective(
+        op=str(entry["profiling_name"]).rpartition(":")[2],
+        group=str(entry["process_group"][0]),
+        ordinal=int(entry.get("collective_seq_id") or 0),
+        shapes=tuple(tuple(shape) for shape in entry.get("input_sizes") or ()),
+        dtypes=tuple(_DTYPES.get(name, name.lower()) for name in entry.get("input_dtypes") or ()),
+        frames=tuple(StackFrame(file=each["filename"], line=each["line"], function=each["name"]) for each in frames),
+        native=True,
+        time=int(entry["time_created_ns"]) / 1e9,
+    )

@@ -1,0 +1,249 @@
+"""Notes every collective that is called from Python, in the ring of this rank.
+
+torch's own Flight Recorder is lost with a process that is killed, keeps no `send` and `recv` of gloo, and does not
+exist for gloo before torch 2.8. What this recorder cannot see are calls that torch makes in C++ (the buckets of
+DistributedDataParallel): those are read from the Flight Recorder (`flight_recorder.py`) while the process lives.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchmedic.contained import contained
+from torchmedic.observe.hooks import patches
+from torchmedic.observe.ranks.ring import FILE, Lines, Ring, described
+from torchmedic.records.ranks import FORWARD
+from torchmedic.source.user_code import is_user_file, verdicts
+
+_MAX_FRAMES = 5  # of the user's that a call site is made of
+_MAX_DEPTH = 64  # frames that are looked at
+_MAX_KNOWN = 4096  # descriptions kept
+
+# The methods of ProcessGroup, by what the functions of torch.distributed call them.
+_METHODS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather_single",
+    "all_gather_single": "all_gather_single",
+    "allgather_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather_single",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter_single",
+    "reduce_scatter_single": "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier",
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv_any",
+}
+
+# Methods whose first argument is what they receive; what they send is the second.
+_SENT_SECOND = frozenset({"all_gather", "all_gather_single", "gather", "all_to_all", "reduce_scatter_single"})
+_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+_TO_ONE = frozenset({"send", "recv"})
+
+
+class Recorder:
+    """One per process. `folder` is asked when the first collective is called."""
+
+    def __init__(self, folder: Callable[[], Path | None]) -> None:
+        self._folder = folder
+        self._ring: Ring | None = None
+        self._sites: dict[tuple[Any, ...], int] = {}
+        self._texts: dict[Any, bytes] = {}
+        self._counts: dict[str, int] = {}
+        self._shut = False
+        self._note_safely = contained("observe.ranks")(self._note)
+
+    def install(self) -> None:
+        group = getattr(torch.distributed, "ProcessGroup", None)
+        if group is None:
+            return  # torch was built without torch.distributed
+        for method, op in _METHODS.items():
+            if method in vars(group):
+                patches.wrap(group, method, functools.partial(self._around, op))
+        made = sys.modules["torch.distributed.distributed_c10d"]
+        if hasattr(made, "_new_process_group_helper"):
+            patches.wrap(made, "_new_process_group_helper", self._around_start)
+        wrapper = torch.nn.parallel.DistributedDataParallel
+        if hasattr(wrapper, "_pre_forward"):
+            patches.wrap(wrapper, "_pre_forward", self._around_forward)
+        if hasattr(made, "_new_group_with_tag"):
+            patches.wrap(made, "_new_group_with_tag", self._around_new_group)
+
+    def forked(self) -> None:
+        """In a forked child: the ring is the parent's."""
+        self._ring = None
+        self._sites.clear()
+        self._counts.clear()
+        self._shut = False
+
+    def _around(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        note = self._note_safely
+
+        @functools.wraps(original)
+        def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
+            note(op, group, args, kwargs)
+            try:
+                return original(group, *args, **kwargs)
+            except BaseException as error:
+                patches.without_our_frame(error)
+                raise
+
+        return collective
+
+    def _around_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A rank that leaves all calls to DistributedDataParallel has a ring too: it says that the rank is there."""
+        begin = contained("observe.ranks")(self._begin)
+
+        @functools.wraps(original)
+        def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+            try:
+                made = original(*args, **kwargs)
+            except BaseException as error:
+                patches.without_our_frame(error)
+                raise
+            begin(*args[:3])
+            return made
+
+        return _new_process_group_helper
+
+    def _begin(self, size: int = 0, rank: int = 0, members: Any = (0,), *_: Any) -> None:
+        if not members and size > 1 and self._ring is None:  # the default group
+            self._open(rank, size)
+
+    def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward of DistributedDataParallel, whose backward calls collectives: it tells of a backward left out."""
+        note = self._note_safely
+
+        @functools.wraps(original)
+        def _pre_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if module.require_backward_grad_sync and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                note(FORWARD, module.process_group, (), kwargs)
+            try:
+                return original(module, *args, **kwargs)
+            except BaseException as error:
+                patches.without_our_frame(error)
+                raise
+
+        return _pre_forward
+
+    def _around_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        note = self._note_safely
+
+        @functools.wraps(original)
+        def _new_group_with_tag(*args: Any, **kwargs: Any) -> Any:
+            note("new_group", None, args, kwargs)
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                patches.without_our_frame(error)
+                raise
+
+        return _new_group_with_tag
+
+    def _note(self, op: str, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ring = self._ring
+        if ring is None:
+            ring = self._open()
+            if ring is None:
+                return
+        name = group.group_name if group is not None else "0"
+        sent = args[1] if op in _SENT_SECOND and len(args) > 1 else args[0] if args else None
+        tensors = (sent,) if isinstance(sent, Tensor) else sent
+        peer = None
+        if op in _ROOTED and args:
+            peer = getattr(args[-1], "rootRank", None)
+        elif op in _TO_ONE and len(args) > 1:
+            peer = args[1]
+        key: Any
+        try:
+            if tensors is not None and len(tensors) == 1:  # nearly always
+                key = (op, name, peer, tensors[0].shape, tensors[0].dtype)
+            else:
+                key = (op, name, peer, *[(each.shape, each.dtype) for each in tensors or ()])
+            text = self._texts.get(key)
+        except (AttributeError, TypeError):  # no list of tensors: the options of `barrier`, the ranks of a new group
+            key, tensors, text = None, (), None
+        if text is None:
+            text = described(op, name, *_contents(op, args, kwargs, tensors), peer)
+            if len(self._texts) >= _MAX_KNOWN:
+                self._texts.clear()
+            if key is not None:
+                self._texts[key] = text
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        ring.write(text, count, self._site(sys._getframe(2)))
+
+    def _open(self, rank: int | None = None, size: int = 0) -> Ring | None:
+        if self._shut:
+            return None
+        self._shut = True  # one attempt
+        folder = self._folder()
+        if folder is None:
+            return None
+        if rank is None:
+            rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self._ring = Ring(folder / FILE, rank, size)
+        return self._ring
+
+    def _site(self, frame: FrameType | None) -> int:
+        places: list[CodeType | int] = []
+        known = verdicts.get
+        depth = 0
+        while frame is not None and depth < _MAX_DEPTH:
+            code = frame.f_code
+            name = code.co_filename
+            verdict = known(name)
+            if verdict or (verdict is None and is_user_file(name)):
+                places += (code, frame.f_lasti)
+                if len(places) == 2 * _MAX_FRAMES:
+                    break
+            frame = frame.f_back
+            depth += 1
+        key = tuple(places)
+        site = self._sites.get(key)
+        if site is None:
+            assert self._ring is not None
+            site = self._sites[key] = self._ring.enter(_lines(key))
+        return site
+
+
+def _lines(key: tuple[Any, ...]) -> Lines:
+    return tuple(
+        (code.co_filename, _line(code, lasti), code.co_name) for code, lasti in zip(key[::2], key[1::2], strict=True)
+    )
+
+
+def _line(code: CodeType, lasti: int) -> int:
+    for start, end, line in code.co_lines():
+        if start <= lasti < end and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+def _contents(
+    op: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Any
+) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """The shapes and dtypes of the tensors that a rank sends; of a new group, its members."""
+    if op == "new_group":
+        members = args[0] if args else kwargs.get("ranks")
+        return ((tuple(members),) if members is not None else ()), ()
+    found = [each for each in tensors or () if isinstance(each, Tensor)]
+    return tuple(tuple(each.shape) for each in found), tuple(str(each.dtype)[6:] for each in found)

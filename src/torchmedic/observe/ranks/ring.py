@@ -1,0 +1,160 @@
+"""The calls of collectives in a memory-mapped ring, which outlives its process.
+
+One writer at a time (the GIL is held), fixed size. As in the black box, a slot carries its number in front and
+behind, and a slot that was half written is passed over. The user's lines that a call came from repeat all the time:
+each chain of lines is kept once, in an append-only table.
+
+    header (64 B) | table of lines (64 KiB) | 2048 slots of 192 B
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from pathlib import Path
+from time import time as now
+
+import msgspec
+
+from torchmedic.errors import UnreadableRun
+from torchmedic.records import StackFrame
+from torchmedic.records.ranks import Collective, RankLog
+
+MAGIC = b"TMRANKS1"
+SLOTS = 2048
+FILE = "collectives"  # its name in the folder of a rank
+
+_HEADER = struct.Struct("<8sQii")  # magic, pid, rank, world size
+_TABLE_AT = 64
+_TABLE_SIZE = 64 * 1024
+_LENGTH = struct.Struct("<H")
+_RING_AT = _TABLE_AT + _TABLE_SIZE
+_SLOT_SIZE = 192
+_TEXT_SIZE = 152
+_SLOT = struct.Struct(f"<QdIHH{_TEXT_SIZE}sII")  # number, time, ordinal, site, length, text, -, low half of number
+_SIZE = _RING_AT + SLOTS * _SLOT_SIZE
+
+assert _SLOT.size <= _SLOT_SIZE
+
+Lines = tuple[tuple[str, int, str], ...]  # file, line, function; the innermost first
+
+
+class Ring:
+    """The writing side. A forked child must open its own."""
+
+    def __init__(self, path: Path, rank: int, world_size: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            # Real blocks, not a hole: a write to a hole of a mapped file kills the process when the disk is full.
+            os.write(descriptor, bytes(_SIZE))
+            self._map = mmap.mmap(descriptor, _SIZE)
+        finally:
+            os.close(descriptor)
+        _HEADER.pack_into(self._map, 0, MAGIC, os.getpid(), rank, world_size)
+        self._number = 0
+        self._sites = 0
+        self._table_end = _TABLE_AT
+        self._pack = _SLOT.pack_into
+
+    def write(self, text: bytes, ordinal: int, site: int) -> None:
+        """Note one call; `text` is from `described`, `site` from `enter`."""
+        number = self._number = self._number + 1
+        self._pack(
+            self._map,
+            _RING_AT + (number % SLOTS) * _SLOT_SIZE,
+            number,
+            now(),
+            ordinal,
+            site,
+            len(text),
+            text,
+            0,
+            number & 0xFFFFFFFF,
+        )
+
+    def enter(self, lines: Lines) -> int:
+        """Put a chain of lines into the table; its number there, 0 if the table is full."""
+        data = msgspec.json.encode(lines)
+        end = self._table_end + _LENGTH.size + len(data)
+        if end + _LENGTH.size > _RING_AT or len(data) > 0xFFFF:
+            return 0
+        self._map[self._table_end + _LENGTH.size : end] = data
+        _LENGTH.pack_into(self._map, self._table_end, len(data))
+        self._table_end = end
+        self._sites += 1
+        return self._sites
+
+
+def described(
+    op: str, group: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], peer: int | None
+) -> bytes:
+    """A call in the text of a slot, shortened to the first tensors if there are many."""
+    for most in (len(shapes), 4, 1, 0):
+        text = msgspec.json.encode((op, group[:40], shapes[:most], dtypes[:most], peer))
+        if len(text) <= _TEXT_SIZE:
+            return text
+    return msgspec.json.encode((op[:20], "", (), (), peer))
+
+
+def read(path: Path) -> RankLog:
+    """Read a ring back, whatever happened to its writer.
+
+    Raises:
+        UnreadableRun: The file is missing, truncated or not a ring of collectives.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
+    if len(data) < _SIZE or not data.startswith(MAGIC):
+        raise UnreadableRun(f"cannot read {path}: it is not a whole ring of collectives")
+    _, pid, rank, world_size = _HEADER.unpack_from(data, 0)
+    sites = _read_table(data)
+    found: list[tuple[int, Collective]] = []
+    for slot in range(SLOTS):
+        number, when, ordinal, site, length, text, _, low = _SLOT.unpack_from(data, _RING_AT + slot * _SLOT_SIZE)
+        if number and number & 0xFFFFFFFF == low:
+            try:
+                op, group, shapes, dtypes, peer = msgspec.json.decode(text[:length], type=_Text)
+            except msgspec.DecodeError:
+                continue
+            call = Collective(
+                op=op,
+                group=group,
+                ordinal=ordinal,
+                shapes=shapes,
+                dtypes=dtypes,
+                peer=peer,
+                frames=sites[site] if site < len(sites) else (),
+                time=when,
+            )
+            found.append((number, call))
+    found.sort(key=lambda entry: entry[0])
+    return RankLog(
+        rank=rank,
+        pid=pid,
+        world_size=world_size,
+        calls=tuple(call for _, call in found),
+        dropped=found[0][0] - 1 if found else 0,
+    )
+
+
+_Text = tuple[str, str, tuple[tuple[int, ...], ...], tuple[str, ...], int | None]
+
+
+def _read_table(data: bytes) -> list[tuple[StackFrame, ...]]:
+    sites: list[tuple[StackFrame, ...]] = [()]
+    at = _TABLE_AT
+    while at + _LENGTH.size <= _RING_AT:
+        (length,) = _LENGTH.unpack_from(data, at)
+        if length == 0:
+            break
+        text = data[at + _LENGTH.size : at + _LENGTH.size + length]
+        try:
+            lines = msgspec.json.decode(text, type=tuple[tuple[str, int, str], ...])
+        except msgspec.DecodeError:
+            lines = ()
+        sites.append(tuple(StackFrame(file=file, line=line, function=function) for file, line, function in lines))
+        at += _LENGTH.size + length
+    return sites

@@ -1,0 +1,145 @@
+"""Records of a job of several ranks: the collectives that each rank called, and what became of each rank.
+
+Like all records, nothing here imports torch: the parent reads all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from torchmedic.records.report import StackFrame
+
+# ended: by itself and well. raised: by an exception. died: by a signal.
+Fate = Literal["running", "ended", "raised", "died", "unknown"]
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a collective, or of `send` and `recv`, on one rank.
+
+    `ordinal` counts the calls of the same source in the same group, from 1. `peer` is the source or destination rank.
+    `frames` are the user's frames, innermost first. `native` is that torch made the call itself, in C++: the
+    gradient buckets of DistributedDataParallel, for example. `time` is in seconds since the epoch.
+    """
+
+    op: str
+    group: str = "0"
+    ordinal: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    peer: int | None = None
+    frames: tuple[StackFrame, ...] = ()
+    native: bool = False
+    time: float = 0.0
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What all ranks of the group must agree on."""
+        return (self.op, self.group, self.shapes if self.op in SAME_SHAPES else (), self.dtypes, self.root)
+
+    @property
+    def root(self) -> int | None:
+        return self.peer if self.op in ROOTED else None
+
+    @property
+    def site(self) -> tuple[tuple[str, int], ...]:
+        """The lines of the user's code that led to the call."""
+        return tuple((frame.file, frame.line) for frame in self.frames)
+
+
+# Collectives whose tensors must have the same shapes on all ranks.
+SAME_SHAPES = frozenset(
+    {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_single", "reduce_scatter", "reduce_scatter_single"}
+)
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+FORWARD = "forward"  # no collective, but the beginning of a step of DistributedDataParallel
+POINT_TO_POINT = frozenset({"send", "recv", "recv_any"})
+
+
+class RankLog(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one rank, oldest first.
+
+    `complete` is that it holds the calls that torch made in C++ as well; a rank that was killed leaves only the calls
+    made from Python. `dropped` is how many older calls were overwritten.
+    """
+
+    rank: int
+    pid: int
+    world_size: int = 0
+    calls: tuple[Collective, ...] = ()
+    complete: bool = False
+    dropped: int = 0
+
+
+class RankState(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of a job as the parent sees it.
+
+    `at` are the user's frames of its main thread when it was asked, innermost first. `signal` is what it died of.
+    `updates` is how many updates of the weights it has made. `skipped` is the line of a forward that
+    no backward followed, though one follows on this rank as a rule.
+    """
+
+    rank: int
+    fate: Fate = "unknown"
+    log: RankLog | None = None
+    at: tuple[StackFrame, ...] = ()
+    signal: str = ""
+    updates: int = 0
+    skipped: StackFrame | None = None
+
+
+# extra: a call that the others do not make. missing: one that they make. content: the same call with other contents.
+# other: another call than theirs. stopped: no further call.
+DifferenceKind = Literal["extra", "missing", "content", "other", "stopped"]
+
+FoundBy = Literal["majority", "habit", "insertion", "end", "branch", "nothing"]
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """The first call in which ranks differ.
+
+    `call` is what the culprits called (None if nothing), `expected` what the others called. `before` is the last call
+    that all had in common, `index` its successor's place in the logs. `by` tells how the culprits were found.
+    `usual` is how often all ranks had made the expected call before.
+    """
+
+    kind: DifferenceKind
+    group: str
+    culprits: tuple[int, ...]
+    others: tuple[int, ...]
+    call: Collective | None
+    expected: Collective | None
+    before: Collective | None
+    index: int
+    by: FoundBy
+    usual: int = 0
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """All ranks of a job that stands still or has failed, by rank.
+
+    `difference` is where their logs first differ, `unmatched` the last `send` or `recv` of ranks that wait in vain
+    for a partner. `still` is for how many seconds the job has stood still; 0 if it has ended.
+    """
+
+    world_size: int
+    ranks: tuple[RankState, ...]
+    difference: Difference | None = None
+    unmatched: tuple[tuple[int, Collective], ...] = ()
+    step: int | None = None
+    still: float = 0.0
+
+    @property
+    def step_number(self) -> int | None:
+        return self.step
+
+    @property
+    def rank(self) -> int:
+        """The rank that the diagnosis is about."""
+        if self.difference is not None and self.difference.culprits:
+            return self.difference.culprits[0]
+        return self.unmatched[0][0] if self.unmatched else 0
+
+    def of(self, rank: int) -> RankState | None:
+        return next((state for state in self.ranks if state.rank == rank), None)

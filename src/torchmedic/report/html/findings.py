@@ -1,0 +1,131 @@
+"""One diagnosis as the page shows it: marked source lines, cures, and what the code means."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import msgspec
+
+from torchmedic.diagnose import catalogue
+from torchmedic.records import Diagnosis, Location, Treatment
+from torchmedic.report.frames import Frame, frames
+from torchmedic.report.markdown import proof
+from torchmedic.report.patches import Change, hunks
+
+_KINDS = {
+    "safe": "does not change the training",
+    "changes-training": "changes the training",
+    "edit": "edit of the source",
+}
+
+
+class CodeLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A marked source line, cut into the text before the mark, the mark, and the text after it."""
+
+    number: int
+    before: str
+    marked: str
+    after: str
+    label: str
+    is_cause: bool
+    column: int
+    gap: bool = False
+
+
+class CodeFrame(msgspec.Struct, frozen=True, kw_only=True):
+    title: str
+    lines: tuple[CodeLine, ...]
+
+
+class Cure(msgspec.Struct, frozen=True, kw_only=True):
+    title: str
+    kind: str
+    proven: bool
+    proof: str
+    result: str
+    changes: tuple[Change, ...]
+    number: int
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One diagnosis. `meaning` are the paragraphs of `torchmedic explain`, `call` the failing operation as source."""
+
+    diagnosis: Diagnosis
+    number: int
+    frames: tuple[CodeFrame, ...]
+    cures: tuple[Cure, ...]
+    meaning: tuple[str, ...] = ()
+    call: str = ""
+
+    @property
+    def place(self) -> Location | None:
+        return self.diagnosis.cause_location or next(iter(self.diagnosis.locations), None)
+
+
+def finding(number: int, diagnosis: Diagnosis, call: str = "") -> Finding:
+    """A diagnosis, prepared. `number` is its place in the report."""
+    entry = _entries().get(diagnosis.code)
+    return Finding(
+        diagnosis=diagnosis,
+        number=number,
+        frames=tuple(_code_frame(frame) for frame in frames(diagnosis)),
+        cures=tuple(_cure(place, treatment) for place, treatment in enumerate(diagnosis.treatments)),
+        meaning=_paragraphs(entry.doc) if entry is not None else (),
+        call=call,
+    )
+
+
+def _paragraphs(doc: str) -> tuple[str, ...]:
+    """Text whose lines may be broken anew; lists and code keep their lines."""
+    parts = doc.split("\n\n")
+    return tuple(part if re.search(r"^(\s|[-*] )", part, re.MULTILINE) else " ".join(part.split()) for part in parts)
+
+
+@cache
+def _entries() -> dict[str, catalogue.Entry]:
+    return {entry.code: entry for entry in catalogue.entries()}  # the source of every rule is read for this
+
+
+def _code_frame(frame: Frame) -> CodeFrame:
+    lines: list[CodeLine] = []
+    outer = min(place.indent for place in frame.places)
+    for place in frame.places:
+        gap = bool(lines) and place.line > lines[-1].number + 1
+        lines.append(_code_line(place, gap, place.indent - outer))
+    head = frame.head
+    return CodeFrame(title=f"{head.file}:{head.line}:{head.column}", lines=tuple(lines))
+
+
+def _code_line(place: Location, gap: bool, depth: int) -> CodeLine:
+    indent = " " * min(depth, 16)  # deep nesting is shown less deep
+    start = max(0, place.column - 1 - place.indent)
+    length = max(0, place.end_column - place.column)
+    return CodeLine(
+        number=place.line,
+        before=indent + place.code[:start],
+        marked=place.code[start : start + length],
+        after=place.code[start + length :],
+        label=place.label,
+        is_cause=place.role == "cause",
+        column=min(len(indent) + start, 60),
+        gap=gap,
+    )
+
+
+def _cure(number: int, treatment: Treatment) -> Cure:
+    return Cure(
+        title=treatment.title,
+        kind=_KINDS[treatment.safety],
+        proven=treatment.proven,
+        proof=proof(treatment),
+        result=treatment.result,
+        changes=_dedented([change for hunk in hunks(treatment.patch) for change in (*hunk.removed, *hunk.added)]),
+        number=number,
+    )
+
+
+def _dedented(changes: list[Change]) -> tuple[Change, ...]:
+    """The lines without their common indentation. The copied patch keeps it."""
+    outer = min((len(each.text) - len(each.text.lstrip(" ")) for each in changes if each.text.strip()), default=0)
+    return tuple(Change(each.sign, each.number, each.text[outer:]) for each in changes)

@@ -1,0 +1,164 @@
+"""The branches and loops around a line: which `if` it depends on, and which `if` leaves its loop before it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from torchmedic.source.blocks import blocks
+from torchmedic.source.syntax import FUNCTIONS, LOOPS
+
+Exit = Literal["continue", "break", "return", "raise"]
+
+_EXITS = {ast.Continue: "continue", ast.Break: "break", ast.Return: "return", ast.Raise: "raise"}
+_RANK = re.compile(r"(?<![a-z])rank(?![a-z])|is_(global_)?(main|zero|first|master)|process_index|on_main|main_process")
+
+
+class Branch(NamedTuple):
+    """An `if`. `taken` is whether the line is in its body; else it is in its `else`."""
+
+    line: int
+    test: str
+    taken: bool
+    by_rank: bool
+    exit: Exit | None = None
+
+
+class Loop(NamedTuple):
+    """A loop. `exits` are the branches that leave it before its end."""
+
+    line: int
+    end: int
+    header: str
+    exits: tuple[Branch, ...]
+
+
+def branches_around(file: str, line: int) -> list[Branch]:
+    """The `if` statements of the same function that a line depends on, innermost first."""
+    found = [
+        _branch(node, taken=_holds(node.body, line))
+        for node in _around(file, line)
+        if isinstance(node, ast.If) and (_holds(node.body, line) or _holds(node.orelse, line))
+    ]
+    return [branch for branch in found[::-1] if "__name__" not in branch.test]  # the guard of a script
+
+
+def exits_before(file: str, line: int) -> list[Branch]:
+    """The `if` statements in front of a line after which it is not reached, the nearest first."""
+    found: list[Branch] = []
+    for node in _around(file, line):
+        for block in blocks(node) if isinstance(node, ast.stmt) else [getattr(node, "body", [])]:
+            if _holds(block, line):
+                for statement in block:
+                    if (statement.end_lineno or statement.lineno) < line:
+                        found.extend(_exits(statement))
+    return sorted(found, key=lambda branch: -branch.line)
+
+
+def loops_around(file: str, line: int) -> list[Loop]:
+    """The loops of the same function that run a line, innermost first."""
+    found = []
+    for node in _around(file, line):
+        if isinstance(node, LOOPS) and (_holds(node.body, line) or line == node.lineno):
+            exits = tuple(branch for each in node.body for branch in _exits(each) if branch.exit != "continue")
+            found.append(Loop(node.lineno, node.end_lineno or node.lineno, _header(node), exits))
+    return found[::-1]
+
+
+def is_after_in_block(file: str, line: int, op: str) -> int | None:
+    """The line below `line`, in the same block, of a call of the function named `op`."""
+    for node in reversed(_around(file, line)):
+        for block in blocks(node) if isinstance(node, ast.stmt) else [getattr(node, "body", [])]:
+            if not _holds(block, line):
+                continue
+            for statement in block:
+                if statement.lineno > line:
+                    for call in ast.walk(statement):
+                        if isinstance(call, ast.Call) and _name(call.func) == op:
+                            return call.lineno
+            return None
+    return None
+
+
+def calls_of(file: str, name: str) -> list[int]:
+    """The lines of a file that call a function or method of this name."""
+    tree = _tree(file)
+    nodes = ast.walk(tree) if tree is not None else ()
+    return [node.lineno for node in nodes if isinstance(node, ast.Call) and _name(node.func) == name]
+
+
+def _name(function: ast.expr) -> str:
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _tree(file: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _around(file: str, line: int) -> list[ast.AST]:
+    """The nodes with statements that hold a line, from its function inwards."""
+    tree = _tree(file)
+    path: list[ast.AST] = [tree] if tree is not None else []
+    while path:
+        inner = next(
+            (
+                child
+                for child in ast.iter_child_nodes(path[-1])
+                if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case) and _spans(child, line)
+            ),
+            None,
+        )
+        if inner is None:
+            break
+        path.append(inner)
+    start = max((at for at, node in enumerate(path) if isinstance(node, FUNCTIONS)), default=0)
+    return path[start:]
+
+
+def _spans(node: ast.AST, line: int) -> bool:
+    if isinstance(node, ast.match_case):
+        return _holds(node.body, line)
+    start, end = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
+    return start <= line <= end
+
+
+def _holds(block: list[ast.stmt], line: int) -> bool:
+    return bool(block) and block[0].lineno <= line <= (block[-1].end_lineno or block[-1].lineno)
+
+
+def _branch(node: ast.If, *, taken: bool, exit: Exit | None = None) -> Branch:
+    test = ast.unparse(node.test)
+    return Branch(node.lineno, test, taken, bool(_RANK.search(test)), exit)
+
+
+def _exits(statement: ast.stmt) -> Iterator[Branch]:
+    """The `if` statements in a statement whose body ends in `continue`, `break`, `return` or `raise`."""
+    if isinstance(statement, FUNCTIONS | ast.ClassDef):
+        return
+    if isinstance(statement, ast.If):
+        for block, taken in ((statement.body, True), (statement.orelse, False)):
+            kind = _EXITS.get(type(block[-1])) if block else None
+            if kind is not None:
+                yield _branch(statement, taken=taken, exit=kind)  # type: ignore[arg-type]
+    inner = isinstance(statement, LOOPS)
+    for block in blocks(statement):
+        for each in block:
+            for found in _exits(each):
+                if not (inner and found.exit in ("break", "continue")):
+                    yield found
+
+
+def _header(node: ast.For | ast.AsyncFor | ast.While) -> str:
+    if isinstance(node, ast.While):
+        return f"while {ast.unparse(node.test)}"
+    return f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}"

@@ -1,0 +1,62 @@
+"""Whether values are finite: of one tensor, or of anything that a variable of the user may hold."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+_MAX_ELEMENTS = 50_000_000  # of a tensor that is read for a question about a variable
+_MAX_ITEMS = 64  # of a container
+# These have no sum on the CPU.
+_NARROW = frozenset(
+    {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.complex32}
+)
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has numbers in it. Tensors on `meta` and fake ones have a shape only."""
+    return not tensor.is_meta and type(tensor).__name__ != "FakeTensor" and type(tensor.data).__name__ != "FakeTensor"
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite; True where there is nothing to read. Waits for its device."""
+    if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.sparse_coo:
+            return True
+        tensor = tensor._values()
+    if not has_values(tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.dtype in _NARROW:
+        tensor = tensor.to(torch.complex64)
+    # One reduction: a sum is finite only if every element is. An overflow of the sum itself is looked at again.
+    total = tensor.sum().item() if tensor.numel() != 1 else tensor.item()
+    if math.isfinite(total if type(total) is float else abs(total)):
+        return True
+    return bool(torch.isfinite(tensor).all().item())
+
+
+def is_bad(value: Any, depth: int = 2) -> bool:
+    """Whether a number, a tensor of the host, an array or a container of these holds NaN or infinity."""
+    try:
+        if isinstance(value, bool | int | str | bytes) or value is None:
+            return False
+        if isinstance(value, float):
+            return not math.isfinite(value)
+        if isinstance(value, torch.Tensor):
+            is_read = value.device.type == "cpu" and value.is_floating_point() and value.numel() <= _MAX_ELEMENTS
+            return is_read and not is_finite(value)
+        if type(value).__module__.split(".")[0] == "numpy" and getattr(value, "dtype", None) is not None:
+            import numpy
+
+            return value.dtype.kind == "f" and not bool(numpy.isfinite(value).all())
+        if depth and isinstance(value, list | tuple):
+            return any(is_bad(part, depth - 1) for part in value[:_MAX_ITEMS])
+        if depth and isinstance(value, dict):
+            return any(is_bad(part, depth - 1) for part in list(value.values())[:_MAX_ITEMS])
+    except Exception:  # whatever an object of the user does when it is looked at
+        return False
+    return False

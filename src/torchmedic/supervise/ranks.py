@@ -1,0 +1,133 @@
+"""The ranks of a job, as their folders show them: what each called last, and what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from torchmedic.detect.failures.death import fatal_signal, read_stacks
+from torchmedic.detect.ranks import alignment, culprit
+from torchmedic.diagnose.registry import is_silent
+from torchmedic.errors import UnreadableRun
+from torchmedic.observe.ranks import ring
+from torchmedic.records import BoxContents, Diagnosis, StackFrame
+from torchmedic.records.ranks import Fate, Job, RankLog, RankState
+from torchmedic.runfolder import files, layout, questions
+from torchmedic.supervise.boxes import read_box
+from torchmedic.supervise.proc import process
+
+_VICTIM_LIMITS = 1.9  # times the limit for a stall that the rank waited for is given to be explained
+_SPEAKER = ".speaker"  # there as soon as the parent of one rank speaks for all
+
+
+def read_job(run: Path, *, still: float = 0.0) -> Job | None:
+    """All ranks that have called a collective; None if fewer than two have."""
+    states = [state for folder in layout.process_folders(run) if (state := _state(run, folder)) is not None]
+    logs = [state.log for state in states if state.log is not None]
+    world = max((log.world_size for log in logs), default=0)
+    if len(logs) < 2 or world < 2:
+        return None
+    difference = alignment.first_difference(logs)
+    return Job(
+        world_size=world,
+        ranks=tuple(sorted(states, key=lambda state: state.rank)),
+        difference=culprit.named(difference, states) if difference is not None else None,
+        unmatched=tuple(alignment.unmatched(logs)),
+        step=max((state.updates for state in states), default=None),
+        still=still,
+    )
+
+
+def _state(run: Path, folder: Path) -> RankState | None:
+    log = _log(folder)
+    if log is None:
+        return None
+    box = read_box(folder)
+    answer = questions.read_answer(run, log.pid)
+    main = answer.main if answer is not None else None
+    frames = [frame for frame in main.frames if frame.user] if main is not None else []
+    skipped = alignment.forward_without_backward(log)
+    fate, signal = _fate(run, folder, log.pid, box)
+    return RankState(
+        rank=log.rank,
+        fate=fate,
+        signal=signal,
+        log=log,
+        at=tuple(StackFrame(file=frame.file, line=frame.line, function=frame.function) for frame in frames),
+        updates=box.last.updates if box is not None and box.last is not None else 0,
+        skipped=next(iter(skipped.frames), None) if skipped is not None else None,
+    )
+
+
+def _log(folder: Path) -> RankLog | None:
+    """What the process wrote down itself, if it is not older than its ring; else the ring."""
+    with contextlib.suppress(UnreadableRun):
+        own = ring.read(folder / ring.FILE)
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            told = msgspec.json.decode((folder / files.RANK_LOG).read_bytes(), type=RankLog)
+            newest = max((call.time for call in told.calls), default=0.0)
+            if told.pid == own.pid and not (own.calls and own.calls[-1].time > newest):
+                return told
+        return own
+    return None
+
+
+def _fate(run: Path, folder: Path, pid: int, box: BoxContents | None) -> tuple[Fate, str]:
+    view = process.read(pid)
+    if view is not None and view.state not in "ZX":
+        return "running", ""
+    stacks = files.stack_files(run).get(pid)
+    signal = fatal_signal(read_stacks(stacks)[0]) if stacks is not None else None
+    if signal is not None:
+        return "died", signal
+    if any(isinstance(line, files.ExceptionLine | files.LostRankLine) for line in files.read_events(folder)):
+        return "raised", ""
+    if any(found.severity == "error" for found in files.read_diagnoses(folder).values()):
+        return "raised", ""
+    return ("ended", "") if box is not None and box.clean_exit else ("died", "")
+
+
+def verdict(run: Path, *, still: float = 0.0) -> Diagnosis | None:
+    """Why the job has failed or stands still, if its ranks went different ways."""
+    from torchmedic.diagnose import registry
+    from torchmedic.diagnose.engine import ask
+
+    job = read_job(run, still=still)
+    return ask(job, registry.RANKS) if job is not None else None
+
+
+def is_victim(run: Path, rank: int, still: float, limit: float) -> bool:
+    """Whether a rank only waits for another that does not come to its next call, and which is not yet explained.
+
+    After some time without an explanation the wait itself is told.
+    """
+    if any(not is_silent(found) for found in files.errors_of_others(run, rank)):
+        return True
+    job = read_job(run)
+    difference = job.difference if job is not None else None
+    if job is None or difference is None or difference.kind != "stopped" or rank in difference.culprits:
+        return False
+    late = [job.of(each) for each in difference.culprits]
+    return still < _VICTIM_LIMITS * limit and all(state is not None and state.fate == "running" for state in late)
+
+
+def give_back(run: Path) -> None:
+    """The job went on: whoever finds it standing still again may speak."""
+    with contextlib.suppress(OSError):
+        (run / _SPEAKER).unlink()
+
+
+def claim(run: Path) -> bool:
+    """Whether this parent is the one to speak for the job; the first to ask is. Asked again, it still is."""
+    path = run / _SPEAKER
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.write(descriptor, str(os.getpid()).encode())
+        os.close(descriptor)
+        return True
+    with contextlib.suppress(OSError):
+        return path.read_text() == str(os.getpid())
+    return False

@@ -1,0 +1,22 @@
+# ranks: 2  culprit: 1
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train():
+    rank = dist.get_rank()
+    model = DistributedDataParallel(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(6):
+        width = 5 if rank == 1 and step == 3 else 4  # twin: width = 4
+        loss = model(torch.randn(3, width)).square().mean()  # <- cause
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+dist.init_process_group("gloo")
+train()
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,20 @@
+# ranks: 2  culprit: 1
+import ctypes
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    loss = model(torch.randn(3, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    dist.all_reduce(loss.detach())
+    if rank == 1 and step == 3:  # twin: if False:
+        ctypes.string_at(0)  # <- cause
+dist.barrier()
+dist.destroy_process_group()

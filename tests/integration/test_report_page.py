@@ -1,0 +1,71 @@
+"""`report.html` of real runs, and the formats that `run` writes while a script goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from running import run_script
+
+FAILING = """
+import torch
+from torch import nn
+
+class SecretNorm(nn.Module):
+    def forward(self, x):
+        return x / x.std(-1, keepdim=True)
+
+torch.manual_seed(0)
+model = nn.Sequential(SecretNorm(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(8):
+    x = torch.randn(4, 8)
+    if step == 5:
+        x[2] = 0.0
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_run_that_has_something_to_say_writes_a_page(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, FAILING)
+    assert finished.only.code == "TM201", finished.stderr
+    assert "report: run/report.html" in finished.stderr
+    text = (finished.run / "report.html").read_text()
+    assert "SecretNorm" not in text.partition('class="finding')[0]
+    for part in ("TM201", "train.py:7", "x.std(-1, keepdim=True)", "Step time by phase"):
+        assert part in text
+    block = text.partition('id="torchmedic-data">')[2].partition("</script>")[0]
+    assert json.loads(block)["report"] == json.loads((finished.run / "report.json").read_text())
+
+
+def test_a_confidential_page_holds_no_source_and_no_values(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, FAILING, options=["--confidential"])
+    assert finished.only.code == "TM201", finished.stderr
+    text = (finished.run / "report.html").read_text()
+    assert "train.py:7" in text
+    for secret in ("SecretNorm", "x.std", "keepdim", "float32", "torch.div"):
+        assert secret not in text
+
+
+def test_a_healthy_run_writes_no_page(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, FAILING.replace("step == 5", "step == 99"))
+    assert finished.report.diagnoses == ()
+    assert finished.stderr == ""
+    assert not (finished.run / "report.html").exists()
+
+
+def test_annotations_and_a_summary_are_written_for_github(tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    finished = run_script(tmp_path, FAILING, options=["--format", "github"], GITHUB_STEP_SUMMARY=str(summary))
+    assert finished.stderr.startswith("::error file=train.py,line=7,")
+    assert finished.stdout == ""
+    assert "TM201" in summary.read_text()
+
+
+def test_sarif_is_one_document_at_the_end(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, FAILING, options=["--format", "sarif"])
+    (result,) = json.loads(finished.stderr)["runs"][0]["results"]
+    assert result["ruleId"] == "TM201"

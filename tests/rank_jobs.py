@@ -1,0 +1,108 @@
+"""How tests run a job of several ranks: in a folder of its own, with torchmedic in every rank or around the launcher.
+
+A case is a script whose first line says how many ranks it has and which of them is to blame. A line that ends in
+`# twin: CODE` is replaced by CODE in the healthy twin; `# <- cause` marks the line to blame.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from running import Finished, clean_environment, marked_line
+from zygote import Zygote
+
+CASES = Path(__file__).parent / "integration" / "rank_cases"
+STALL_AFTER = 4
+_TWIN = re.compile(r"^( *)(.*?)  # twin: (.*)$", re.M)
+_HEAD = re.compile(r"# ranks: (\d+)  culprit: (\d+|any)")
+
+
+class Case(NamedTuple):
+    name: str
+    ranks: int
+    culprit: int | None
+    source: str
+
+    @property
+    def code(self) -> str:
+        return self.name.partition("_")[0]
+
+    @property
+    def failing(self) -> str:
+        return _TWIN.sub(lambda found: found[1] + found[2], self.source)
+
+    @property
+    def twin(self) -> str:
+        return _TWIN.sub(lambda found: found[1] + found[3], self.source)
+
+    @property
+    def line(self) -> int:
+        return marked_line(self.failing)
+
+
+def cases() -> list[Case]:
+    found = []
+    for path in sorted(CASES.glob("*.py")):
+        source = path.read_text()
+        head = _HEAD.match(source)
+        assert head is not None, path
+        found.append(Case(path.stem, int(head[1]), None if head[2] == "any" else int(head[2]), source))
+    return found
+
+
+def run_ranks(folder: Path, source: str, ranks: int) -> Finished:
+    """Run a script as `srun` does: one torchmedic per rank, no launcher above them; each is forked, as torch is slow.
+
+    The texts of all ranks are joined. A rank whose job has ended fails by itself: nobody ends it.
+    """
+    (folder / "train.py").write_text(source)
+    command = ["run", "--output", "run", "--stall-after", str(STALL_AFTER), "--on-stall", "kill", "train.py"]
+    port = free_port()
+
+    def run(rank: int) -> tuple[int, str, str]:
+        named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+        environment = {name: str(value) for name, value in named.items()}
+        clean = clean_environment(GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1", **environment)
+        status = Zygote.start(folder, command, clean, 120, name=f".{rank}").wait()
+        return status, *Zygote.output(folder, f".{rank}")
+
+    with ThreadPoolExecutor(ranks) as pool:
+        ended = list(pool.map(run, range(ranks)))
+    status = max(each[0] for each in ended)
+    return Finished(status, "".join(each[1] for each in ended), "".join(each[2] for each in ended), folder / "run")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_job(folder: Path, source: str, ranks: int, *, outside: bool = False, timeout: float = 120) -> Finished:
+    """Run a script with torchrun; torchmedic runs in each rank, or around the launcher."""
+    (folder / "train.py").write_text(source)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    launch.append(f"--master-port={free_port()}")
+    medic = ["torchmedic", "run", "--output", "run", "--stall-after", str(STALL_AFTER), "--on-stall", "kill"]
+    command = (
+        [sys.executable, "-m", *medic, "--", *launch, "train.py"] if outside else [*launch, "-m", *medic, "train.py"]
+    )
+    environment = clean_environment(GLOO_SOCKET_IFNAME="lo")
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
+    return Finished(done.returncode, done.stdout, done.stderr, folder / "run")
+
+
+def complaint(case: Case, finished: Finished) -> str:
+    """What is wrong with the diagnosis of a failing case; empty if it is right."""
+    told = [(found.code, found.rank, place and place.line) for found in finished.report.diagnoses
+            if found.severity != "note" for place in [found.cause_location]]  # fmt: skip
+    wanted = (case.code, case.culprit, case.line)
+    right = len(told) == 1 and told[0] in (wanted, (case.code, told[0][1] if case.culprit is None else -1, case.line))
+    once = finished.stderr.count("error[") == 1
+    return "" if right and once else f"{told} in place of {wanted}, said {finished.stderr.count('error[')} times"

@@ -1,0 +1,129 @@
+"""The rank that left the common way is found in made-up logs, and healthy logs that differ in lines are left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchmedic.detect.ranks.alignment import first_difference, forward_without_backward, unmatched
+from torchmedic.records import StackFrame
+from torchmedic.records.ranks import FORWARD, Collective, RankLog
+
+
+def call(op: str, line: int, *, shape: tuple[int, ...] = (), peer: int | None = None, **more: object) -> Collective:
+    frames = (StackFrame(file="train.py", line=line, function="main"),)
+    return Collective(op=op, frames=frames, shapes=(shape,) if shape else (), peer=peer, **more)  # type: ignore[arg-type]
+
+
+def log(rank: int, *calls: Collective, complete: bool = True) -> RankLog:
+    numbered = [
+        Collective(
+            op=each.op,
+            group=each.group,
+            ordinal=place + 1,
+            shapes=each.shapes,
+            dtypes=each.dtypes,
+            peer=each.peer,
+            frames=each.frames,
+            native=each.native,
+            time=float(place),
+        )
+        for place, each in enumerate(calls)
+    ]
+    return RankLog(rank=rank, pid=100 + rank, world_size=4, calls=tuple(numbered), complete=complete)
+
+
+STEP = (call("all_reduce", 10, shape=(4,)), call("all_reduce", 11, shape=(2,)))
+SAVE, END = call("barrier", 20), call("barrier", 30)
+
+
+def test_equal_logs_do_not_differ() -> None:
+    assert first_difference([log(rank, *STEP, *STEP, END) for rank in range(3)]) is None
+
+
+def test_a_call_too_many_is_found_where_it_was_made_and_not_where_the_job_stands() -> None:
+    """The barrier of `save` pairs with the last barrier of the other rank; rank 0 then waits alone at its own last."""
+    difference = first_difference([log(0, *STEP, SAVE, END), log(1, *STEP, END)])
+    assert difference is not None
+    assert difference.call is not None
+    assert (difference.kind, difference.culprits, difference.call.site) == ("extra", (0,), SAVE.site)
+
+
+def test_the_majority_goes_the_common_way() -> None:
+    difference = first_difference([log(0, *STEP, END), log(1, *STEP, SAVE, END), log(2, *STEP, END)])
+    assert difference is not None
+    assert (difference.culprits, difference.others, difference.by) == ((1,), (0, 2), "majority")
+
+
+def test_of_two_ranks_the_one_that_leaves_its_habit_is_to_blame() -> None:
+    difference = first_difference([log(0, *STEP, *STEP, *STEP), log(1, *STEP, *STEP, STEP[1])])
+    assert difference is not None
+    assert (difference.culprits, difference.by, difference.kind) == ((1,), "habit", "missing")
+
+
+def test_the_same_collective_at_another_line_is_healthy() -> None:
+    send, take = call("broadcast", 5, shape=(3,), peer=0), call("broadcast", 7, shape=(3,), peer=0)
+    assert first_difference([log(0, send, *STEP, send, END), log(1, take, *STEP, take, END)]) is None
+
+
+def test_healthy_lines_do_not_hide_a_later_cause() -> None:
+    send, take = call("broadcast", 5, shape=(3,), peer=0), call("broadcast", 7, shape=(3,), peer=0)
+    difference = first_difference([log(0, send, *STEP, SAVE, *STEP, END), log(1, take, *STEP, *STEP, END)])
+    assert difference is not None
+    assert difference.call is not None
+    assert difference.call.site == SAVE.site
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (call("all_gather", 9, shape=(4,)), call("all_gather", 9, shape=(3,))),
+        (call("all_reduce", 9, dtypes=("float32",)), call("all_reduce", 9, dtypes=("float64",))),
+        (call("broadcast", 9, peer=0), call("broadcast", 9, peer=1)),
+    ],
+)
+def test_contents_that_do_not_fit(one: Collective, other: Collective) -> None:
+    difference = first_difference([log(0, *STEP, one), log(1, *STEP, one), log(2, *STEP, other)])
+    assert difference is not None
+    assert (difference.kind, difference.culprits) == ("content", (2,))
+
+
+def test_all_to_all_may_have_other_shapes_on_each_rank() -> None:
+    logs = [log(rank, *STEP, call("all_to_all", 9, shape=(rank + 1,))) for rank in range(2)]
+    assert first_difference(logs) is None
+
+
+def test_a_rank_without_a_further_call_has_stopped() -> None:
+    difference = first_difference([log(0, *STEP, *STEP), log(1, *STEP)])
+    assert difference is not None
+    assert (difference.kind, difference.culprits, difference.call) == ("stopped", (1,), None)
+
+
+def test_a_group_of_some_ranks_is_compared_among_its_members() -> None:
+    inner = call("all_reduce", 40, group="1")
+    assert first_difference([log(0, *STEP, inner, END), log(1, *STEP, END), log(2, *STEP, inner, END)]) is None
+
+
+def test_calls_made_by_torch_count_only_where_all_logs_have_them() -> None:
+    bucket = call("all_reduce", 12, native=True)
+    logs = [log(0, bucket, *STEP, END), log(1, *STEP, END, complete=False)]
+    assert first_difference(logs) is None
+
+
+def test_overwritten_calls_are_left_out() -> None:
+    whole = log(0, *STEP, *STEP, END)
+    short = RankLog(rank=1, pid=2, world_size=2, calls=whole.calls[2:], complete=True, dropped=2)
+    assert first_difference([whole, short]) is None
+
+
+def test_two_ranks_that_both_receive_wait_for_each_other() -> None:
+    found = unmatched([log(0, call("recv", 3, peer=1)), log(1, call("recv", 3, peer=0))])
+    assert [rank for rank, _ in found] == [0, 1]
+    assert unmatched([log(0, call("recv", 3, peer=1)), log(1, call("send", 3, peer=0))]) == []
+
+
+def test_a_forward_without_its_backward() -> None:
+    forward, bucket = call(FORWARD, 13), call("all_reduce", 17, native=True)
+    skipped = forward_without_backward(log(1, forward, bucket, forward, bucket, forward, forward, bucket))
+    assert skipped is not None
+    assert skipped.time == 4.0
+    assert forward_without_backward(log(0, forward, bucket, forward, bucket)) is None

@@ -1,0 +1,83 @@
+"""The log of collectives: the ring outlives its writer, and what the Flight Recorder gives is never unpickled."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import pytest
+
+from torchmedic.errors import UnreadableRun
+from torchmedic.observe.ranks import plain_pickle, ring
+
+LINES = (("train.py", 12, "step"), ("train.py", 40, "main"))
+
+
+def test_calls_come_back_in_order_with_their_lines(tmp_path: Path) -> None:
+    writer = ring.Ring(tmp_path / ring.FILE, rank=1, world_size=2)
+    site = writer.enter(LINES)
+    for number in range(3):
+        writer.write(ring.described("all_reduce", "0", ((number, 4),), ("float32",), None), number + 1, site)
+    log = ring.read(tmp_path / ring.FILE)
+    assert (log.rank, log.world_size, log.pid, log.dropped) == (1, 2, os.getpid(), 0)
+    assert [(call.shapes, call.ordinal) for call in log.calls] == [(((0, 4),), 1), (((1, 4),), 2), (((2, 4),), 3)]
+    assert log.calls[0].site == (("train.py", 12), ("train.py", 40))
+
+
+def test_the_oldest_calls_are_overwritten_and_counted(tmp_path: Path) -> None:
+    writer = ring.Ring(tmp_path / ring.FILE, 0, 2)
+    for number in range(ring.SLOTS + 10):
+        writer.write(ring.described("barrier", "0", (), (), None), number + 1, 0)
+    log = ring.read(tmp_path / ring.FILE)
+    assert (len(log.calls), log.dropped, log.calls[0].ordinal) == (ring.SLOTS, 10, 11)
+
+
+def test_a_call_that_was_half_written_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / ring.FILE
+    writer = ring.Ring(path, 0, 2)
+    for number in (1, 2):
+        writer.write(ring.described("barrier", "0", (), (), None), number, 0)
+    data = bytearray(path.read_bytes())
+    at = ring._RING_AT + 2 * ring._SLOT_SIZE
+    struct.pack_into("<Q", data, at, 77)  # the number in front is new, the one behind is not
+    path.write_bytes(bytes(data))
+    assert [call.ordinal for call in ring.read(path).calls] == [1]
+
+
+def test_many_tensors_fit_by_their_first(tmp_path: Path) -> None:
+    text = ring.described(
+        "all_gather", "a_group", tuple((1024, 1024, size) for size in range(90)), ("bfloat16",) * 90, 3
+    )
+    writer = ring.Ring(tmp_path / ring.FILE, 0, 2)
+    writer.write(text, 1, 0)
+    (call,) = ring.read(tmp_path / ring.FILE).calls
+    assert (call.op, call.group, call.peer, len(call.shapes)) == ("all_gather", "a_group", 3, 4)
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"x" * 1000)
+    with pytest.raises(UnreadableRun):
+        ring.read(tmp_path / "other")
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_plain_data_is_read(protocol: int) -> None:
+    data = {"entries": [{"a": (1, 2, 3, 4), "b": [True, None, 2.5], "c": {"x": "y"}}, {"a": ()}], "n": 1 << 40}
+    assert plain_pickle.loads(pickle.dumps(data, protocol=protocol)) == data
+
+
+def test_nothing_is_ever_called() -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.system, ("exit 1",)
+
+    with pytest.raises(ValueError, match="not plain data"):
+        plain_pickle.loads(pickle.dumps(Evil()))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x02]q", pickle.dumps([1, 2])[:-1]])
+def test_damaged_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"damaged|pickle|not enough|expected|exhausted"):
+        plain_pickle.loads(data)
