@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def _signals(left: Traces, host: HostWatch, pid: int, status: int, *, through_sh
     """The signal that killed each process, from the most reliable source for each."""
     found: dict[int, str] = {}
     # Before it has imported torch, only a process that torchmedic itself has started is known.
-    is_known = pid in left.known or not through_shell
+    is_known = pid in left.known or (not through_shell and status == -signal.SIGKILL)
     if status < 0 and is_known and (name := signal_name(status)) is not None:
         return {pid: name}
     for number, path in left.stacks.items():

@@ -32,12 +32,12 @@ def change(folder: Path, when: int) -> None:
     os.utime(folder, ns=(when, when))
 
 
-def test_a_quiet_folder_is_looked_into_once_a_second(tmp_path: Path, clock: Clock) -> None:
+def test_a_quiet_folder_is_looked_into_every_ten_seconds(tmp_path: Path, clock: Clock) -> None:
     change(tmp_path, BEGIN - 5 * SECOND)
     asked = folder_news.FolderNews()
     answers = []
     for tick in range(9):
-        clock.now = BEGIN + tick * SECOND // 4
+        clock.now = BEGIN + tick * 5 * SECOND // 2
         answers.append(asked.may_have_changed(tmp_path))
 
     assert answers == [True, False, False, False] * 2 + [True]
