@@ -258,6 +258,26 @@ for step in range(4):
 torch.nn.utils.clip_grad_norm_([], 1.0)
 """
 
+# Methods that are taken from an object once and called many times.
+KEPT_METHODS = """
+loader = iter(DataLoader([torch.full((8,), float(i)) for i in range(8)], batch_size=4))
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+fetch, clear, update, advance = loader.__next__, optimizer.zero_grad, optimizer.step, schedule.step
+for _ in range(2):
+    loss = model(fetch()).square().mean()
+    clear()
+    loss.backward()
+    update()
+    advance()
+    print(loss.item(), schedule.get_last_lr())
+try:
+    fetch()
+except StopIteration as end:
+    print(repr(end), fetch.__name__)
+"""
+
 SETTINGS = """
 model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -291,6 +311,7 @@ SCRIPTS = {
     "profiler": PROFILED,
     "lifetimes": LIFETIMES,
     "warnings and tracebacks": WARNINGS,
+    "kept methods": KEPT_METHODS,
     "settings": SETTINGS,
 }
 

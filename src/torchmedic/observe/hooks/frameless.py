@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -50,8 +51,8 @@ class NoticedResult:
             return self._original.__get__(owner, kind)
         if self._before is not None:
             self._before(owner, sys._getframe(1))
-        # Both `map` call from C: neither of them is a frame.
-        return map(functools.partial(self._after, owner), map(self._original, (owner,))).__next__
+        # Both `map` call from C: neither of them is a frame. A method that is kept can be called again and again.
+        return map(functools.partial(self._after, owner), map(self._original, itertools.repeat(owner))).__next__
 
 
 def has_arguments(frame: FrameType, known: dict[tuple[CodeType, int], bool]) -> bool:
