@@ -238,6 +238,8 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.promoted_to_double",
     "checkup.first_loss_too_high",
     "checkup.backward_inside_autocast",
+    "checkup.softmax_over_one_value",
+    "checkup.normalised_over_wrong_dimension",
     "checkup.outdated_amp_names",
     silent=True,
 )
