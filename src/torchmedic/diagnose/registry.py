@@ -220,6 +220,7 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.needless_wait",
     "loop.growing_graph",
     "loop.leftover_micro_batches",
+    "loop.parameters_without_optimizer",
     "loop.dropout_in_evaluation",
     silent=True,
 )

@@ -182,6 +182,21 @@ class ReplacedParameters(LoopIncident, frozen=True, kw_only=True):
     old: list[tuple[int, ...]]
 
 
+class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
+    """`names` are the layers that no optimizer has, with `elements` weights; `updates` were seen since.
+
+    `sign` is how the loop treats them as trained: a line such as `decoder.train()`; empty where their place in the model
+    says so: between layers that are trained and the loss.
+    """
+
+    names: list[str]
+    elements: int
+    updates: int
+    update: Place
+    sign: str
+    signed: Place | None
+
+
 class UselessOptimizer(LoopIncident, frozen=True, kw_only=True):
     """No update had a gradient: the optimizer `held` parameters that no loss reaches, and others are `reached`."""
 

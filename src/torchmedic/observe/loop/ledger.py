@@ -183,7 +183,9 @@ class Habits(Numbering):
     def backward_begins(self, roots: Any, frame: FrameType) -> None:
         self._backwards += 1
         if 2 <= self._backwards <= 5:
-            self.reach.walk(roots, self.steps)
+            living = [watched.optimizer for watched in self.optimizers.values() if watched.optimizer is not None]
+            groups = [group for optimizer in living for group in optimizer.param_groups]
+            self.reach.walk(roots, self.steps, {id(tensor) for group in groups for tensor in group["params"]})
         norms = {}
         if self.steps - self._woke < _NORM_STEPS:
             for number, watched in self.optimizers.items():
