@@ -221,6 +221,7 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.growing_graph",
     "loop.leftover_micro_batches",
     "loop.parameters_without_optimizer",
+    "loop.leaf_made_anew",
     "loop.dropout_in_evaluation",
     silent=True,
 )

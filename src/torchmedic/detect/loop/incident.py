@@ -197,6 +197,15 @@ class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
     signed: Place | None
 
 
+class LeafMadeAnew(LoopIncident, frozen=True, kw_only=True):
+    """The leaves of every loss are new tensors. `cause` is the line that makes them, or else builds the optimizer."""
+
+    update: Place
+    updates: int
+    held: int
+    built: Place | None
+
+
 class UselessOptimizer(LoopIncident, frozen=True, kw_only=True):
     """No update had a gradient: the optimizer `held` parameters that no loss reaches, and others are `reached`."""
 

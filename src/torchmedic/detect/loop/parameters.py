@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmedic.detect.loop import ownerless
+from torchmedic.detect.loop import new_leaves, ownerless
 from torchmedic.detect.loop.incident import (
     FrozenOptimizer,
     LoopIncident,
@@ -35,6 +35,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     living = [watched.optimizer for watched in habits.optimizers.values() if watched.optimizer is not None]
     if len(steps) < _MIN_STEPS or not living or not reach.complete or reach.walks < 3:
         return
+    yield from new_leaves.find(habits, steps)
     owned = {id(tensor) for optimizer in living for tensor in parameters_of(optimizer)}
     nobodys = [
         tensor

@@ -54,6 +54,9 @@ class Reach:
         self.complete = True  # no graph was too large to be walked to its end
         self.walks = 0
         self.ownerless: dict[int, Ownerless] = {}
+        self.reached_owned = False  # some loss reached a tensor that an optimizer had
+        self.new_leaves: list[int] = []  # by walk: leaves that no optimizer had; 0 where one of them was known before
+        self._leaves: list[weakref.ref[torch.Tensor]] = []
 
     def walk(self, roots: Iterable[Any], step: int, owned: set[int]) -> None:
         """Walk the graph of a loss.
@@ -67,16 +70,28 @@ class Reach:
         seen: set[Any] = set()
         starts = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
         lost: set[int] = set()
+        leaves: list[torch.Tensor] = []
         for node in walk(starts, seen, _MAX_NODES):
             leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                leaves.append(leaf)
             if isinstance(leaf, torch.nn.Parameter):
                 if id(leaf) not in self.found:
                     self.found[id(leaf)] = Reached(weakref.ref(leaf), leaf._version, step)
                 if id(leaf) not in owned and id(leaf) not in self.ownerless:
                     lost.add(id(leaf))
         self.complete &= len(seen) < _MAX_NODES
+        self._note_leaves(leaves, owned)
         if lost and owned:
             self._remember(starts, lost, owned, step)
+
+    def _note_leaves(self, leaves: list[torch.Tensor], owned: set[int]) -> None:
+        self.reached_owned = self.reached_owned or any(id(leaf) in owned for leaf in leaves)
+        if self.reached_owned:
+            return
+        known = {id(leaf) for reference in self._leaves if (leaf := reference()) is not None}
+        self.new_leaves.append(0 if any(id(leaf) in known for leaf in leaves) else len(leaves))
+        self._leaves += [weakref.ref(leaf) for leaf in leaves]
 
     def _remember(self, starts: list[Any], lost: set[int], owned: set[int], step: int) -> None:
         """Take down the layers without an optimizer, and which of them stand between a trained layer and the loss."""
