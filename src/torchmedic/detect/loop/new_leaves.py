@@ -43,7 +43,7 @@ def find(habits: Habits, steps: list[Event]) -> Iterator[LoopIncident]:
 
 
 def _makers(habits: Habits, built: Place | None) -> Iterator[Place]:
-    """The lines that make a leaf in each step: in a loop, or in a function other than that which builds the optimizer."""
+    """The lines that make a leaf in each step: in a loop, or in a function that does not build the optimizer."""
     files = dict.fromkeys(event.place.file for event in habits.events if event.place.line)
     for file in filter(is_user_file, files):
         repeated = [
@@ -52,23 +52,17 @@ def _makers(habits: Habits, built: Place | None) -> Iterator[Place]:
             if isinstance(node, ast.For | ast.While)
             or (isinstance(node, FUNCTIONS) and node.name != "__init__" and not _has(node, file, built))
         ]
-        found = {
-            node.lineno: Place(file, node.lineno) for outer in repeated for node in ast.walk(outer) if _makes_leaf(node)
-        }
-        yield from found.values()
+        calls = (node for outer in repeated for node in ast.walk(outer) if isinstance(node, ast.Call))
+        lines = dict.fromkeys(call.lineno for call in calls if _makes_leaf(call))
+        yield from (Place(file, line) for line in lines)
 
 
 def _has(function: ast.stmt, file: str, place: Place | None) -> bool:
     return place is not None and place.file == file and has_line(function, place.line)
 
 
-def _makes_leaf(node: ast.AST) -> bool:
-    match node:
-        case ast.Call() if callee(node) in ("requires_grad_", "Parameter"):
-            return True
-        case ast.Call(keywords=given):
-            return any(
-                each.arg == "requires_grad" and isinstance(each.value, ast.Constant) and each.value.value is True
-                for each in given
-            )
-    return False
+def _makes_leaf(call: ast.Call) -> bool:
+    return callee(call) in ("requires_grad_", "Parameter") or any(
+        given.arg == "requires_grad" and isinstance(given.value, ast.Constant) and given.value.value is True
+        for given in call.keywords
+    )

@@ -10,6 +10,7 @@ condition and an optimizer that is built later keep this module silent.
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -24,14 +25,18 @@ from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.reach import Ownerless
 from torchmedic.source.live_frames import Frame, syntax_tree
 from torchmedic.source.lookup.layer_construction import held_modules
+from torchmedic.source.own_locals import looks_at_locals
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import callee, nodes_in
+from torchmedic.source.user_code import is_user_file
 
 _MIN_UPDATES = 12  # that left the layer as it was
 _WRITES_OF_CONSTRUCTOR = 1  # to the weight of a layer of torch's: its initial values
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _OPTIMIZERS = frozenset(
-    name for name, kind in vars(torch.optim).items() if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+    name
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
 )
 
 
@@ -47,9 +52,10 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
     candidates = {
         id(tensor): each
         for each in habits.reach.ownerless.values()
-        if habits.steps - each.step >= _MIN_UPDATES and (tensor := _untouched(each)) is not None and id(tensor) not in owned
+        if habits.steps - each.step >= _MIN_UPDATES
+        and (tensor := _untouched(each)) is not None
+        and id(tensor) not in owned
     }
-    # The step is of an optimizer with gradients: another optimizer may be for something else.
     stepping = [habits.optimizers[number] for number in {event.who for event in steps} if number in habits.optimizers]
     built = next((watched for watched in stepping if watched.built is not None), None)
     if not candidates or built is None or not all(event.fact.has_gradient for event in steps[-4:]):
@@ -85,7 +91,6 @@ def _untouched(each: Ownerless) -> torch.Tensor | None:
     return None if has_hooks else tensor
 
 
-
 def _is_chosen(habits: Habits) -> bool:
     """Whether the file that builds an optimizer selects parameters by a condition, or builds more optimizers."""
     built = [watched.built for watched in habits.optimizers.values() if watched.built is not None]
@@ -106,13 +111,17 @@ def _is_chosen(habits: Habits) -> bool:
 def _held(frame: FrameType | None) -> Iterator[_Held]:
     frames: list[Frame] = []
     while frame is not None:
-        frames.append(Frame(frame, frame.f_lasti, frame.f_lineno))
+        if is_user_file(frame.f_code.co_filename) and not looks_at_locals(frame.f_code):
+            frames.append(Frame(frame, frame.f_lasti, frame.f_lineno))
         frame = frame.f_back
     seen: set[int] = set()
     for holder, _, name, module in held_modules(frames[::-1]):
         if id(module) not in seen:
             seen.add(id(module))
             yield _Held(module, name, holder.file)
+    for each in frames:
+        if each.live.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
+            each.variables.clear()  # a copy kept by the frame, which would hold every tensor past its time
 
 
 def _layers(module: nn.Module, candidates: dict[int, Ownerless]) -> dict[str, nn.Module]:

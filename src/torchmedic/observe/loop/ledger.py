@@ -64,6 +64,7 @@ class Habits(Numbering):
         self.mode: tuple[bool, bool] | None = None  # of the last root module: training, gradients
         self.events: list[Event] = []
         self.optimizers: dict[int, Watched] = {}
+        self.epochs_of_schedules: dict[int, int] = {}  # by number: the epoch in which it was judged first
         self.reach = Reach()
         self.growth = GraphGrowth()
         self.evaluation = Evaluation()

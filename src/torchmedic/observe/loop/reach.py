@@ -1,7 +1,7 @@
 """Which parameters the loss reaches, read off the graph before backward frees it. Asked of a few steps only.
 
-A layer whose weight no optimizer has is remembered with a sample of its values, and with its place in the graph: whether
-gradients of layers that are trained pass through it.
+A layer whose weight no optimizer has is remembered with a sample of its values, and with its place in the graph:
+whether gradients of layers that are trained pass through it.
 """
 
 from __future__ import annotations

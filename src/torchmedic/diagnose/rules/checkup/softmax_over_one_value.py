@@ -137,7 +137,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, found: Single, *, is_all: bo
         "every gradient is exactly 0, so nothing can learn"
         if is_all
         else f"{what} never learns: its gradient is exactly 0",
-        f"`{name}` normalises over a dimension of size 1, so its result is {_constant(softmax)} whatever the model says",
+        f"`{name}` normalises over a dimension of size 1, so its result is always {_constant(softmax)}",
     )
     _places(evidence, graph, found, draft, name)
     draft.because(

@@ -1,8 +1,8 @@
 """Each step makes a new tensor that requires a gradient, so the tensor in the optimizer never gets one.
 
 What: the loss is computed from tensors that were made in the same step, as by `torch.tensor(x.item(),
-requires_grad=True)`. Their gradients are computed and dropped. The tensors of the optimizer get no gradient, so `step()`
-changes nothing.
+requires_grad=True)`. Their gradients are computed and dropped. The tensors of the optimizer get no gradient, so
+`step()` changes nothing.
 
 Why: `item()`, `numpy()`, `detach()` and `torch.tensor(...)` take the number out of the graph, and `requires_grad=True`
 makes backward run without an error, but it starts a new graph there.
