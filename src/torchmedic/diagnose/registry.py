@@ -220,6 +220,8 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.needless_wait",
     "loop.growing_graph",
     "loop.leftover_micro_batches",
+    "loop.parameters_without_optimizer",
+    "loop.leaf_made_anew",
     "loop.dropout_in_evaluation",
     silent=True,
 )
@@ -238,6 +240,8 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.promoted_to_double",
     "checkup.first_loss_too_high",
     "checkup.backward_inside_autocast",
+    "checkup.softmax_over_one_value",
+    "checkup.normalised_over_wrong_dimension",
     "checkup.outdated_amp_names",
     silent=True,
 )

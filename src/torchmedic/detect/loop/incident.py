@@ -182,6 +182,30 @@ class ReplacedParameters(LoopIncident, frozen=True, kw_only=True):
     old: list[tuple[int, ...]]
 
 
+class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
+    """`names` are the layers that no optimizer has, with `elements` weights; `updates` were seen since.
+
+    `sign` is a call that treats them as trained, such as `decoder.train()`, on the line `signed`. It is empty where they
+    stand between trained layers and the loss.
+    """
+
+    names: list[str]
+    elements: int
+    updates: int
+    update: Place
+    sign: str
+    signed: Place | None
+
+
+class LeafMadeAnew(LoopIncident, frozen=True, kw_only=True):
+    """The leaves of every loss are new tensors. `cause` is the line that makes them, or else builds the optimizer."""
+
+    update: Place
+    updates: int
+    held: int
+    built: Place | None
+
+
 class UselessOptimizer(LoopIncident, frozen=True, kw_only=True):
     """No update had a gradient: the optimizer `held` parameters that no loss reaches, and others are `reached`."""
 

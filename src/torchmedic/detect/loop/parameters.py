@@ -2,7 +2,8 @@
 
 Many loops leave parameters out on purpose: a backbone that is not trained, a network that only gives a loss. So a
 parameter without an optimizer is no finding by itself. What cannot be meant: layers in a plain list beside others that
-are all trained; an optimizer that still holds what was replaced; optimizers that all hold what no loss reaches.
+are all trained; an optimizer that still holds what was replaced; optimizers that all hold what no loss reaches; a layer
+as it was built, at a place where only a trained layer makes sense (`ownerless`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchmedic.detect.loop import new_leaves, ownerless
 from torchmedic.detect.loop.incident import (
     FrozenOptimizer,
     LoopIncident,
@@ -33,6 +35,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     living = [watched.optimizer for watched in habits.optimizers.values() if watched.optimizer is not None]
     if len(steps) < _MIN_STEPS or not living or not reach.complete or reach.walks < 3:
         return
+    yield from new_leaves.find(habits, steps)
     owned = {id(tensor) for optimizer in living for tensor in parameters_of(optimizer)}
     nobodys = [
         tensor
@@ -46,7 +49,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     roots = _roots(habits)
     found = list(_unregistered(habits, nobodys, owned, roots, steps))
     found = found or list(_replaced(habits, nobodys, owned, roots, steps))
-    yield from found or _useless(habits, nobodys, steps)
+    yield from found or list(_useless(habits, nobodys, steps)) or ownerless.find(habits, owned, steps)
 
 
 def parameters_of(optimizer: Any) -> list[torch.Tensor]:

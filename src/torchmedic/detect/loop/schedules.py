@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, PolynomialLR, StepLR
 
 from torchmedic.detect.loop.incident import LoopIncident, ScheduleBeforeUpdate, SchedulePerBatch, ZeroLearningRate
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
+from torchmedic.source.lookup.epochs import epochs_around
 
 _MIN_STEPS_AT_ZERO = 8  # with a rate of exactly zero
 _MIN_MOVES_PER_BATCH = 8  # moves, each after one update
+_MIN_MOVES_IN_EPOCH = 4  # of a schedule whose length is the number of epochs
 _MAX_DEAD_SHARE = 1e-4  # of the first rate, with which nothing is learned any more
 _MIN_MOVES_AT_ZERO = 4  # of a schedule, after which a warm-up has left zero
 
@@ -92,9 +95,7 @@ def _schedule_first(habits: Habits) -> Iterator[LoopIncident]:
 def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
     """A schedule that is over, or has killed the rate, long before the first epoch is: its numbers mean epochs."""
     fetches = [event for event in habits.events if event.kind == "fetch" and event.fact.length is not None]
-    if len({event.fact.dataset for event in fetches}) != 1:
-        return
-    batches = fetches[0].fact.length
+    batches = fetches[0].fact.length if len({event.fact.dataset for event in fetches}) == 1 else 0
     for number, moves in _moves(habits.events).items():
         whose = moves[0].fact.optimizer
         around = [
@@ -103,7 +104,7 @@ def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
         in_turn = all(a.kind != b.kind for a, b in itertools.pairwise(around))
         if len(moves) < _MIN_MOVES_PER_BATCH or not in_turn or len({move.site for move in moves}) != 1:
             continue
-        why = _too_short(habits.thing(number), batches)
+        why = _too_short(habits.thing(number), batches) or _meant_in_epochs(habits, number, moves)
         if why:
             yield SchedulePerBatch(
                 step=moves[-1].step,
@@ -115,15 +116,42 @@ def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
 
 
 def _too_short(schedule: Any, batches: int) -> str:
-    """Why a schedule cannot be meant to move with every one of these batches; empty where it may be."""
+    """Why a schedule cannot be meant to move with every one of these batches; empty where it may be, or 0 are known."""
+    if not batches:
+        return ""
     match schedule:
         case CosineAnnealingLR(T_max=period) if 2 * period <= batches:
             return f"its T_max of {period} is over {batches // period} times in one epoch of {batches} batches"
+        case PolynomialLR(total_iters=length) if 2 * length <= batches:
+            return f"its total_iters of {length} are over, and the rate is 0, in the first epoch of {batches} batches"
         case ExponentialLR(gamma=gamma) if 0 < gamma < 1 and gamma**batches < _MAX_DEAD_SHARE:
             return f"after one epoch of {batches} batches the rate is {gamma**batches:.0e} of what it was"
         case StepLR(step_size=size, gamma=gamma) if 0 < gamma < 1 and gamma ** (batches // size) < _MAX_DEAD_SHARE:
             return f"after one epoch of {batches} batches the rate is {gamma ** (batches // size):.0e} of what it was"
     return ""
+
+
+def _meant_in_epochs(habits: Habits, number: int, moves: list[Event]) -> str:
+    """Why the length of a schedule is a number of epochs: it is exactly that of the loop around the batches.
+
+    The schedule must have been seen in two rounds of that loop: a loop over several trainings makes a new one in each.
+    """
+    match habits.thing(number):
+        case CosineAnnealingLR(T_max=length):
+            name = "T_max"
+        case PolynomialLR(total_iters=length):
+            name = "total_iters"
+        case _:
+            return ""
+    epochs = epochs_around(sys._getframe())
+    if epochs is None or epochs.total != length:
+        return ""
+    first = habits.epochs_of_schedules.setdefault(number, epochs.at)
+    if first >= epochs.at or len(moves) < _MIN_MOVES_IN_EPOCH * (epochs.at + 1):
+        return ""
+    return (
+        f"its {name} of {length} is the number of epochs, and it has moved {len(moves)} times by epoch {epochs.at + 1}"
+    )
 
 
 def _order(events: list[Event], schedule: int, optimizer: int) -> list[str]:

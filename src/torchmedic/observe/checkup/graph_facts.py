@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+    from torchmedic.observe.checkup.node_births import LossCall
 
 # What a first layer was given, if that is no part of the graph: the saved tensor, and where it stands among the inputs.
 _GIVEN = {"AddmmBackward": ("_saved_mat1", 1), "ConvolutionBackward": ("_saved_input", 0)}
 _MAX_FACTOR = 4.0  # of a first loss over the loss of knowing nothing
 _MAX_ELEMENTS = 1 << 26  # of a tensor that is read
+_OF_CLASSES = ("nll_loss", "cross_entropy")
+_UNCHANGED = frozenset("CloneBackward ToCopyBackward AliasBackward".split())
 # Their derivative is 0 wherever there is one.
 _FLAT = frozenset("RoundBackward FloorBackward CeilBackward TruncBackward SignBackward".split())
 # These change the precision only if they are told to, or are the user's own.
@@ -83,6 +86,30 @@ def promotions(graph: LossGraph) -> list[Node]:
             return []
         found.append(node)
     return found
+
+
+def softmaxes_of_one(graph: LossGraph) -> list[Node]:
+    """The softmaxes over a dimension of size 1, whose results are constant."""
+    return [node for node in graph.nodes if node.dim is not None and node.shape and node.shape[node.dim] == 1]
+
+
+def wrongly_normalised(graph: LossGraph) -> Iterator[tuple[LossCall, Node]]:
+    """Losses over the classes, and what they are given: a softmax over another dimension than that of the classes.
+
+    Scores with as many classes as examples are left out: a contrastive loss may normalise over both dimensions.
+    """
+    for call in graph.losses():
+        if call.name not in _OF_CLASSES or len(call.shape) < 2:
+            continue
+        node = graph.made(call.sequence)
+        while node is not None and node.kind in _UNCHANGED and len(node.behind) == 1:
+            node = graph.nodes[node.behind[0]]
+        if node is None or node.dim is None or node.shape != call.shape:
+            continue
+        dim = node.dim % len(node.shape)
+        is_wrong = dim == 0 or (dim > 1 and call.name == "nll_loss")
+        if is_wrong and node.shape[dim] != node.shape[1] and min(node.shape[dim], node.shape[1]) > 1:
+            yield call, node
 
 
 def share_in_double(nodes: Sequence[Node]) -> tuple[int, int]:

@@ -19,6 +19,8 @@ from torchmedic.observe.checkup.graph_facts import (
     largest_given,
     loss_of_knowing_nothing,
     promotions,
+    softmaxes_of_one,
+    wrongly_normalised,
 )
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
 
@@ -132,6 +134,8 @@ class LossGraph:
         if any(root.node is None for root in self.roots) or any(node.closed for node in self.gates()):
             return True
         if any(count for count, _ in self.outside.values()) or is_too_high(self) or promotions(self):
+            return True
+        if softmaxes_of_one(self) or any(wrongly_normalised(self)):
             return True
         for call in self.losses():
             node = self.value_of(self.made(call.sequence))

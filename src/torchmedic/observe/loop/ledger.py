@@ -64,6 +64,7 @@ class Habits(Numbering):
         self.mode: tuple[bool, bool] | None = None  # of the last root module: training, gradients
         self.events: list[Event] = []
         self.optimizers: dict[int, Watched] = {}
+        self.epochs_of_schedules: dict[int, int] = {}  # by number: the epoch in which it was judged first
         self.reach = Reach()
         self.growth = GraphGrowth()
         self.evaluation = Evaluation()
@@ -183,7 +184,9 @@ class Habits(Numbering):
     def backward_begins(self, roots: Any, frame: FrameType) -> None:
         self._backwards += 1
         if 2 <= self._backwards <= 5:
-            self.reach.walk(roots, self.steps)
+            living = [watched.optimizer for watched in self.optimizers.values() if watched.optimizer is not None]
+            groups = [group for optimizer in living for group in optimizer.param_groups]
+            self.reach.walk(roots, self.steps, {id(tensor) for group in groups for tensor in group["params"]})
         norms = {}
         if self.steps - self._woke < _NORM_STEPS:
             for number, watched in self.optimizers.items():

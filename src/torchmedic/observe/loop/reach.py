@@ -1,4 +1,8 @@
-"""Which parameters the loss reaches, read off the graph before backward frees it. Asked of a few steps only."""
+"""Which parameters the loss reaches, read off the graph before backward frees it. Asked of a few steps only.
+
+A layer whose weight no optimizer has is remembered with a sample of its values, and with its place in the graph:
+whether gradients of layers that are trained pass through it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.source.objects.graph import walk
+from torchmedic.source.objects.graph import following, walk
 
 _MAX_NODES = 20000  # of one graph
+_MAX_SAMPLE = 1024  # values of a weight
+_MAX_LAYERS = 64  # without an optimizer, whose place in the graph is looked for
+_LAYERS = ("AddmmBackward", "MmBackward", "ConvolutionBackward")
 
 
 class Reached(NamedTuple):
@@ -21,6 +28,24 @@ class Reached(NamedTuple):
     step: int
 
 
+class Ownerless:
+    """The weight of a layer that was in no optimizer when a loss reached it, and what it was like."""
+
+    def __init__(self, tensor: torch.Tensor, step: int, *, is_between: bool) -> None:
+        self.reference = weakref.ref(tensor)
+        self.step = step
+        self.is_between = is_between  # the gradient of a layer that an optimizer has passes through this layer
+        self._writes = tensor._version
+        self._sample = _sample(tensor)
+
+    def is_written(self) -> bool:
+        """Whether anybody has changed the values, also through `.data`. Waits for the device."""
+        tensor = self.reference()
+        if tensor is None or tensor._version != self._writes or tensor.device != self._sample.device:
+            return True
+        return not torch.equal(_sample(tensor), self._sample)
+
+
 class Reach:
     """Parameters by their identity."""
 
@@ -28,17 +53,90 @@ class Reach:
         self.found: dict[int, Reached] = {}
         self.complete = True  # no graph was too large to be walked to its end
         self.walks = 0
+        self.ownerless: dict[int, Ownerless] = {}
+        self.reached_owned = False  # some loss reached a tensor that an optimizer had
+        self.new_leaves: list[int] = []  # by walk: leaves that no optimizer had; 0 where one of them was known before
+        self._leaves: list[weakref.ref[torch.Tensor]] = []
 
-    def walk(self, roots: Iterable[Any], step: int) -> None:
+    def walk(self, roots: Iterable[Any], step: int, owned: set[int]) -> None:
+        """Walk the graph of a loss.
+
+        Args:
+            roots: What backward is called on.
+            step: Updates so far.
+            owned: Identities of the parameters that optimizers have.
+        """
         self.walks += 1
         seen: set[Any] = set()
-        for node in walk((root.grad_fn for root in roots if isinstance(root, torch.Tensor)), seen, _MAX_NODES):
+        starts = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
+        lost: set[int] = set()
+        leaves: list[torch.Tensor] = []
+        for node in walk(starts, seen, _MAX_NODES):
             leaf = getattr(node, "variable", None)
-            if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in self.found:
-                self.found[id(leaf)] = Reached(weakref.ref(leaf), leaf._version, step)
+            if leaf is not None:
+                leaves.append(leaf)
+            if isinstance(leaf, torch.nn.Parameter):
+                if id(leaf) not in self.found:
+                    self.found[id(leaf)] = Reached(weakref.ref(leaf), leaf._version, step)
+                if id(leaf) not in owned and id(leaf) not in self.ownerless:
+                    lost.add(id(leaf))
         self.complete &= len(seen) < _MAX_NODES
+        self._note_leaves(leaves, owned)
+        if lost and owned:
+            self._remember(starts, lost, owned, step)
+
+    def _note_leaves(self, leaves: list[torch.Tensor], owned: set[int]) -> None:
+        self.reached_owned = self.reached_owned or any(id(leaf) in owned for leaf in leaves)
+        if self.reached_owned:
+            return
+        known = {id(leaf) for reference in self._leaves if (leaf := reference()) is not None}
+        self.new_leaves.append(0 if any(id(leaf) in known for leaf in leaves) else len(leaves))
+        self._leaves += [weakref.ref(leaf) for leaf in leaves]
+
+    def _remember(self, starts: list[Any], lost: set[int], owned: set[int], step: int) -> None:
+        """Take down the layers without an optimizer, and which of them stand between a trained layer and the loss."""
+        layers = [(node, weights) for node in walk(starts, most=_MAX_NODES) if (weights := _weights(node))]
+        trained = {node for node, weights in layers if any(id(weight) in owned for weight in weights)}
+        without = [(node, weight) for node, weights in layers for weight in weights if id(weight) in lost]
+        if not trained or len(without) > _MAX_LAYERS:
+            return
+        nearest = _nearest(starts, trained)
+        for node, weight in without:
+            if id(weight) not in self.ownerless and type(weight) is torch.nn.Parameter and not weight.is_meta:
+                is_between = node in nearest and any(behind in trained for behind in walk([node], most=_MAX_NODES))
+                self.ownerless[id(weight)] = Ownerless(weight, step, is_between=is_between)
 
     def living(self) -> list[tuple[torch.Tensor, Reached]]:
         """Parameters that were reached and still live."""
         known = ((reached.reference(), reached) for reached in self.found.values())
         return [(tensor, reached) for tensor, reached in known if tensor is not None]
+
+
+def _weights(node: Any) -> list[torch.Tensor]:
+    """The weights of a layer, where a node is the operation of one."""
+    if not node.name().startswith(_LAYERS):
+        return []
+    found: list[torch.Tensor] = []
+    for behind in following(node):
+        after = following(behind) if behind.name().startswith("TBackward") else []
+        leaf = getattr(after[0] if len(after) == 1 else behind, "variable", None)
+        if isinstance(leaf, torch.nn.Parameter) and leaf.dim() > 1:
+            found.append(leaf)
+    return found
+
+
+def _nearest(starts: list[Any], trained: set[Any]) -> set[Any]:
+    """The nodes that a loss comes to before any layer that is trained."""
+    seen: set[Any] = set()
+    pending = [start for start in starts if start is not None]
+    while pending:
+        node = pending.pop()
+        if node not in seen and node not in trained:
+            seen.add(node)
+            pending.extend(following(node))
+    return seen
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return tensor.detach().reshape(-1)[:_MAX_SAMPLE].clone()

@@ -1,0 +1,170 @@
+"""Layers that get a gradient in every step and that no optimizer has, where that cannot be meant.
+
+A layer without an optimizer is often meant: a backbone that is kept, a network that only gives a loss, the target of a
+distillation. So all of this must hold: the layer still has the values of its constructor (nobody loaded, copied,
+initialised or updated it), and either gradients of trained layers of the same model pass through it on their way from
+the loss, as through a head, or the loop treats it as trained (`decoder.train()`). A selection of single parameters by a
+condition and an optimizer that is built later keep this module silent.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from torchmedic.detect.loop.incident import LoopIncident, ParametersWithoutOptimizer
+from torchmedic.observe.loop.events import Event
+from torchmedic.observe.loop.ledger import Habits
+from torchmedic.observe.loop.reach import Ownerless
+from torchmedic.source.live_frames import Frame, syntax_tree
+from torchmedic.source.lookup.layer_construction import held_modules
+from torchmedic.source.own_locals import looks_at_locals
+from torchmedic.source.spots import Place
+from torchmedic.source.syntax import callee, nodes_in
+from torchmedic.source.user_code import is_user_file
+
+_MIN_UPDATES = 12  # that left the layer as it was
+_WRITES_OF_CONSTRUCTOR = 1  # to the weight of a layer of torch's: its initial values
+_KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_OPTIMIZERS = frozenset(
+    name
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+)
+
+
+class _Held(NamedTuple):
+    """A module that a variable or an attribute of the user's holds, under this name."""
+
+    module: nn.Module
+    name: str
+    file: str
+
+
+def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIncident]:
+    candidates = {
+        id(tensor): each
+        for each in habits.reach.ownerless.values()
+        if habits.steps - each.step >= _MIN_UPDATES
+        and (tensor := _untouched(each)) is not None
+        and id(tensor) not in owned
+    }
+    stepping = [habits.optimizers[number] for number in {event.who for event in steps} if number in habits.optimizers]
+    built = next((watched for watched in stepping if watched.built is not None), None)
+    if not candidates or built is None or not all(event.fact.has_gradient for event in steps[-4:]):
+        return
+    if _is_chosen(habits):
+        return
+    held = list(_held(sys._getframe()))
+    found, sign, signed = _between(held, candidates, owned), "", None
+    if not found:
+        found, sign, signed = _treated_as_trained(held, candidates, owned)
+    lost = [candidates[id(layer.weight)] for layer in found.values()]
+    if not found or any(each.is_written() for each in lost):
+        return
+    yield ParametersWithoutOptimizer(
+        step=steps[-1].step,
+        cause=built.built or steps[-1].place,
+        optimizer=built.number,
+        names=list(found),
+        elements=sum(parameter.numel() for layer in found.values() for parameter in layer.parameters()),
+        updates=habits.steps - max(each.step for each in lost),
+        update=steps[-1].place,
+        sign=sign,
+        signed=signed,
+    )
+
+
+def _untouched(each: Ownerless) -> torch.Tensor | None:
+    """A weight that has the values of its constructor, as far as can be told without a look at them."""
+    tensor = each.reference()
+    if tensor is None or not tensor.requires_grad or tensor._version != _WRITES_OF_CONSTRUCTOR:
+        return None
+    has_hooks = tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return None if has_hooks else tensor
+
+
+def _is_chosen(habits: Habits) -> bool:
+    """Whether the file that builds an optimizer selects parameters by a condition, or builds more optimizers."""
+    built = [watched.built for watched in habits.optimizers.values() if watched.built is not None]
+    for file in {place.file for place in built}:
+        lines = {place.line for place in built if place.file == file}
+        for node in nodes_in(syntax_tree(file)):
+            match node:
+                case ast.Call() if callee(node) in _OPTIMIZERS:
+                    if not lines & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)):
+                        return True
+                case ast.Call() if callee(node) in ("filter", "add_param_group"):
+                    return True
+                case ast.comprehension(ifs=[_, *_]) if "parameters" in ast.unparse(node.iter):
+                    return True
+    return False
+
+
+def _held(frame: FrameType | None) -> Iterator[_Held]:
+    frames: list[Frame] = []
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename) and not looks_at_locals(frame.f_code):
+            frames.append(Frame(frame, frame.f_lasti, frame.f_lineno))
+        frame = frame.f_back
+    seen: set[int] = set()
+    for holder, _, name, module in held_modules(frames[::-1]):
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield _Held(module, name, holder.file)
+    for each in frames:
+        if each.live.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
+            each.variables.clear()  # a copy kept by the frame, which would hold every tensor past its time
+
+
+def _layers(module: nn.Module, candidates: dict[int, Ownerless]) -> dict[str, nn.Module]:
+    """The layers of a module that no optimizer has, by their paths."""
+    return {
+        path: layer
+        for path, layer in module.named_modules()
+        if type(layer) in _KINDS and id(layer.weight) in candidates
+    }
+
+
+def _between(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]) -> dict[str, nn.Module]:
+    """Layers of a model between its trained layers and the loss."""
+    for module, _, _ in held:
+        if not any(id(tensor) in owned for tensor in module.parameters()):
+            continue
+        layers = _layers(module, candidates)
+        found = {path: layer for path, layer in layers.items() if candidates[id(layer.weight)].is_between}
+        if found:
+            return found
+    return {}
+
+
+def _treated_as_trained(
+    held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]
+) -> tuple[dict[str, nn.Module], str, Place | None]:
+    """Layers of a model that no optimizer has at all, and the line that treats the model as one that is trained."""
+    for module, name, file in held:
+        layers = _layers(module, candidates)
+        if not layers or any(id(tensor) in owned for tensor in module.parameters()):
+            continue
+        for node in nodes_in(syntax_tree(file)):
+            if isinstance(node, ast.Call) and _is_sign(node, name):
+                found = {f"{name}.{path}".rstrip("."): layer for path, layer in layers.items()}
+                return found, ast.unparse(node), Place(file, node.lineno)
+    return {}, "", None
+
+
+def _is_sign(call: ast.Call, name: str) -> bool:
+    """Whether a call is `name.train()`, or clips the gradients of `name`."""
+    match call:
+        case ast.Call(func=ast.Attribute(value=value, attr="train"), args=[], keywords=[]):
+            return ast.unparse(value).removeprefix("self.") == name
+        case ast.Call(args=[first, *_]) if callee(call) in ("clip_grad_norm_", "clip_grad_value_"):
+            return ast.unparse(first).removeprefix("self.") == f"{name}.parameters()"
+    return False

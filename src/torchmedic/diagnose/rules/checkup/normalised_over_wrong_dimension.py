@@ -1,0 +1,58 @@
+"""Class scores are normalised over the batch or the positions, and the loss takes them as normalised over the classes.
+
+What: `nll_loss` or `cross_entropy` was given the result of a `softmax` or `log_softmax` over another dimension than the
+dimension of the classes, which is dimension 1.
+
+Why: with `dim=0` the probabilities of one class add up to 1 over the batch, so the examples of a batch compete with
+each other. The loss does not fall when the right class gets a higher score than the others, and the result depends on
+what else is in the batch. Without `dim`, torch guesses 0 for a tensor of three dimensions. No error is raised.
+
+Cure: normalise over the classes: `dim=1`, or `dim=-1` for a tensor of shape (batch, classes).
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.evidence.check_up import CheckUp
+from torchmedic.observe.checkup.graph_facts import wrongly_normalised
+from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+from torchmedic.observe.checkup.node_births import LossCall
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM644", "normalised-over-wrong-dimension"
+
+
+def check(evidence: CheckUp) -> Diagnosis | None:
+    for graph in evidence.graphs:
+        for call, node in wrongly_normalised(graph):
+            return _diagnosis(evidence, graph, call, node)
+    return None
+
+
+def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Diagnosis:
+    shape = node.shape or ()
+    dim = (node.dim or 0) % len(shape)
+    name = "softmax" if node.kind == "SoftmaxBackward" else "log_softmax"
+    over = "the batch" if dim == 0 else f"dimension {dim}"
+    draft = RULE.draft(
+        evidence,
+        "proven",
+        f"`{name}` normalises over {over} instead of the classes",
+        f"`{call.name}` takes the classes in dimension 1, and `{name}` was taken over dimension {dim}",
+    )
+    draft.at(
+        evidence.of_node("cause", node, f"adds up to 1 over {over}"),
+        evidence.at("surfaced", call.sites, "takes the classes in dimension 1"),
+    )
+    draft.because(
+        f"the scores have the shape {list(shape)}: {shape[1]} classes, and {shape[dim]} values that `{name}` makes "
+        "compete with each other",
+    )
+    if call.name == "nll_loss":
+        draft.help("write `dim=1`, the dimension of the classes", safety="changes-training")
+    else:
+        draft.help(f"give `{call.name}` the scores without `{name}`", safety="changes-training")
+    return draft.done(step=graph.step, severity="warning")
+
+
+RULE = Rule(CODE, NAME, check)

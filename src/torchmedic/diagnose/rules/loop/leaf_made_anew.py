@@ -1,0 +1,57 @@
+"""Each step makes a new tensor that requires a gradient, so the tensor in the optimizer never gets one.
+
+What: the loss is computed from tensors that were made in the same step, as by `torch.tensor(x.item(),
+requires_grad=True)`. Their gradients are computed and dropped. The tensors of the optimizer get no gradient, so
+`step()` changes nothing.
+
+Why: `item()`, `numpy()`, `detach()` and `torch.tensor(...)` take the number out of the graph, and `requires_grad=True`
+makes backward run without an error, but it starts a new graph there.
+
+Cure: compute with the tensor of the optimizer itself, in torch's operations, without `item()` and without a new tensor.
+"""
+
+from __future__ import annotations
+
+from torchmedic.detect.loop.incident import LeafMadeAnew
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.words.tensors import count
+from torchmedic.evidence.loop import LoopEvidence
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM624", "leaf-made-anew"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    incident = evidence.incident
+    if not isinstance(incident, LeafMadeAnew):
+        return None
+    draft = RULE.draft(
+        evidence,
+        "proven",
+        f"`step()` changes nothing: {_held(incident.held)} of the optimizer never got a gradient",
+        "the loss is computed from new tensors in each step, which are not those of the optimizer",
+    )
+    if incident.built is None:
+        draft.at(evidence.at("cause", incident.cause, "no loss is computed from these tensors"))
+    else:
+        draft.at(
+            evidence.at("cause", incident.cause, "a new tensor in each step: the graph begins here"),
+            evidence.at("origin", incident.built, "has other tensors"),
+        )
+    draft.at(evidence.at("surfaced", incident.update, "finds no gradient", "step"))
+    draft.because(
+        f"{count(incident.updates, 'update')} had no gradient to apply",
+        "no tensor that a loss was computed from was in the optimizer, or was there in an earlier step",
+    )
+    draft.help(
+        "compute the loss from the tensors of the optimizer, without `item()`, `numpy()` or a new tensor in between",
+        safety="changes-training",
+    )
+    return draft.done()
+
+
+def _held(number: int) -> str:
+    return "the tensor" if number == 1 else f"the {number} tensors"
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,56 @@
+"""A part of the model gets gradients in every step, and no optimizer has its parameters.
+
+What: backward computes gradients for these layers, and no update uses them. The layers keep the random values of their
+constructor, while an optimizer trains other layers of the same model.
+
+Why: the optimizer was given the parameters of some modules only, as `model.base.parameters()` or
+`encoder.parameters()`, and the heads or the decoder were forgotten. The loss falls a little, since the other layers
+adapt to the random ones, and no error is raised.
+
+Cure: give the optimizer all parameters: `model.parameters()`, or `[*encoder.parameters(), *decoder.parameters()]`. If
+the layers shall stay random, freeze them with `requires_grad_(False)`.
+"""
+
+from __future__ import annotations
+
+from torchmedic.detect.loop.incident import ParametersWithoutOptimizer
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import count
+from torchmedic.evidence.loop import LoopEvidence
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM623", "parameters-without-optimizer"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    incident = evidence.incident
+    if not isinstance(incident, ParametersWithoutOptimizer):
+        return None
+    names = listed([f"`{name}`" for name in incident.names])
+    draft = RULE.draft(
+        evidence,
+        "likely",
+        f"{names} never learn: no optimizer has their parameters",
+        "the optimizer was given other parts of the model only",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, "leaves them out"),
+        evidence.at("origin", incident.signed, f"`{incident.sign}`: they are meant to be trained"),
+        evidence.at("surfaced", incident.update, "leaves them as they are", "step"),
+    )
+    draft.because(
+        f"the loss reaches {count(incident.elements, 'weight')} there, and {count(incident.updates, 'update')} changed "
+        "none of them: they still have the random values of their constructor",
+        ""
+        if incident.sign
+        else "gradients pass through them from the loss to layers of the same model that an optimizer has",
+    )
+    draft.help(
+        "give the optimizer their parameters too, or freeze them with `requires_grad_(False)`",
+        safety="changes-training",
+    )
+    return draft.done()
+
+
+RULE = Rule(CODE, NAME, check)
