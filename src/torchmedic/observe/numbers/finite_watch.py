@@ -82,7 +82,7 @@ class FiniteWatch:
         self._rewind = rewind
         self.memory = StepMemory(kept_backwards, rewind)
         self.on = True
-        self._losses = Losses(kept_backwards, self.memory.record, examiner.mark)
+        self._losses = Losses(kept_backwards, self.memory, examiner.mark)
         self.scaled = self._losses.scaled
         self.born_bad: set[int] = set()  # weights that were not finite when training began
         self.skipped = 0  # steps in a row that GradScaler skipped
@@ -218,16 +218,13 @@ class FiniteWatch:
         if id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             self.born_bad |= all_bad(with_gradient(optimizer), at_once=is_late)
-        if not self._losses.bad:
-            loss = self._losses.last[-1] if self._losses.last else None
-            self.memory.update_begins(optimizer, optimizers, frame, self._steps, self._losses.key, loss)
-            self._losses.ceiling = self.memory.ceiling
-            if self.memory.is_lost and not self._is_asked:
-                self._is_asked = True
-                found = self._examiner.examine(optimizer, frame, "growth", "step")
-                if found is not None:
-                    self._publish(found)
-                    return
+        losses = self._losses
+        if (
+            not losses.bad
+            and (self.memory.is_open or not losses.is_ordinary())
+            and self._remember(optimizer, frame, optimizers)
+        ):
+            return
         self._steps += 1
         self.skipped = self._skipped_bad = 0
         suspect, finding = self._losses.bad > 0, self._finding
@@ -244,6 +241,20 @@ class FiniteWatch:
                 self._rewind.offer(optimizer, *self._examiner.usual_step())
         elif kind == "cpu":
             self._look_at_gradients(optimizer, frame)
+
+    def _remember(self, optimizer: Any, frame: FrameType, optimizers: Callable[[], list[Any]]) -> bool:
+        """Keep what it takes to run this update again; whether the loss was found to have run away."""
+        losses = self._losses
+        loss = losses.last[-1] if losses.last else None
+        self.memory.update_begins(optimizer, optimizers, frame, self._steps, losses.key, loss)
+        losses.ceiling = self.memory.ceiling
+        if not self.memory.is_lost or self._is_asked:
+            return False
+        self._is_asked = True
+        found = self._examiner.examine(optimizer, frame, "growth", "step")
+        if found is not None:
+            self._publish(found)
+        return found is not None
 
     def glance_at_gradients(self, optimizer: Any, frame: FrameType) -> bool:
         """Fast path of `step_begins` for short steps; False: nothing was done yet, take the full path."""

@@ -18,12 +18,14 @@ import torch
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.late_losses import LateLosses, Read
+from torchmedic.observe.numbers.step_memory import StepMemory
 from torchmedic.source.objects.finite import is_finite
 
 _MAX_ROOT_ELEMENTS = 4096  # of a loss that is looked at whole
 _TREND_STEPS = 100
 _MAX_TRENDS = 16  # lines that call backward
 _NOTED_AFTER_ALARM = 32  # steps
+_LOOK_EVERY = 32  # backward calls: whether there is time to keep some again
 _Tensor = torch.Tensor
 
 
@@ -45,13 +47,13 @@ class Losses:
     def __init__(
         self,
         kept_backwards: KeptBackwards,
-        record: Callable[[FrameType, int], KeptBackward | None],
+        memory: StepMemory,
         mark: Callable[[str], None],
     ) -> None:
         self._mark = mark
         self.ceiling = inf  # the size of a loss that is worth a closer look
         self.alarm = 0  # steps that are noted in full because of one
-        self._record = record  # keeps a backward call whose loss is read at once
+        self._memory = memory  # keeps backward calls whose loss is read at once
         self.call: KeptBackward | None = None  # the last backward that was noted in full
         self.trends = LossTrends()
         self.last: list[float] = []  # of the last backward
@@ -103,8 +105,8 @@ class Losses:
                         self._mark("backward")
             elif kind == "cpu" and size <= _MAX_ROOT_ELEMENTS:
                 self._look(root, size)
-                if size == 1 and call is None:
-                    call = self._record(frame, update)
+                if size == 1 and call is None and (self._memory.is_open or self.backwards % _LOOK_EVERY == 0):
+                    call = self._memory.record(frame, update)
                     if call is not None:
                         call.loss = self.last[-1]
         self.call = call
@@ -122,6 +124,11 @@ class Losses:
                 self.late.hold(root, step, update)
             elif kind == "cpu":
                 self._look(root, 1)
+
+    def is_ordinary(self) -> bool:
+        """Whether nothing about the last loss is worth a closer look."""
+        loss = self.last[-1] if self.last else 0.0
+        return -self.ceiling < loss < self.ceiling and self.backwards % _LOOK_EVERY != 0
 
     def glance(self, roots: Sequence[torch.Tensor], step: int, update: int) -> bool:
         """Fast path of `begin_sampled_out`, taken by most backward calls of short steps; False: take the full path."""

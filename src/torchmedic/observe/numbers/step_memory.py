@@ -27,7 +27,6 @@ _SHARE_OF_TIME = 0.002  # since training began, beyond that
 _UPDATES_BETWEEN_COPIES = 6
 _LATE_COPIES = 2  # beside the first: the older one is always some updates old
 _CALLS_IN_A_ROW = 32  # that there must be time for, to begin again
-_CALLS_BETWEEN_LOOKS = 32  # at the time that is left
 _FIRST_CALLS = 12  # that are kept with the first copy
 _MAX_FIRST_BATCH_BYTES = 4 << 20  # of each of them
 _FIRST_KEPT_UPDATES = 400  # after that many, how training began explains nothing
@@ -92,9 +91,8 @@ class StepMemory:
         self._spent = 0.0
         self._copy_seconds = 0.0  # that one takes
         self._call_seconds = 0.0
-        self._is_open = True  # calls are kept at present
+        self.is_open = True  # calls are kept at present
         self._in_any_case = _FIRST_CALLS  # calls that are kept whatever time that takes
-        self._looks = 0
         self.ceiling = inf  # a loss above it is worth a closer look
         self.is_lost = False  # the loss is so large, and has been for so long, that it cannot be meant
         self.refused = ""  # why there are no copies
@@ -114,9 +112,13 @@ class StepMemory:
         return found
 
     def record(self, frame: FrameType, update: int) -> KeptBackward | None:
-        """Keep a backward call whose loss was read at once; None where there is no time for that."""
-        if not self._is_open and not self._may_open():
+        """Keep a backward call whose loss was read at once; None where there is no time for that.
+
+        Where `is_open` is False, it is enough to ask now and then.
+        """
+        if not self.is_open and self._left() < _CALLS_IN_A_ROW * self._call_seconds + _LATE_COPIES * self._copy_seconds:
             return None
+        self.is_open = True
         started = thread_time()
         call = self._kept.record(frame, update)
         self._call_seconds = thread_time() - started
@@ -124,14 +126,8 @@ class StepMemory:
         if self._in_any_case:
             self._in_any_case -= 1
         elif self._left() < 0:
-            self._is_open = False
+            self.is_open = False
         return call
-
-    def _may_open(self) -> bool:
-        self._looks += 1
-        if self._looks % _CALLS_BETWEEN_LOOKS == 0:
-            self._is_open = self._left() > _CALLS_IN_A_ROW * self._call_seconds + _LATE_COPIES * self._copy_seconds
-        return self._is_open
 
     def _left(self) -> float:
         return _FREE_SECONDS + _SHARE_OF_TIME * (monotonic() - self._started) - self._spent
@@ -181,7 +177,7 @@ class StepMemory:
             loss: The last one, where it is known.
         """
         rises = self._note(place, loss)
-        if not self._is_open:
+        if not self.is_open:
             return
         call = self._kept.calls[-1] if self._kept.calls else None
         if call is not None and not call.is_sampled_out and call.update <= update:
@@ -203,9 +199,9 @@ class StepMemory:
         ceiling = _RISE * trend.usual
         if ceiling > self.ceiling or len(self._trends) == 1:
             self.ceiling = ceiling
-        if rises and not self._is_open and self._rises < _MAX_RISES:
+        if rises and not self.is_open and self._rises < _MAX_RISES:
             self._rises += 1
-            self._is_open, self._in_any_case = True, _UPDATES_OF_RISE
+            self.is_open, self._in_any_case = True, _UPDATES_OF_RISE
         return rises
 
     # Copies
