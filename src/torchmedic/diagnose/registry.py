@@ -174,8 +174,21 @@ LOST: Family[LostDevice] = Family(
     "devices.gpu_hardware_fault",
 )
 
+# What made training run away: before the operation that overflowed at last.
+RUNAWAY: Family[NumbersEvidence] = Family(
+    "numbers.exploding_recurrence",
+    "numbers.exploding_depth",
+    "numbers.loss_maximised",
+    "numbers.unstable_optimizer_setting",
+    "numbers.poisonous_batch",
+    "numbers.loss_summed_not_averaged",
+    "numbers.unscaled_data",
+    "numbers.learning_rate_too_high",
+)
+
 # Asked in the process in which NaN or infinity is about to reach the weights.
 NUMBERS: Family[NumbersEvidence] = Family(
+    *RUNAWAY,
     "numbers.nonfinite_optimizer_update",
     "numbers.damaged_weights",
     "numbers.nonfinite_data",

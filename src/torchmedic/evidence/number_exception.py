@@ -32,6 +32,7 @@ _WORDS = re.compile(
     r"|between 0 and 1|positive-definite|singular|diverge|explod|returned nan|greaterthan|simplex|stopping training",
     re.I,
 )
+_GROWN = 10.0  # times its smallest value: a loss that has run away
 _ASKING = re.compile(r"isnan|isfinite|isinf|\bnan\b|\binf\b|finite", re.I)
 
 
@@ -40,10 +41,19 @@ def complains_of_number(evidence: RaisedEvidence) -> bool:
     frame = evidence.user_frame
     if frame is None or evidence.is_traced:
         return False
+    if isinstance(evidence.error, OverflowError) and _has_grown(evidence):
+        return True  # `math.exp(loss)`: the number is finite, and much too large
     if not (_WORDS.search(evidence.message) or (_ASKING.search(_condition(frame)) and _is_own(evidence, frame))):
         return False
     below = [frame, *evidence.library_frames]
     return any(_is_bad(value) for part in below for value in list(part.variables.values())) or _bad_gradient(evidence)
+
+
+def _has_grown(evidence: RaisedEvidence) -> bool:
+    """Whether a loss of the last steps is many times what it was."""
+    watch = evidence.incident.process.finite
+    losses = [abs(loss) for loss in watch.losses.get(watch.last_key, ())]
+    return len(losses) > 1 and max(losses) > _GROWN * max(min(losses), 1e-12)
 
 
 def asks_about_number(frame: Frame) -> bool:

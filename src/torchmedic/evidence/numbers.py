@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Literal
 
 from torchmedic.detect.failures.nonfinite import NonFinite
+from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.leaf_names import leaf_name
 from torchmedic.evidence.weight_stand_ins import ExchangedWeights
 from torchmedic.observe.context import StepContext
@@ -28,7 +29,7 @@ from torchmedic.source.user_code import user_frame
 Victim = Literal["loss", "gradient"]
 
 _TIME_LIMIT_SECONDS = 120.0
-_OF_UPDATE = ("rate", "update")  # incidents of the optimizer: the step before the update was finite
+_OF_UPDATE = ("rate", "update", "growth")  # incidents of several steps or of the optimizer: the step was finite
 
 
 class NumbersEvidence:
@@ -67,6 +68,8 @@ class NumbersEvidence:
         self.weights: ExchangedWeights | None = None  # other ones than the present, between exchange and restore
         self.is_unexplained = False  # the weights were spoiled by a step before, and no replay shows how
         self.history = ""  # which step was replayed and with which weights, where those are not the present ones
+        self.divergence: Divergence | None = None  # the last steps, where the loss has grown in them
+        self.why_no_divergence = ""  # why the last steps could not be run again
         self.deadline = time.monotonic() + _TIME_LIMIT_SECONDS if deadline is None else deadline
         # Filled by `replay`:
         self.scope: Microscope | None = None

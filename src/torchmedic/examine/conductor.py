@@ -74,7 +74,7 @@ class Conductor(GrowthConductor):
 
     def explain_nonfinite(
         self, optimizer: Optimizer | None, frame: FrameType, quantity: Quantity, stage: UpdateStage
-    ) -> Finding:
+    ) -> Finding | None:
         from torchmedic.examine.nonfinite import explain_nonfinite
 
         return explain_nonfinite(optimizer, frame, quantity, stage, self._agent)

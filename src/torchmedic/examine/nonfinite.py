@@ -5,13 +5,17 @@ from __future__ import annotations
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from torchmedic.detect.failures.nonfinite import nonfinite_incident
+from msgspec.structs import replace
+
+from torchmedic.contained import report_fault
+from torchmedic.detect.failures.nonfinite import NonFinite, nonfinite_incident
 from torchmedic.diagnose import registry
-from torchmedic.diagnose.engine import diagnose
+from torchmedic.diagnose.engine import ask, diagnose
+from torchmedic.evidence.divergence import Divergence, divergence_of
 from torchmedic.evidence.number_exception import EchoEvidence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.spoiled_weights import trace_back
-from torchmedic.observe.context import ProcessContext
+from torchmedic.observe.context import ProcessContext, StepContext
 from torchmedic.observe.stages import Finding, Quantity, UpdateStage
 from torchmedic.observe.step.batches import tensors_in_frames
 from torchmedic.records import Diagnosis
@@ -23,13 +27,17 @@ if TYPE_CHECKING:
 
 def explain_nonfinite(
     optimizer: Optimizer | None, frame: FrameType, quantity: Quantity, stage: UpdateStage, agent: ProcessContext
-) -> Finding:
+) -> Finding | None:
     """Find the origin of a bad number, while the frames of its step are on the stack."""
     agent.batches.settle(tensors_in_frames(frame))
     incident = nonfinite_incident(optimizer, quantity, stage, agent)
+    divergence, why = _divergence(frame, agent)
+    if quantity == "growth":
+        return _explain_growth(incident, frame, agent, divergence)
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
     evidence.replay()
     evidence = trace_back(evidence, frame)
+    evidence.divergence, evidence.why_no_divergence = divergence, why
     try:
         diagnosis = diagnose(evidence, registry.NUMBERS)
         return Finding(diagnosis, recorder.of_numbers(evidence, diagnosis, agent))
@@ -37,8 +45,34 @@ def explain_nonfinite(
         evidence.restore_weights()
 
 
+def _explain_growth(
+    incident: NonFinite, frame: FrameType, agent: ProcessContext, divergence: Divergence | None
+) -> Finding | None:
+    """A loss that is finite and far too large: said only where a rerun of the last steps proves why."""
+    if divergence is None or divergence.has_outlier:
+        return None  # a batch of another scale may be meant, and training may recover from it
+    evidence = NumbersEvidence.at_frame(incident, frame, agent)
+    evidence.divergence = divergence
+    diagnosis = ask(evidence, registry.RUNAWAY)
+    if diagnosis is None or diagnosis.grade != "proven":
+        return None
+    return Finding(replace(diagnosis, severity="warning"))
+
+
+def _divergence(frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:
+    """The last steps; a fault on the way leaves the rest of the examination alone."""
+    try:
+        return divergence_of(frame, agent)
+    except Exception as error:
+        report_fault("examine.divergence", error)
+        return None, "the last steps could not be run again"
+
+
 def older_origin(evidence: EchoEvidence) -> Diagnosis | None:
     """The origin of the number that an exception or an exit complains of; None where it is not at least likely."""
+    innermost = evidence.frames[-1].live if evidence.frames else None
+    evidence.divergence, evidence.why_no_divergence = _divergence(innermost, evidence.agent)
     evidence.replay()
-    diagnosis = diagnose(evidence, registry.NUMBERS) if evidence.births else None
+    is_known = evidence.births or evidence.divergence is not None
+    diagnosis = diagnose(evidence, registry.NUMBERS) if is_known else None
     return diagnosis if diagnosis is not None and diagnosis.grade != "possible" else None

@@ -48,7 +48,8 @@ def publish_silent(diagnosis: Diagnosis, process: ReportingProcess, said: Said) 
 def publish_finding(finding: Finding, agent: ProcessContext) -> None:
     """Report a number that is NaN or infinite and reaches the weights, with the operation that made it."""
     folder = agent.open()
-    folder.events.write("nonfinite", symptom="nan", step=finding.diagnosis.step)
+    if finding.diagnosis.severity == "error":
+        folder.events.write("nonfinite", symptom="nan", step=finding.diagnosis.step)
     number = write_diagnosis(folder.path, finding.diagnosis)
     if finding.recording is not None:
         finding.recording.write(folder.path, number)

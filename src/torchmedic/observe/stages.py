@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torchmedic.observe.loop.ledger import Habits
     from torchmedic.records.memory import HeldMemory
 
-Quantity = Literal["loss", "gradient", "rate", "update", "scale"]  # what is not finite
+Quantity = Literal["loss", "gradient", "rate", "update", "scale", "growth"]  # what is not finite, or much too large
 UpdateStage = Literal["backward", "step", "update"]  # backward is over, the weights will be updated, were updated
 
 
@@ -59,8 +59,12 @@ class Stages(GrowthStages, Protocol):
 
     def explain_nonfinite(
         self, optimizer: Optimizer | None, frame: FrameType, quantity: Quantity, stage: UpdateStage
-    ) -> Finding:
-        """A number is NaN or infinite; the frames of the step are on the stack. The finding is not published."""
+    ) -> Finding | None:
+        """A number is NaN or infinite; the frames of the step are on the stack. The finding is not published.
+
+        Returns:
+            None where the loss has only grown, and no rerun of the last steps shows why.
+        """
 
     def publish(self, finding: Finding) -> None:
         """The bad number is about to reach the weights, or has reached them."""

@@ -41,7 +41,7 @@ class Location(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Treatment(msgspec.Struct, frozen=True, kw_only=True):
-    """Advice. `proven`: a trial replay of the failing step passed with it; otherwise `result` is a prediction.
+    """Advice. `proven`: a trial replay of `tried_on` passed with it; otherwise `result` is a prediction.
 
     `patch` is a unified diff without context lines, for `patch -p0`.
     """
@@ -51,6 +51,7 @@ class Treatment(msgspec.Struct, frozen=True, kw_only=True):
     proven: bool = False
     result: str = ""
     patch: str = ""
+    tried_on: str = "your step"
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

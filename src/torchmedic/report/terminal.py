@@ -152,7 +152,7 @@ def _notes(diagnosis: Diagnosis, gutter: int, width: int) -> Iterator[Text]:
 
 def _help(treatment: Treatment, gutter: int, width: int) -> Iterator[Text]:
     tried = f"predicted, not run: {treatment.result}" if treatment.result else "not tried"
-    verdict = f"[proven on your step: {treatment.result}]" if treatment.proven else f"[{tried}]"
+    verdict = f"[proven on {treatment.tried_on}: {treatment.result}]" if treatment.proven else f"[{tried}]"
     line = f"help: {treatment.title}  {verdict}"
     for number, part in enumerate(textwrap.wrap(line, width, subsequent_indent="      ", break_long_words=False)):
         if number == 0:

@@ -119,7 +119,7 @@ def test_a_device_that_dies_is_told_of_once_and_left_alone(monkeypatch: pytest.M
     weight = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     watch.backward_begins([weight.sum()], ("train.py", 1), sys._getframe())
-    watch.step_begins(optimizer, sys._getframe())
+    watch.step_begins(optimizer, sys._getframe(), lambda: [optimizer])
 
     assert [str(error) for error in examiner.deaths] == ["CUDA error: device-side assert triggered"]
     assert not watch.on

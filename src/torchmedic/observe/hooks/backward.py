@@ -90,7 +90,9 @@ class BackwardHooks:
             step.habits.backward_begins(roots, frame)
         if step.finite.on and are_plain():
             try:
-                step.finite.backward_begins(roots, (clock.file, clock.line), frame)
+                has_optimizers = clock.optimizer_count > 0
+                place = (clock.file, clock.line)
+                step.finite.backward_begins(roots, place, frame, step.stepping, has_optimizers=has_optimizers)
             except Exception as error:
                 step.numbers_failed(error, frame)
 

@@ -129,7 +129,7 @@ class OptimizerHooks:
                 ):
                     return
                 step.fast_path = False
-                finite.step_begins(optimizer, frame)
+                finite.step_begins(optimizer, frame, step.clock.living_optimizers)
             except Exception as error:
                 step.numbers_failed(error, frame)
 

@@ -36,7 +36,7 @@ class ShortSteps:
     def applies(self) -> bool:
         """Whether the coming step is sampled out."""
         clock = self._clock
-        if clock.step <= _MIN_STEPS:
+        if clock.step <= _MIN_STEPS or self._finite.is_rising:
             return False
         if clock.step % _FULL_EVERY == 0:
             self._most = _MAX_STILL_SHORT_SECONDS if clock.usual_step < self._most else _MAX_SHORT_SECONDS

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ from torchmedic.observe.numbers.finite_checks import (
 )
 from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.losses import Losses
+from torchmedic.observe.numbers.step_memory import StepMemory
 from torchmedic.observe.numbers.weight_copies import Rewind
 from torchmedic.observe.stages import Finding, Quantity, UpdateStage
 from torchmedic.source.objects.finite import is_finite
@@ -79,8 +80,9 @@ class FiniteWatch:
     def __init__(self, examiner: Examiner, kept_backwards: KeptBackwards, rewind: Rewind) -> None:
         self._examiner = examiner
         self._rewind = rewind
+        self.memory = StepMemory(kept_backwards, rewind)
         self.on = True
-        self._losses = Losses(kept_backwards, examiner.mark)
+        self._losses = Losses(kept_backwards, self.memory, examiner.mark)
         self.scaled = self._losses.scaled
         self.born_bad: set[int] = set()  # weights that were not finite when training began
         self.skipped = 0  # steps in a row that GradScaler skipped
@@ -88,6 +90,7 @@ class FiniteWatch:
         self._finding: Finding | None = None
         self._witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None = None
         self._examined = 0
+        self._is_asked = False  # about a loss that is finite and much too large
         self._steps = 0
         self._skipped_bad = 0
         self._roots: list[weakref.ref[torch.Tensor]] = []
@@ -133,10 +136,23 @@ class FiniteWatch:
 
     # The loss
 
-    def backward_begins(self, roots: Sequence[torch.Tensor], key: Any, frame: FrameType) -> None:
+    def backward_begins(
+        self,
+        roots: Sequence[torch.Tensor],
+        key: Any,
+        frame: FrameType,
+        stepping: Any = None,
+        *,
+        has_optimizers: bool = True,
+    ) -> None:
         if self._steps == 0:  # as long as there may be nobody who steps
             self._roots = [weakref.ref(root) for root in roots if isinstance(root, torch.Tensor)]
         self._losses.begin(roots, key, frame, self._steps)
+        call = self._losses.call
+        if call is not None and has_optimizers:
+            self.memory.backward_begins(call, stepping)
+        elif call is not None and not self._losses.last_is_bad:
+            self.memory.backward_by_hand_begins(call, roots, key)
 
     def sampled_out_backward_begins(self, roots: Sequence[torch.Tensor], step: int) -> None:
         """A backward begins in a short step that is sampled out."""
@@ -189,7 +205,7 @@ class FiniteWatch:
 
     # The gradients
 
-    def step_begins(self, optimizer: Any, frame: FrameType) -> None:
+    def step_begins(self, optimizer: Any, frame: FrameType, optimizers: Callable[[], list[Any]]) -> None:
         """The weights are about to be touched: the last moment at which the step can be replayed as it was."""
         self.wants_weights = False
         kind = kind_of_device(optimizer)
@@ -202,6 +218,13 @@ class FiniteWatch:
         if id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             self.born_bad |= all_bad(with_gradient(optimizer), at_once=is_late)
+        losses = self._losses
+        if (
+            not losses.bad
+            and (self.memory.is_open or not losses.is_ordinary())
+            and self._remember(optimizer, frame, optimizers)
+        ):
+            return
         self._steps += 1
         self.skipped = self._skipped_bad = 0
         suspect, finding = self._losses.bad > 0, self._finding
@@ -219,6 +242,20 @@ class FiniteWatch:
         elif kind == "cpu":
             self._look_at_gradients(optimizer, frame)
 
+    def _remember(self, optimizer: Any, frame: FrameType, optimizers: Callable[[], list[Any]]) -> bool:
+        """Keep what it takes to run this update again; whether the loss was found to have run away."""
+        losses = self._losses
+        loss = losses.last[-1] if losses.last else None
+        self.memory.update_begins(optimizer, optimizers, frame, self._steps, losses.key, loss)
+        losses.ceiling = self.memory.ceiling
+        if not self.memory.is_lost or self._is_asked:
+            return False
+        self._is_asked = True
+        found = self._examiner.examine(optimizer, frame, "growth", "step")
+        if found is not None:
+            self._publish(found)
+        return found is not None
+
     def glance_at_gradients(self, optimizer: Any, frame: FrameType) -> bool:
         """Fast path of `step_begins` for short steps; False: nothing was done yet, take the full path."""
         if id(optimizer) not in self._seen:
@@ -232,6 +269,11 @@ class FiniteWatch:
         self._steps += 1
         self.skipped = 0
         return True
+
+    @property
+    def is_rising(self) -> bool:
+        """Whether a loss was far above its usual size a short time ago: the steps are worth to be noted in full."""
+        return self._losses.alarm > 0
 
     @property
     def is_calm(self) -> bool:

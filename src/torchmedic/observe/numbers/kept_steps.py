@@ -1,8 +1,9 @@
-"""The last backward calls on a device that is read late, with all that a replay of each needs.
+"""The last backward calls, with all that a replay of each needs.
 
-There a gradient that is not finite is noticed when the loss after it is, and that is a step later: the batch, the
-random state and the variables of the step that made it are gone from the frames by then. They are kept here as long as
-that, host memory up to a limit and device memory only where it is a small tensor.
+On a device that is read late, a gradient that is not finite is noticed when the loss after it is, and that is a step
+later: the batch, the random state and the variables of the step that made it are gone from the frames by then. On any
+device, a run that diverges is explained by replaying its last steps. So they are kept for some steps, host memory up to
+a limit and device memory only where it is a small tensor.
 """
 
 from __future__ import annotations
@@ -48,12 +49,22 @@ class Point(NamedTuple):
     values: dict[str, Any]  # as `kept` gives them
 
 
+class UpdateEnd(NamedTuple):
+    """An update of the weights that followed a backward call."""
+
+    optimizer: weakref.ref[Any]
+    rates: tuple[Any, ...]  # the learning rate of every group, then
+    code: CodeType | None  # of the frame that called `step`; None where backward was called by a closure of `step`
+    lasti: int
+
+
 class KeptBackward:
     """A backward call that is over, with the `Notes` of its step."""
 
     __slots__ = (
-        *("step", "update", "loss", "points", "kept", "batch_bytes", "origin", "is_sampled_out"),
-        *("rng", "device_marks", "grad_enabled", "autocast", "carried", "carried_frame", "sequence_number"),
+        *("step", "update", "loss", "points", "kept", "batch_bytes", "origin", "is_sampled_out", "ends", "by_hand"),
+        *("rng", "forward_rng", "device_marks", "grad_enabled", "autocast"),
+        *("carried", "carried_frame", "sequence_number"),
     )
 
     def __init__(self, notes: StepNotes, batches: Batches, step: int, update: int) -> None:
@@ -62,6 +73,8 @@ class KeptBackward:
         self.loss: float | None = None  # once it has arrived
         self.is_sampled_out = False  # only the batch is known
         self.points: list[Point] = []  # innermost first
+        self.by_hand = False  # there is no optimizer: statements of the loop update the weights
+        self.ends: tuple[UpdateEnd, ...] = ()  # the updates that used its gradients
         self.rng = notes.rng
         self.device_marks = notes.device_marks
         self.grad_enabled = notes.grad_enabled
@@ -69,6 +82,7 @@ class KeptBackward:
         self.carried = notes.carried
         self.carried_frame = notes.carried_frame
         self.sequence_number = notes.sequence_number
+        self.forward_rng = notes.forward_rng
         self.kept = batches.kept if batches.on_host else None
         self.batch_bytes = batches.nbytes if self.kept is not None else 0
         if self.batch_bytes > _TINY_BATCH_BYTES and batches.is_shared:

@@ -56,12 +56,12 @@ class LateLosses:
     def are_held(self) -> bool:
         return bool(self._held)
 
-    def copy(self, root: torch.Tensor, kind: str, key: Any, frame: FrameType, update: int) -> bool:
-        """Have a loss copied; False where the device may not be used now."""
+    def copy(self, root: torch.Tensor, kind: str, key: Any, frame: FrameType, update: int) -> KeptBackward | None:
+        """Have a loss copied; None where the device may not be used now."""
         self.are_usual = True
         device = async_devices.devices[kind]
         if not device.may_work():
-            return False
+            return None
         if self._held:
             self._copy_held()
         # Pinned memory that is handed back and forth costs a hundred microseconds a step: some places are kept.
@@ -74,8 +74,9 @@ class LateLosses:
         device.arrange(host, event, root.detach())
         if len(self._coming) >= _MAX_COMING:
             del self._coming[0]  # nobody has stepped for long; its place is needed
-        self._coming.append(Coming(key, host, event, self._pasts.record(frame, update)))
-        return True
+        call = self._pasts.record(frame, update)
+        self._coming.append(Coming(key, host, event, call))
+        return call
 
     def hold(self, root: torch.Tensor, step: int, update: int) -> None:
         """Keep a loss on its device, for now."""

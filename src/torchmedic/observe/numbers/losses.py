@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from math import isfinite
+from math import inf, isfinite
 from types import FrameType
 from typing import Any
 
@@ -18,11 +18,14 @@ import torch
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.late_losses import LateLosses, Read
+from torchmedic.observe.numbers.step_memory import StepMemory
 from torchmedic.source.objects.finite import is_finite
 
 _MAX_ROOT_ELEMENTS = 4096  # of a loss that is looked at whole
 _TREND_STEPS = 100
 _MAX_TRENDS = 16  # lines that call backward
+_NOTED_AFTER_ALARM = 32  # steps
+_LOOK_EVERY = 32  # backward calls: whether there is time to keep some again
 _Tensor = torch.Tensor
 
 
@@ -41,8 +44,17 @@ class LossTrends(dict[Any, deque[float]]):
 class Losses:
     """Notes every loss; `FiniteWatch` calls it."""
 
-    def __init__(self, kept_backwards: KeptBackwards, mark: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        kept_backwards: KeptBackwards,
+        memory: StepMemory,
+        mark: Callable[[str], None],
+    ) -> None:
         self._mark = mark
+        self.ceiling = inf  # the size of a loss that is worth a closer look
+        self.alarm = 0  # steps that are noted in full because of one
+        self._memory = memory  # keeps backward calls whose loss is read at once
+        self.call: KeptBackward | None = None  # the last backward that was noted in full
         self.trends = LossTrends()
         self.last: list[float] = []  # of the last backward
         self.key: Any = None  # of the call of backward that was last noted in full
@@ -72,10 +84,13 @@ class Losses:
 
     def begin(self, roots: Sequence[torch.Tensor], key: Any, frame: FrameType, update: int) -> None:
         """A backward begins in a step that is noted in full."""
+        if self.alarm:
+            self.alarm -= 1
         self.last_is_bad = False
         self.backwards += 1
         self.last = []
         self.key = key
+        call: KeptBackward | None = None
         for root in roots:
             if not isinstance(root, torch.Tensor) or not root.is_floating_point():
                 continue
@@ -84,10 +99,17 @@ class Losses:
             if kind in async_devices.devices:
                 if size == 1:
                     self.is_good = False
-                    if self.late.copy(root, kind, key, frame, update):
+                    kept = self.late.copy(root, kind, key, frame, update)
+                    if kept is not None:
+                        call = kept
                         self._mark("backward")
             elif kind == "cpu" and size <= _MAX_ROOT_ELEMENTS:
                 self._look(root, size)
+                if size == 1 and call is None and (self._memory.is_open or self.backwards % _LOOK_EVERY == 0):
+                    call = self._memory.record(frame, update)
+                    if call is not None:
+                        call.loss = self.last[-1]
+        self.call = call
 
     def begin_sampled_out(self, roots: Sequence[torch.Tensor], step: int, update: int) -> None:
         """A backward begins in a short step that is sampled out: a late device keeps its loss for a while."""
@@ -103,6 +125,11 @@ class Losses:
             elif kind == "cpu":
                 self._look(root, 1)
 
+    def is_ordinary(self) -> bool:
+        """Whether nothing about the last loss is worth a closer look."""
+        loss = self.last[-1] if self.last else 0.0
+        return -self.ceiling < loss < self.ceiling and self.backwards % _LOOK_EVERY != 0
+
     def glance(self, roots: Sequence[torch.Tensor], step: int, update: int) -> bool:
         """Fast path of `begin_sampled_out`, taken by most backward calls of short steps; False: take the full path."""
         if len(roots) != 1 or self._unscaled is not None:
@@ -117,7 +144,8 @@ class Losses:
             self.late.hold(root, step, update)
         else:
             loss = root.item() if kind == "cpu" else None
-            if type(loss) is not float or not isfinite(loss):
+            if type(loss) is not float or not -self.ceiling < loss < self.ceiling:
+                self.alarm = _NOTED_AFTER_ALARM
                 return False
             self.last = [loss]
             self.trends.note(loss, self.key)

@@ -183,21 +183,26 @@ class Rewind:
 
     def _tensors(self, optimizer: Any) -> list[torch.Tensor]:
         """The weights of an optimizer, and the small buffers of the modules that they are called in."""
-        weights = [tensor for group in optimizer.param_groups for tensor in group["params"] if _is_plain(tensor)]
+        weights = [tensor for group in optimizer.param_groups for tensor in group["params"] if is_plain(tensor)]
         mine = {id(tensor) for tensor in weights}
         if not weights:
             return []
-        buffers = {
+        return [*weights, *(buffer for buffer in self.buffers(weights) if id(buffer) not in mine)]
+
+    def buffers(self, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The small buffers of the modules that weights are called in, on the same device."""
+        mine = {id(tensor) for tensor in weights}
+        found = {
             id(buffer): buffer
             for root in self._roots
             if any(id(tensor) in mine for tensor in root.parameters())
             for buffer in root.buffers()
-            if _is_plain(buffer) and buffer.device == weights[0].device and buffer.nbytes <= _MAX_BUFFER_BYTES
+            if is_plain(buffer) and buffer.device == weights[0].device and buffer.nbytes <= _MAX_BUFFER_BYTES
         }
-        return [*weights, *(buffer for key, buffer in buffers.items() if key not in mine)]
+        return list(found.values())
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is an ordinary one that lies whole on one device."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)

@@ -52,6 +52,8 @@ class StepNotes:
         # By the identity of a frame: its code and the instruction it was at. Lines are looked up when they are needed.
         self.forward_points: dict[int, tuple[CodeType, int]] = {}
         self.rng: torch.Tensor | None = None
+        self.forward_rng: torch.Tensor | None = None  # in the first step: when its first module was called
+        self._has_gone_forward = False
         self._forward_place: list[int] = []
         self.device_marks: list[Mark] = []
         self.sequence_number = 0
@@ -65,6 +67,8 @@ class StepNotes:
     def step_begins(self, frame: FrameType | None) -> None:
         """A batch was loaded or the weights were updated: a replay will start here."""
         self.rng = _generator.get_state()
+        if self._has_gone_forward:
+            self.forward_rng = None
         self.device_marks = _device_marks() if _is_initialized() else []
         self.sequence_number = _get_sequence_nr()
         self.grad_enabled = _is_grad_enabled()
@@ -98,6 +102,10 @@ class StepNotes:
 
     def forward_begins(self, frame: FrameType | None) -> None:
         """A root module is called: remember every frame on the stack."""
+        if not self._has_gone_forward:
+            # What the script does before its first step is not seen, and may draw random numbers.
+            self._has_gone_forward = True
+            self.forward_rng = _generator.get_state()
         frame = outside_torch(frame)
         if frame is None:
             self.forward_points = {}

@@ -7,6 +7,7 @@ make the data from the batch.
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Iterator
 from types import FrameType
@@ -15,42 +16,57 @@ from typing import Any
 import torch
 
 from torchmedic.observe.context import StepContext, StepView
-from torchmedic.observe.numbers.kept_steps import GONE, KeptBackward, Point, given_back
+from torchmedic.observe.numbers.kept_steps import GONE, KeptBackward, given_back
 from torchmedic.observe.step.step_notes import line_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.step.iterators import draws_from_iterator
 from torchmedic.replay.step.reused_results import reusable_result
 from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.step import Step, earlier
-from torchmedic.source.name_use import names_written, read_first
+from torchmedic.source.name_use import names_read, names_written, read_first
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.segment.names import names_changed, names_renewed
 
 _DATA = (int, float, str, list, tuple, dict)
 
 
-def earlier_step(past: KeptBackward, frame: FrameType | None, agent: StepContext) -> tuple[Step, StepView]:
+def earlier_step(
+    past: KeptBackward, frame: FrameType | None, agent: StepContext, *, to_update: bool = False
+) -> tuple[Step, StepView]:
     """An earlier step, ready to be replayed, and the context to read it by.
+
+    Args:
+        past: What was kept of it.
+        frame: A live frame, below those that run the step.
+        agent: The process as it is now.
+        to_update: Whether the step goes on to the update that followed, and not only to the backward call.
 
     Raises:
         CannotCut: With the reason.
     """
     view = StepView(agent, notes=past, batches=past.host_batch)
     why = CannotCut("the frames of the step before are gone")
-    for point in past.points:
+    end = past.ends[-1] if to_update and past.ends and past.ends[-1].code is not None else None
+    whole = to_update and past.by_hand
+    points = past.points if end is None else [point for point in past.points if point.code is end.code]
+    for point in points:
         live = next((each for each in _outwards(frame) if each.f_code is point.code), None)
         if live is None:
             continue
-        kind = functools.partial(EarlierStepRunner, point=point, present=agent.batches.whole)
+        free = point.code.co_freevars  # of a closure: variables of the functions around it
+        outer = {name: each.values[name] for each in past.points for name in free if name in each.values}
+        values = {**outer, **point.values}
+        kind = functools.partial(EarlierStepRunner, values=values, present=agent.batches.whole)
         try:
             line = None if point.forward_lasti is None else line_of(point.code, point.forward_lasti)
-            step = earlier(live, point.lasti, line, view, kind)
+            lasti = point.lasti if end is None else end.lasti
+            step = earlier(live, lasti, line, view, kind, include_failing=end is None, whole_turn=whole)
         except CannotCut as reason:
             why = reason
             continue
         assert isinstance(step.runner, EarlierStepRunner)
         lost = step.runner.lost
-        if not lost:
+        if not lost or step.runner.freeze_readers(lost):
             return step, view
         why = CannotCut(f"`{sorted(lost)[0]}` of the step before is gone")
     raise why
@@ -65,11 +81,12 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 class EarlierStepRunner(Runner):
     """Replays a segment with the data of an earlier step."""
 
-    def __init__(self, *args: Any, point: Point, present: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, values: dict[str, Any], present: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._past = self._batch
         self._present = present
-        self._then = {name: value for name, kept in point.values.items() if (value := given_back(kept)) is not GONE}
+        self._calls_before = 0  # of modules, when a replay began
+        self._then = {name: value for name, kept in values.items() if (value := given_back(kept)) is not GONE}
 
     @property
     def lost(self) -> set[str]:
@@ -93,12 +110,45 @@ class EarlierStepRunner(Runner):
                 lost |= {name for name in names_written(statement) if name not in self._then and name in known}
         return lost
 
+    def freeze_data(self) -> bool:
+        """Take over the data of the step in place of making it again; False where none of it was kept."""
+        made = self.play(keep_graphs=False, backward=False).made_data
+        self.frozen = {
+            statement.lineno
+            for statement in self.segment.statements
+            if statement.lineno in made and self._then.keys() >= _bound(statement)
+        }
+        return bool(self.frozen)
+
+    def freeze_readers(self, lost: set[str]) -> bool:
+        """Do without some variables: take over what was made of them. False where that was not kept."""
+        frozen = set()
+        for statement in self.segment.statements:
+            written = _bound(statement)
+            if lost.isdisjoint(names_read(statement)) and not (written and written <= lost):
+                continue
+            if not written <= self._then.keys() | lost or not written:
+                return False
+            frozen.add(statement.lineno)
+        self.frozen = frozen
+        return True
+
+    def _frozen_results(self, statement: ast.stmt) -> dict[str, Any]:
+        return {name: self._then[name] for name in names_written(statement) if name in self._then}
+
+    def _count_call(self, module: Any, args: Any) -> None:
+        rng = self._notes.forward_rng if isinstance(self._notes, KeptBackward) else None
+        if self.frozen and rng is not None and self._module_calls == self._calls_before:
+            torch.set_rng_state(rng)
+        super()._count_call(module, args)
+
+    def _namespace(self) -> dict[str, Any]:
+        self._calls_before = self._module_calls
+        return self._set_back()[0]
+
     @property
     def _known(self) -> dict[str, Any]:
         return {**super()._known, **self._then}
-
-    def _namespace(self) -> dict[str, Any]:
-        return self._set_back()[0]
 
     def _set_back(self) -> tuple[dict[str, Any], set[str]]:
         """The variables, and the names of those that the batch gave."""
@@ -121,6 +171,17 @@ class EarlierStepRunner(Runner):
 
 
 _Place = tuple[type, tuple[int, ...]]
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """The names that a statement leaves bound; the variables of a comprehension are its own."""
+    inner = {
+        name
+        for node in ast.walk(statement)
+        if isinstance(node, ast.comprehension)
+        for name in names_written(node.target)
+    }
+    return set(names_written(statement)) - inner
 
 
 def _place(value: Any) -> _Place:

@@ -36,6 +36,7 @@ class ReplayResult:
         self.gradients_finite: bool | None = None
         self.taken: dict[str, Any] = {}  # what was taken over from the step, by name
         self.drew_random: set[int] = set()  # lines of assignments that drew random numbers and computed nothing
+        self.made_data: set[int] = set()  # lines of all assignments that computed nothing
         self.seconds = 0.0
 
     @property

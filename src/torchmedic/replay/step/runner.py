@@ -204,6 +204,7 @@ class Runner:
         results: set[str] = set()  # names of what the model computed, and of what was computed from that
         for statement, code in self.segment.code():
             if statement.lineno in self.frozen or draws_from_iterator(statement, namespace):
+                namespace.update(self._frozen_results(statement))
                 continue
             taken = reusable_result(statement, self.segment.statements, self._known) if self.takes_over else None
             if taken is not None and not (self.shadow is not None and _is_lost(taken)):
@@ -221,6 +222,8 @@ class Runner:
             )
             if computed:
                 results.update(names_written(statement))
+            else:
+                played.made_data.add(statement.lineno)
             if not computed and not torch.equal(before[0], torch.get_rng_state()):
                 played.drew_random.add(statement.lineno)
 
@@ -246,6 +249,10 @@ class Runner:
             namespace.update(taken or {})
             return False
         return True
+
+    def _frozen_results(self, statement: ast.stmt) -> dict[str, Any]:
+        """What a statement that is not run again gave, where the variables do not hold it already."""
+        return {}
 
     @property
     def _known(self) -> dict[str, Any]:

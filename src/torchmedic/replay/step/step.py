@@ -12,7 +12,7 @@ from torchmedic.observe.context import StepContext
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
 from torchmedic.source.live_frames import syntax_tree
-from torchmedic.source.segment.cut import CannotCut, Segment, cut
+from torchmedic.source.segment.cut import CannotCut, Segment, cut, turn_around
 from torchmedic.source.stacks import Stack, frames_of_traceback, point_of, stack_at, stack_of_traceback
 from torchmedic.source.syntax import nodes_in
 from torchmedic.source.user_code import is_user_file
@@ -204,9 +204,16 @@ def _through_backward(stack: Stack, agent: StepContext) -> Step:
 
 
 def earlier(
-    frame: FrameType, lasti: int, forward_line: int | None, agent: StepContext, kind: Callable[..., Runner]
+    frame: FrameType,
+    lasti: int,
+    forward_line: int | None,
+    agent: StepContext,
+    kind: Callable[..., Runner],
+    *,
+    include_failing: bool = True,
+    whole_turn: bool = False,
 ) -> Step:
-    """A step that is over, cut to the backward call that a frame was at.
+    """A step that is over, cut to the call that a frame was at.
 
     Args:
         frame: Of the same code as the one that ran it.
@@ -214,11 +221,19 @@ def earlier(
         forward_line: The line at the forward pass.
         agent: What was noted of that step.
         kind: Makes the runner.
+        include_failing: Whether the call belongs to the step (`backward()` does, `optimizer.step()` does not).
+        whole_turn: Whether the step goes on behind the call, to the end of the loop's body.
 
     Raises:
         CannotCut: With the reason.
     """
-    return _cut(frame, point_of(frame, lasti, frame.f_lineno), forward_line, agent, True, kind=kind)
+    point = point_of(frame, lasti, frame.f_lineno)
+    if whole_turn:
+        last = turn_around(frame, point[0])[-1:]
+        if not last:
+            raise CannotCut("there is no loop around the update")
+        point = (last[0].lineno, None)  # of a loop or a `with`, its header stands for all of it
+    return _cut(frame, point, forward_line, agent, include_failing, kind=kind)
 
 
 def _cut(

@@ -71,6 +71,8 @@ def cause_location(evidence: NumbersEvidence, label: str) -> Location | None:
 def victim(evidence: NumbersEvidence) -> str:
     """The victim and its state: `the loss NaN`, `the gradients infinite`."""
     birth = evidence.birth
+    if evidence.incident.quantity == "growth":
+        return "the loss far too large"
     if evidence.victim_name:
         is_nan = birth is None or birth.kind == "nan" or birth.spoiled is not None
         return f"{evidence.victim_name} " + ("NaN" if is_nan else "infinite")

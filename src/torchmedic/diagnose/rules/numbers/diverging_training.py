@@ -5,8 +5,8 @@ What: no single operation is wrong. Every update made the loss larger, until a n
 Why: the learning rate is too high for this model and this data; unnormalised inputs, a missing warm-up, or gradients
 that are not clipped have the same effect.
 
-Cure: use a smaller learning rate, a warm-up, gradient clipping, normalised inputs. A single step cannot prove any of
-these, so none of them is called proven.
+Cure: use a smaller learning rate, a warm-up, gradient clipping, normalised inputs. The last steps could not be run
+again, or nothing that was tried turned the course of the loss, so none of these is called proven.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         if tensor.numel() and bool(torch.isfinite(tensor.detach()).all())
     ]
     draft.because(f"the largest weight is {number(max(weights))}" if weights else "")
-    draft.because("not proven: one step cannot show that another learning rate would have worked")
+    why = evidence.why_no_divergence or "no change that was tried turns the course of the loss"
+    draft.because(f"not proven: {why}")
     if rates:
         draft.help(f"lower the learning rate (it is {rate}), or warm it up", safety="changes-training")
     draft.help("clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)", safety="changes-training")

@@ -1,0 +1,86 @@
+"""What the rules on runaway training have in common: the courses of the loss, said as numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.numbers._wording import noticed
+from torchmedic.evidence.divergence import Divergence
+from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.records import Diagnosis, Grade, Location, Treatment
+from torchmedic.replay.trajectory.course import Course
+
+_ADAPTIVE_RATE = 0.01  # of Adam and the like: an ordinary rate is not above it
+_PLAIN_RATE = 0.2  # of SGD
+
+
+def begin(
+    rule: Rule[NumbersEvidence],
+    evidence: NumbersEvidence,
+    divergence: Divergence,
+    message: str,
+    cause: str,
+    *,
+    grade: Grade = "proven",
+) -> Draft:
+    """Begin a diagnosis of training that ran away."""
+    return rule.draft(evidence, grade, f"{message}: the loss went {course_text(divergence)}", cause)
+
+
+def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
+    """Add where the number was noticed. The overflowing line is no cause."""
+    spot = evidence.spot
+    if spot is not None and evidence.incident.quantity != "growth":
+        draft.at(spot.location("surfaced", "a value overflowed here at last"))
+    if evidence.noticed is not None:
+        draft.at(evidence.noticed.location("surfaced", "noticed here"))
+    draft.because(noticed(evidence))
+    return draft.done()
+
+
+def course_text(divergence: Divergence) -> str:
+    """`from 23.8 to infinity in 3 updates`."""
+    losses = divergence.losses(divergence.original)
+    last = losses[-1]
+    end = f"{last:.3g}" if math.isfinite(last) else "NaN" if math.isnan(last) else "infinity"
+    updates = max(1, len(losses) - 1)
+    return f"from {losses[0]:.3g} to {end} in {updates} update{'s' if updates > 1 else ''}"
+
+
+def cure(divergence: Divergence, title: str, tried: Iterable[tuple[str, Course | None]]) -> Treatment:
+    """A treatment that turned the course, with the courses that were tried."""
+    parts = [f"as it was {divergence.shown(divergence.original)}"]
+    parts += [f"{label}: {divergence.shown(course)}" for label, course in tried if course is not None]
+    return Treatment(
+        title=title, safety="changes-training", proven=True, result="; ".join(parts), tried_on=divergence.tried_on
+    )
+
+
+def rates_of(divergence: Divergence, optimizer: Any) -> list[float]:
+    """The learning rates of an optimizer in the steps that were run again, the highest first."""
+    found = {
+        float(rate)
+        for unit in divergence.trajectory.units
+        for end in unit.call.ends
+        if end.optimizer() is optimizer
+        for rate in end.rates
+        if rate is not None
+    }
+    return sorted(found, reverse=True)
+
+
+def is_ordinary_rate(divergence: Divergence) -> bool:
+    """Whether no learning rate is above what is usual for its optimizer."""
+    for optimizer in divergence.optimizers:
+        rates = rates_of(divergence, optimizer)
+        adaptive = any("betas" in group or "alpha" in group for group in optimizer.param_groups)
+        if rates and rates[0] > (_ADAPTIVE_RATE if adaptive else _PLAIN_RATE):
+            return False
+    return True
+
+
+def location_of(spot: Any, label: str) -> Location | None:
+    return spot.location("cause", label) if spot is not None else None

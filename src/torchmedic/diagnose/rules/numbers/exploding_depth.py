@@ -1,0 +1,87 @@
+"""The activations grow from layer to layer of a deep network, until they overflow.
+
+What: in the first forward pass, before any update, every layer makes its values a factor larger than the layer before.
+The diagnosis names the layers and the factor.
+
+Why: the initial weights are too large for the width of the layers, and nothing normalises what is between them.
+
+Cure: keep the default initialisation, or use `nn.init.kaiming_normal_` or `nn.init.xavier_uniform_`; or put a
+normalisation between the layers.
+"""
+
+from __future__ import annotations
+
+import ast
+
+import msgspec
+import torch
+from torch import nn
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.numbers._wording import noticed, victim
+from torchmedic.evidence.growth import growths_at_start
+from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.records import Diagnosis, Location
+from torchmedic.replay.trace.values import number
+from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.lookup.layer_construction import built_at
+
+CODE, NAME = "TM233", "exploding-depth"
+
+_MIN_FACTOR = 2.0  # per layer
+_WRITERS = ("normal_", "uniform_", "fill_", "constant_", "orthogonal_", "trunc_normal_", "ones_", "mul_")
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    grown, is_start = growths_at_start(evidence)
+    found = next(
+        (each for each in grown if not each.is_recurrence and not each.is_gradient and each.factor >= _MIN_FACTOR), None
+    )
+    if found is None:
+        return None
+    draft = RULE.draft(
+        evidence,
+        "proven" if is_start else "likely",
+        f"the activations grow {found.factor:.3g} times in each layer and made {victim(evidence)}",
+        f"every one of {len(found.weights)} layers multiplies its values by about {found.factor:.3g}",
+    )
+    span = f"the values grow from {number(found.first)} to {number(found.last)} in {found.turns} layers"
+    draft.at(_made_at(evidence, found.weights[-1], span))
+    draft.at(found.spot.location("surfaced" if draft.has_place else "cause", span))
+    deviation = float(found.weights[-1].detach().std())
+    fan_in = found.weights[-1].numel() // found.weights[-1].shape[0]
+    draft.because(
+        f"the weights of such a layer deviate by {deviation:.3g}; for {fan_in} inputs {fan_in**-0.5:.3g} keeps the size"
+    )
+    draft.help("initialise the layers for their width (nn.init.kaiming_normal_), or normalise between them")
+    draft.because(noticed(evidence))
+    return draft.done()
+
+
+def _made_at(evidence: NumbersEvidence, weight: torch.Tensor, label: str) -> Location | None:
+    """The only line that initialises a `.weight` by hand, else where the layer was built."""
+    for file in dict.fromkeys(frame.file for frame in reversed(evidence.frames) if frame.is_user):
+        tree = syntax_tree(file)
+        calls = [
+            node
+            for node in (ast.walk(tree) if tree is not None else ())
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _WRITERS
+        ]
+        written = [call for call in calls if "weight" in ast.unparse(call)]
+        if len(written) == 1:
+            return node_location("cause", file, written[0], label)
+    layer = _owner(evidence, weight)
+    built = built_at(evidence.frames, layer, label) if layer is not None else None
+    return msgspec.structs.replace(built, role="cause") if built is not None else None
+
+
+def _owner(evidence: NumbersEvidence, weight: torch.Tensor) -> nn.Module | None:
+    roots = evidence.step.runner.modules if evidence.step is not None else []
+    for root in roots:
+        for module in root.modules():
+            if any(each is weight for each in module.parameters(recurse=False)):
+                return module
+    return None
+
+
+RULE = Rule(CODE, NAME, check)

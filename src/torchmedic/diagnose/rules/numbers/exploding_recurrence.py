@@ -1,0 +1,50 @@
+"""A recurrence multiplies its values by a factor above 1 in every turn, until they overflow.
+
+What: the same line runs once per time step, and its values, or the gradients through it, are a constant factor larger
+each time. The diagnosis names the line, the number of turns and the factor.
+
+Why: a state that is multiplied by the same weights again and again grows like a power of their largest eigenvalue.
+
+Cure: bound the state (`tanh`, a normalisation, a gated cell such as `nn.GRU`), begin with smaller or orthogonal
+weights, clip the gradients, or use shorter sequences.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.numbers._wording import noticed, victim
+from torchmedic.evidence.growth import growths_at_start
+from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.records import Diagnosis
+from torchmedic.replay.trace.values import number
+
+CODE, NAME = "TM232", "exploding-recurrence"
+
+_MIN_TURNS = 6
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    grown, is_start = growths_at_start(evidence)
+    found = next((each for each in grown if each.is_recurrence and each.turns >= _MIN_TURNS), None)
+    if found is None:
+        return None
+    what = "the gradients of a recurrence grow" if found.is_gradient else "the values of a recurrence grow"
+    draft = RULE.draft(
+        evidence,
+        "proven" if is_start else "likely",
+        f"{what} {found.factor:.3g} times in each turn and made {victim(evidence)}",
+        f"this line runs again and again, and multiplies by about {found.factor:.3g} each time",
+    )
+    span = f"from {number(found.first)} to {number(found.last)} in {found.turns} turns"
+    draft.at(found.spot.location("cause", f"{'gradients' if found.is_gradient else 'values'} grow {span}"))
+    if evidence.spot is not None:
+        draft.at(evidence.spot.location("surfaced", "a value overflowed here at last"))
+    draft.because("" if is_start else "the weights had been trained for some steps when this was seen")
+    draft.help("bound the state in every turn (tanh, normalisation, a gated cell), or begin with smaller weights")
+    if found.is_gradient:
+        draft.help("clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)", safety="changes-training")
+    draft.because(noticed(evidence))
+    return draft.done()
+
+
+RULE = Rule(CODE, NAME, check)

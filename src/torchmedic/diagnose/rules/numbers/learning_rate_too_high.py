@@ -1,0 +1,128 @@
+"""The learning rate is so high that every update makes the loss larger.
+
+What: the last steps were run again from a copy of the weights. As they were, the loss grew again until it overflowed;
+with a lower learning rate and nothing else changed, the loss fell.
+
+Why: an update that is too large overshoots the minimum, lands where the slope is steeper, and the next update is larger
+still. The operation that overflows in the end is not at fault.
+
+Cure: lower the learning rate to about the rate that is named, or warm it up to a higher one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate, rates_of
+from torchmedic.evidence.divergence import Divergence
+from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.records import Diagnosis, Grade, Location
+from torchmedic.replay.trajectory.course import Change, Course
+from torchmedic.source.lookup.optimizers import built_at, rate_set_at
+
+CODE, NAME = "TM230", "learning-rate-too-high"
+
+_DIVISORS = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
+_LAST_OF_ORDINARY = 1000  # an ordinary rate is not divided by more
+_LAST_ORDINARY = 1 / 100  # a rate that is ordinary and has to be lowered further than that is not the whole cause
+_SHOWN = 2  # courses that did not turn
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    divergence = evidence.divergence
+    if divergence is None or divergence.is_falling or evidence.incident.quantity == "rate":
+        return None
+    tried = _first_that_turns(divergence, None)
+    if tried is None:
+        return None
+    if not divergence.optimizers:
+        return _by_hand(evidence, divergence, tried)
+    optimizer = _to_blame(divergence)
+    if optimizer is not None and len(divergence.optimizers) > 1:
+        tried = _first_that_turns(divergence, optimizer) or tried
+    factor = tried[-1][0]
+    rates = rates_of(divergence, optimizer) if optimizer is not None else []
+    if not rates:
+        return None
+    rate, lower = rates[0], _rounded(rates[0] * factor)
+    grade: Grade = "likely" if is_ordinary_rate(divergence) and factor < _LAST_ORDINARY else "proven"
+    draft = begin(
+        RULE,
+        evidence,
+        divergence,
+        f"the learning rate of {rate:.6g} is too high",
+        f"with a rate of {rate:.6g} every update makes the loss larger; with {lower} it falls",
+        grade=grade,
+    )
+    draft.at(_location(evidence, optimizer, rate))
+    labelled = [(f"with {_rounded(rate * factor)}", course) for factor, course in tried]
+    draft.treat(cure(divergence, f"lower the learning rate from {rate:.6g} to about {lower}", labelled[-_SHOWN:]))
+    clipped = divergence.course(Change("gradients clipped at 1", clip=1.0))
+    if divergence.turns(clipped):
+        title = "or clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)"
+        draft.treat(cure(divergence, title, [("clipped", clipped)]))
+    return finish(draft, evidence)
+
+
+def _first_that_turns(divergence: Divergence, only: Any) -> list[tuple[float, Course]] | None:
+    """The courses with lower and lower rates, up to the first one that turns."""
+    tried = []
+    most = _LAST_OF_ORDINARY if is_ordinary_rate(divergence) else _DIVISORS[-1]
+    for divisor in _DIVISORS:
+        if divisor > most:
+            break
+        factor = 1 / divisor
+        label = f"rate / {divisor}" + (f" of optimizer {id(only)}" if only is not None else "")
+        course = divergence.course(Change(label, rate=factor, only=only))
+        if course is None:
+            return None
+        tried.append((factor, course))
+        if divergence.turns(course):
+            return tried
+    return None
+
+
+def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: list[tuple[float, Course]]) -> Diagnosis | None:
+    """The loop updates its weights itself: the rate is not known, but how many times it is too high."""
+    divisor = round(1 / tried[-1][0])
+    spot = divergence.update_spot()
+    if spot is None:
+        return None
+    draft = begin(
+        RULE,
+        evidence,
+        divergence,
+        "the step size of the update is too high",
+        f"every update makes the loss larger; with updates of a {divisor}th of the size it falls",
+    )
+    draft.at(spot.location("cause", "the weights are updated here"))
+    labelled = [(f"divided by {round(1 / factor)}", course) for factor, course in tried]
+    draft.treat(cure(divergence, f"divide the learning rate by about {divisor}", labelled[-_SHOWN:]))
+    return finish(draft, evidence)
+
+
+def _to_blame(divergence: Divergence) -> Any:
+    """The optimizer whose rate alone turns the course."""
+    if len(divergence.optimizers) == 1:
+        return divergence.optimizers[0]
+    for optimizer in divergence.optimizers:
+        if _first_that_turns(divergence, optimizer) is not None:
+            return optimizer
+    return None
+
+
+def _rounded(rate: float) -> str:
+    """A rate that a person would write."""
+    return f"{rate:.1g}" if rate >= 1e-4 else f"{rate:.0e}"
+
+
+def _location(evidence: NumbersEvidence, optimizer: Any, rate: float) -> Location | None:
+    label = f"the learning rate is {rate:.6g}"
+    built = optimizer.defaults.get("lr")
+    is_built = built is not None and rate <= float(built) * 1.001
+    find = built_at if is_built else rate_set_at
+    return find(evidence.frames, optimizer, "cause", label)
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,104 @@
+"""A single batch throws the weights so far off that training does not recover.
+
+What: the last steps were run again from a copy of the weights. As they were, the loss grew until it overflowed; with
+one batch left out and nothing else changed, the loss stayed as it was. The loss of this batch is many times that of
+the others even with the weights of before.
+
+Why: items with extreme values (a wrong unit, a placeholder such as -999999, an overflow in the preparation) have
+extreme gradients.
+
+Cure: repair or drop these items, limit the values, or clip the gradients.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+import torch
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish
+from torchmedic.evidence.divergence import Divergence
+from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.evidence.step_data import made_at
+from torchmedic.observe.step.batches import items_of
+from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.records import Diagnosis
+from torchmedic.replay.trajectory.course import Change, Unit
+
+CODE, NAME = "TM235", "poisonous-batch"
+
+_OUTLIER = 30.0  # times the loss of the other batches
+_OUTLYING_ITEM = 30.0  # times the usual size of an item
+_MIN_BATCHES = 3
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    divergence = evidence.divergence
+    position = _outlier(divergence) if divergence is not None else None
+    if divergence is None or position is None:
+        return None
+    unit = divergence.trajectory.units[position]
+    course = divergence.course(Change(f"without batch {position}", without=position))
+    if course is None or not course.is_finite or not divergence.is_bounded(course, leave_out=position):
+        return None
+    step, ratio = unit.call.step, _ratio(divergence, position)
+    draft = begin(
+        RULE,
+        evidence,
+        divergence,
+        f"the batch of step {step} threw the weights off",
+        f"with the same weights the loss of this batch is {ratio:.3g} times that of the others",
+    )
+    tensor, rows = _outlying(unit)
+    items = _items(unit, rows)
+    label = f"extreme values in {items}" if items else "extreme values in this batch"
+    if tensor is not None:
+        draft.at(made_at(evidence, unit, tensor, label, written=True))
+    if not draft.has_place:
+        draft.at(evidence.noticed.location("cause", label) if evidence.noticed is not None else None)
+    draft.because(f"{items} of step {step} hold the extreme values" if items else "")
+    draft.treat(cure(divergence, f"repair or drop {items or 'this batch'}", [("without it", course)]))
+    return finish(draft, evidence)
+
+
+def _outlier(divergence: Divergence) -> int | None:
+    """The step whose batch has by far the largest loss, whatever the weights."""
+    positions = [at for at in divergence.positions if divergence.trajectory.units[at].is_update]
+    if len(positions) < _MIN_BATCHES:
+        return None
+    largest = max(positions, key=lambda at: abs(divergence.still.losses[at]))
+    return largest if _ratio(divergence, largest) > _OUTLIER else None
+
+
+def _ratio(divergence: Divergence, position: int) -> float:
+    others = [abs(divergence.still.losses[at]) for at in divergence.positions if at != position]
+    return abs(divergence.still.losses[position]) / max(median(others), 1e-12)
+
+
+def _outlying(unit: Unit) -> tuple[torch.Tensor | None, list[int]]:
+    """The tensor of the batch with extreme rows, and those rows."""
+    namespace = unit.step.runner._namespace()
+    batch = unit.call.batch
+    tensors = tensors_in(batch) if batch is not None else [v for v in namespace.values() if type(v) is torch.Tensor]
+    for tensor in tensors:
+        if not tensor.is_floating_point() or tensor.requires_grad or tensor.dim() == 0 or tensor.shape[0] < 2:
+            continue
+        sizes = tensor.detach().reshape(tensor.shape[0], -1).abs().amax(1)
+        rows = (sizes > _OUTLYING_ITEM * sizes.median().clamp(min=1e-12)).nonzero().flatten().tolist()
+        if rows and len(rows) <= max(1, tensor.shape[0] // 4):
+            return tensor, rows
+    return None, []
+
+
+def _items(unit: Unit, rows: list[int]) -> str:
+    if not rows:
+        return ""
+    known = items_of(unit.call.origin)
+    if isinstance(known, list | tuple) and len(known) > max(rows):
+        names = ", ".join(str(known[row]) for row in rows[:5])
+        return f"dataset item{'s' if len(rows) > 1 else ''} {names}"
+    return f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:5]))} of the batch"
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,52 @@
+"""The inputs or targets are so large that an ordinary learning rate is too high.
+
+What: the last steps were run again from a copy of the weights. As they were, the loss grew until it overflowed; with
+the data standardised (mean 0, deviation 1) and nothing else changed, the loss fell.
+
+Why: the slope of the loss grows with the square of the inputs. A column in the thousands needs a learning rate that is
+a million times smaller than a column around 1.
+
+Cure: standardise the data: subtract the mean of every column and divide by its deviation.
+"""
+
+from __future__ import annotations
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
+from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.evidence.step_data import data_of, made_at
+from torchmedic.records import Diagnosis
+from torchmedic.replay.trajectory.course import Change
+
+CODE, NAME = "TM234", "unscaled-data"
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    divergence = evidence.divergence
+    if divergence is None or not is_ordinary_rate(divergence):
+        return None
+    for data in data_of(divergence):
+        if not data.is_unscaled:
+            continue
+        change = Change(f"`{data.name}` standardised", data=data.standardised())
+        if not divergence.turns_alone(change):
+            continue
+        column = data.widest
+        draft = begin(
+            RULE,
+            evidence,
+            divergence,
+            f"the data in `{data.name}` is not scaled",
+            f"{column.text}, which is too large for the learning rate",
+        )
+        unit = divergence.trajectory.units[0]
+        draft.at(made_at(evidence, unit, data.tensor, column.text))
+        if not draft.has_place:
+            return None
+        title = f"standardise `{data.name}`: subtract the mean of every column, divide by its deviation"
+        draft.treat(cure(divergence, title, [("standardised", divergence.course(change))]))
+        return finish(draft, evidence)
+    return None
+
+
+RULE = Rule(CODE, NAME, check)

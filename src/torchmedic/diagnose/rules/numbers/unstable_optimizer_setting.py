@@ -1,0 +1,66 @@
+"""A setting of the optimizer other than its learning rate makes the updates grow.
+
+What: the last steps were run again from a copy of the weights. As they were, the loss grew until it overflowed; with
+one setting of the optimizer at its usual value and nothing else changed, the loss fell.
+
+Why: a momentum of 1 or more adds up all gradients for ever. A weight decay that is large against the learning rate
+throws the weights from one side of zero to the other. Betas far from the usual ones scale the updates wrongly.
+
+Cure: use the usual value of the setting.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
+from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.records import Diagnosis
+from torchmedic.replay.trajectory.course import Change
+from torchmedic.source.lookup.optimizers import built_at
+
+CODE, NAME = "TM237", "unstable-optimizer-setting"
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    divergence = evidence.divergence
+    if divergence is None or not is_ordinary_rate(divergence):
+        return None
+    for optimizer in divergence.optimizers:
+        for name, value, usual in _unusual(optimizer):
+            course = divergence.course(Change(f"usual {name}", options={name: usual}))
+            if not divergence.turns(course):
+                continue
+            draft = begin(
+                RULE,
+                evidence,
+                divergence,
+                f"`{name}={value}` of the optimizer is out of range",
+                f"with `{name}={value}` every update makes the loss larger; with {usual} the loss falls",
+            )
+            draft.at(built_at(evidence.frames, optimizer, "cause", f"{name} is {value}"))
+            draft.treat(cure(divergence, f"use `{name}={usual}`", [(f"with {name}={usual}", course)]))
+            return finish(draft, evidence)
+    return None
+
+
+def _unusual(optimizer: Any) -> list[tuple[str, Any, Any]]:
+    """The settings that are far from what is usual: name, value, usual value."""
+    group = optimizer.param_groups[0]
+    found: list[tuple[str, Any, Any]] = []
+    momentum = group.get("momentum")
+    if isinstance(momentum, int | float) and (momentum >= 0.999 or momentum < 0):
+        found.append(("momentum", momentum, 0.9))
+    betas = group.get("betas")
+    if isinstance(betas, tuple) and len(betas) == 2 and (betas[0] > 0.99 or betas[1] < 0.9):
+        found.append(("betas", betas, (0.9, 0.999)))
+    decay, rate = group.get("weight_decay"), group.get("lr")
+    if isinstance(decay, int | float) and decay > 0.5 and isinstance(rate, int | float) and decay * rate > 0.1:
+        found.append(("weight_decay", decay, 0.0))
+    if isinstance(decay, int | float) and decay < 0:
+        found.append(("weight_decay", decay, 0.0))
+    return found
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,212 @@
+"""Training that runs away: the last steps are run again, as they were and with one thing changed.
+
+What turns the course of the loss is the cause. The steps as they were must repeat the losses that were recorded, else
+nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import math
+from types import FrameType
+from typing import Any
+
+from torchmedic.observe.context import StepContext
+from torchmedic.observe.numbers.step_memory import Window
+from torchmedic.replay.trace.microscope import Leaf, Microscope, Spot
+from torchmedic.replay.trace.values import number
+from torchmedic.replay.trajectory.course import NO_UPDATE, CannotCut, Change, Course, Trajectory
+
+_MAX_UPDATES = 8
+_MAX_COURSES = 12
+_GROWN = 3.0  # times the loss that the same batch has with the weights of before
+_GROWN_WEIGHTS = 10.0
+_BOUND = 1.1  # times that loss: a course that stays below has not grown
+_OUTLIER = 30.0  # times the usual loss of a batch
+_STILL = 0.02  # of the loss: a change that is none
+_SEVERAL_BOUND = 3.0  # with several optimizers, of which one may train against the other
+
+
+class Divergence:
+    """The last steps of a run whose loss has grown, ready to be run again."""
+
+    def __init__(self, trajectory: Trajectory, original: Course, still: Course) -> None:
+        self.trajectory = trajectory
+        self.original = original
+        self.still = still  # the losses without any update: what each batch would have given
+        self._courses: dict[str, Course | None] = {}  # by the name of the change
+        self.positions = _positions(trajectory, original)
+        self.optimizers = _optimizers(trajectory)
+        self._scope: Microscope | None = None
+        self._is_seen = False
+
+    def first_step(self) -> Microscope | None:
+        """The first of the steps under the microscope: what its weights, which were not yet spoiled, do."""
+        if not self._is_seen:
+            self._is_seen = True
+            self._scope = self.trajectory.look()
+        return self._scope
+
+    def update_spot(self) -> Spot | None:
+        """The line of the loop that writes to the weights, where there is no optimizer."""
+        scope = self.first_step()
+        if scope is None:
+            return None
+        for op in reversed(scope.ops):
+            written = [scope.source(value) for value in op.inputs if value.storage in op.written]
+            if op.spot is not None and not op.derived and any(_is_trained(source) for source in written):
+                return op.spot
+        return None
+
+    def course(self, change: Change) -> Course | None:
+        """The course with one thing changed; None where it cannot be run."""
+        if change.name not in self._courses:
+            self._courses[change.name] = self.trajectory.run(change)
+        return self._courses[change.name]
+
+    def losses(self, course: Course) -> list[float]:
+        """The losses of the backward call that went wrong."""
+        return [course.losses[position] for position in self.positions if position < len(course.losses)]
+
+    def turns(self, course: Course | None) -> bool:
+        """Whether the loss stays finite and falls, batch by batch, below what the weights of before gave."""
+        if course is None or not course.is_finite or len(course.losses) < len(self.still.losses):
+            return False
+        pairs = list(zip(self.losses(course), self.losses(self.still), strict=True))
+        several = len(self.optimizers) > 1
+        bound = _SEVERAL_BOUND if several else _BOUND
+        size = max(abs(before) for _, before in pairs)
+        slack = (bound - 1) * size
+        if any(now > before + slack or now < before - 1e3 * size for now, before in pairs):
+            return False
+        later = pairs[len(pairs) // 2 :] if len(pairs) > 1 else []
+        # Where there is nothing to learn, as from random targets, the loss at least does not grow.
+        return several or (bool(later) and sum(now - before for now, before in later) <= _STILL * size * len(later))
+
+    def turns_alone(self, change: Change) -> bool:
+        """Whether a change of the data turns the course, compared with the changed data and no update."""
+        course = self.course(change)
+        still = self.trajectory.run(change._replace(rate=0.0))
+        if course is None or still is None or not still.is_finite:
+            return False
+        return Divergence(self.trajectory, self.original, still).turns(course)
+
+    def is_bounded(self, course: Course, leave_out: int) -> bool:
+        """Whether no loss is much larger than what the weights of before gave, except in one step."""
+        for position, (now, before) in enumerate(zip(course.losses, self.still.losses, strict=False)):
+            if position != leave_out and abs(now) > _SEVERAL_BOUND * max(abs(before), 1e-6):
+                return False
+        return len(course.losses) == len(self.still.losses)
+
+    @property
+    def is_falling(self) -> bool:
+        """Whether the loss ran away downwards."""
+        losses = self.losses(self.original)
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        return len(finite) > 1 and finite[-1] < 0 and finite[-1] < finite[0]
+
+    @property
+    def has_outlier(self) -> bool:
+        """Whether some batches have many times the loss of others, whatever the weights."""
+        sizes = sorted(abs(loss) for loss in self.losses(self.still))
+        return sizes[-1] > _OUTLIER * max(sizes[len(sizes) // 2], 1e-12)
+
+    @property
+    def tried_on(self) -> str:
+        """Which steps were run again, in words."""
+        calls = [unit.call for unit in self.trajectory.units if unit.is_update]
+        if not self.trajectory.reaches_present:
+            return f"your updates {calls[0].update} to {calls[-1].update}"
+        return f"your last {len(calls)} updates" if len(calls) > 1 else "your last update"
+
+    def shown(self, course: Course) -> str:
+        losses = self.losses(course)
+        return ", ".join(f"{loss:.3g}" for loss in losses)
+
+
+def _is_trained(source: Any) -> bool:
+    return isinstance(source, Leaf) and source.tensor.requires_grad
+
+
+def _optimizers(trajectory: Trajectory) -> list[Any]:
+    found = {
+        id(optimizer): optimizer
+        for unit in trajectory.units
+        for end in unit.call.ends
+        if (optimizer := end.optimizer()) is not None
+    }
+    return list(found.values())
+
+
+def _positions(trajectory: Trajectory, original: Course) -> list[int]:
+    """The steps of the backward call whose loss has gone wrong: a GAN has two."""
+    places = [_place(unit.call) for unit in trajectory.units]
+    bad = next((at for at, loss in enumerate(original.losses) if not math.isfinite(loss)), None)
+    if bad is None:
+        bad = max(range(len(original.losses)), key=lambda at: abs(original.losses[at]))
+    return [position for position, place in enumerate(places) if place == places[bad]]
+
+
+def _place(call: Any) -> tuple[int, int]:
+    return (id(call.points[0].code), call.points[0].lasti) if call.points else (0, 0)
+
+
+def _has_grown(original: Course, still: Course) -> bool:
+    for now, before in zip(original.losses, still.losses, strict=False):
+        if math.isfinite(now) and abs(now) > _GROWN * abs(before) + 1e-6:
+            return True
+    return max(original.weights) > _GROWN_WEIGHTS * original.weights[0] or not math.isfinite(max(original.weights))
+
+
+def _may_have_grown(window: Window) -> bool:
+    """Whether it is worth to run the steps again: the recorded losses or the weights have grown."""
+    losses = [call.loss for call in window.calls if call.loss is not None]
+    finite = [abs(loss) for loss in losses if math.isfinite(loss)]
+    if not finite or not math.isfinite(losses[0]):
+        return False
+    if max(finite) > _GROWN / 2 * finite[0]:
+        return True
+    for reference, value in window.copy.tensors:
+        tensor = reference()
+        if tensor is not None and tensor.requires_grad:
+            now = float(tensor.detach().abs().amax())
+            if not now <= _GROWN_WEIGHTS / 2 * float(value.abs().amax()) + 1e-6:
+                return True
+    return False
+
+
+def divergence_of(frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:
+    """The last steps, if the loss has grown in them; else None, and why they cannot be run again."""
+    memory = agent.finite.memory
+    why = memory.refused
+    for window in memory.windows():
+        updates = any(call.ends or call.by_hand for call in window.calls)
+        if len(window.calls) < 2 or not updates or not _may_have_grown(window):
+            continue
+        found, reason = _run_again(window, frame, agent)
+        if found is not None:
+            return found, ""
+        why = why or reason
+    return None, why
+
+
+def _run_again(window: Window, frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:
+    if agent.finite.is_scaled:
+        return None, "the loss is scaled"
+    try:
+        trajectory = Trajectory(window, frame, agent, _MAX_UPDATES)
+    except CannotCut as reason:
+        return None, str(reason)
+    if not trajectory.is_affordable(_MAX_COURSES):
+        return None, "it would take longer than a minute"
+    original = trajectory.settle()
+    if original is None:
+        return None, trajectory.why_not
+    if not trajectory.is_faithful(original):
+        then = ", ".join(number(loss) for loss in trajectory.recorded)
+        return None, f"the steps did not repeat: {', '.join(map(number, original.losses))} where there was {then}"
+    still = trajectory.run(NO_UPDATE)
+    if still is None or not still.is_finite:
+        return None, trajectory.why_not or "the loss is not finite with the weights of before either"
+    if not _has_grown(original, still):
+        return None, "the loss did not grow"
+    return Divergence(trajectory, original, still), ""

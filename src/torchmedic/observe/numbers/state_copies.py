@@ -1,0 +1,87 @@
+"""A copy of the weights, the small buffers and the optimizer state, to run some updates again from."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+
+from torchmedic.observe.device.async_devices import devices
+
+_MAX_COPY_BYTES = 256 << 20
+_MAX_SHARE_OF_FREE_MEMORY = 0.1
+
+
+class OptimizerState(NamedTuple):
+    """The state of one optimizer: by the index of the parameter among all of its parameters."""
+
+    optimizer: weakref.ref[Any]
+    state: dict[int, dict[str, Any]]
+
+
+class Copy(NamedTuple):
+    """The weights, buffers and optimizers as they were before an update."""
+
+    update: int  # how many updates came before
+    tensors: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]]
+    optimizers: list[OptimizerState]
+
+
+class NoRoom(Exception):
+    """A copy takes too much memory."""
+
+
+def take_copy(optimizers: list[Any], tensors: list[torch.Tensor], update: int) -> Copy:
+    """Copy some tensors and the state of some optimizers.
+
+    Raises:
+        NoRoom: With the size.
+    """
+    states = [(optimizer, _state(optimizer)) for optimizer in optimizers]
+    inner = [value for _, state in states for held in state.values() for value in held.values()]
+    total = [*tensors, *(value for value in inner if isinstance(value, torch.Tensor))]
+    if not _is_room_for(total):
+        size = sum(tensor.nbytes for tensor in total) >> 20
+        raise NoRoom(f"there was no room for a copy of the weights and the optimizer state ({size} MiB)")
+    with torch.no_grad():
+        copied = [(weakref.ref(tensor), tensor.detach().clone()) for tensor in tensors]
+        held = [
+            OptimizerState(weakref.ref(optimizer), {key: cloned(values) for key, values in state.items()})
+            for optimizer, state in states
+        ]
+    return Copy(update, copied, held)
+
+
+def cloned(values: dict[str, Any]) -> dict[str, Any]:
+    """The state of one parameter, with tensors of its own."""
+    return {
+        name: value.detach().clone() if isinstance(value, torch.Tensor) else value for name, value in values.items()
+    }
+
+
+def parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+
+
+def _state(optimizer: Any) -> dict[int, dict[str, Any]]:
+    return {
+        index: values
+        for index, tensor in enumerate(parameters_of(optimizer))
+        if isinstance(values := optimizer.state.get(tensor), dict) and values
+    }
+
+
+def _is_room_for(tensors: list[torch.Tensor]) -> bool:
+    needed: dict[torch.device, int] = {}
+    for tensor in tensors:
+        needed[tensor.device] = needed.get(tensor.device, 0) + tensor.nbytes
+    for device, nbytes in needed.items():
+        late = devices.get(device.type)
+        if late is None and device.type != "cpu":
+            return False
+        free = late.free_bytes(device) if late is not None else psutil.virtual_memory().available
+        if nbytes > min(_MAX_COPY_BYTES, _MAX_SHARE_OF_FREE_MEMORY * free):
+            return False
+    return True

@@ -1,0 +1,282 @@
+"""What it takes to run the last updates again: the backward calls before them, and copies of the weights.
+
+The first calls are kept with a copy from before the first update. Later calls and copies are kept as long as that takes
+a small share of the run's time: then some dozen steps in a row, and not again until there is time for as many. When the
+loss rises, the steps are kept in any case.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+from time import monotonic, thread_time
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards, UpdateEnd
+from torchmedic.observe.numbers.state_copies import Copy, NoRoom, parameters_of, take_copy
+from torchmedic.observe.numbers.weight_copies import Rewind, is_plain
+from torchmedic.source.objects.graph import leaves_behind
+
+_FREE_SECONDS = 0.05  # that keeping may take in any case
+_SHARE_OF_TIME = 0.002  # since training began, beyond that
+_UPDATES_BETWEEN_COPIES = 6
+_LATE_COPIES = 2  # beside the first: the older one is always some updates old
+_CALLS_IN_A_ROW = 32  # that there must be time for, to begin again
+_FIRST_CALLS = 12  # that are kept with the first copy
+_MAX_FIRST_BATCH_BYTES = 4 << 20  # of each of them
+_FIRST_KEPT_UPDATES = 400  # after that many, how training began explains nothing
+_MAX_RISES = 8  # that are kept beyond the budget
+_UPDATES_OF_RISE = 24  # that are kept when the loss rises
+_RISE = 3.0  # times its usual size: a loss that rises
+_MAX_FRAMES = 60
+_MAX_NODES = 2000  # of a graph that is walked to its leaves
+_MAX_TRENDS = 16
+_FIRST_LOSSES = 8
+_LOST = 1e4  # times the smallest of the first losses
+_LOST_SIZE = 100.0
+_UPDATES_OF_LOST_TRAINING = 6  # in a row
+
+
+class Window(NamedTuple):
+    """A copy, and the backward calls that followed it without a gap."""
+
+    copy: Copy
+    calls: list[KeptBackward]
+    reaches_present: bool  # the last of them is the last that there was
+
+
+class _Trend:
+    """The size of the losses of one backward call."""
+
+    def __init__(self, loss: float) -> None:
+        self.usual = loss
+        self.lost = 0  # updates in a row whose loss was far beyond the first ones
+        self._first = [loss]
+        self._limit = inf
+
+    def note(self, loss: float) -> bool:
+        """Whether a loss is many times its usual size."""
+        usual = self.usual
+        rises = loss > _RISE * usual
+        self.usual = usual + 0.1 * (min(loss, 2 * usual) - usual)
+        if len(self._first) < _FIRST_LOSSES:
+            self._first.append(loss)
+            self._limit = max(_LOST_SIZE, _LOST * min(self._first))
+        self.lost = self.lost + 1 if loss > self._limit else 0
+        return rises
+
+
+class StepMemory:
+    """Keeps the updates and takes the copies; `FiniteWatch` calls it."""
+
+    def __init__(self, kept_backwards: KeptBackwards, rewind: Rewind) -> None:
+        self._kept = kept_backwards
+        self._rewind = rewind
+        self._first: list[KeptBackward] = []
+        self._start: Copy | None = None
+        self._copies: deque[Copy] = deque(maxlen=_LATE_COPIES)
+        self._risen: Copy | None = None  # taken when the loss began to rise
+        self._last_copy = 0  # number of the update before which it was taken
+        self._last_rise = -inf
+        self._rises = 0
+        self._by_hand = 0  # updates that were seen without an optimizer
+        self._leaves: list[weakref.ref[torch.Tensor]] = []  # that these update
+        self._trends: dict[Any, _Trend] = {}  # by the line that calls backward
+        self._started = monotonic()
+        self._spent = 0.0
+        self._copy_seconds = 0.0  # that one takes
+        self._call_seconds = 0.0
+        self.is_open = True  # calls are kept at present
+        self._in_any_case = _FIRST_CALLS  # calls that are kept whatever time that takes
+        self.ceiling = inf  # a loss above it is worth a closer look
+        self.is_lost = False  # the loss is so large, and has been for so long, that it cannot be meant
+        self.refused = ""  # why there are no copies
+
+    def windows(self) -> list[Window]:
+        """What can be run again: from the beginning of training, then from the older copies on."""
+        found = []
+        recent = [call for call in self._kept.calls if not call.is_sampled_out]
+        for copy in (self._start, *self._copies, self._risen):
+            if copy is None or not copy.tensors:
+                continue
+            first = self._first if copy is self._start else []
+            known = {id(call): call for call in [*first, *recent] if call.update >= copy.update}
+            calls = _without_gap(list(known.values()), copy.update)
+            if calls:
+                found.append(Window(copy, calls, bool(recent) and calls[-1] is recent[-1]))
+        return found
+
+    def record(self, frame: FrameType, update: int) -> KeptBackward | None:
+        """Keep a backward call whose loss was read at once; None where there is no time for that.
+
+        Where `is_open` is False, it is enough to ask now and then.
+        """
+        if not self.is_open and self._left() < _CALLS_IN_A_ROW * self._call_seconds + _LATE_COPIES * self._copy_seconds:
+            return None
+        self.is_open = True
+        started = thread_time()
+        call = self._kept.record(frame, update)
+        self._call_seconds = thread_time() - started
+        self._spent += self._call_seconds
+        if self._in_any_case:
+            self._in_any_case -= 1
+        elif self._left() < 0:
+            self.is_open = False
+        return call
+
+    def _left(self) -> float:
+        return _FREE_SECONDS + _SHARE_OF_TIME * (monotonic() - self._started) - self._spent
+
+    # A backward call, and the update that follows
+
+    def backward_begins(self, call: KeptBackward, stepping: Any) -> None:
+        """A backward call was kept."""
+        if stepping is not None:  # called by a closure, when the update is counted already
+            call.update -= 1
+            previous = self._kept.calls[-2] if len(self._kept.calls) > 1 else None
+            if previous is not None and previous.update == call.update:
+                self._refuse("the optimizer calls its closure more than once per update")
+            call.ends = (UpdateEnd(weakref.ref(stepping), _rates(stepping), None, -1),)
+        is_first = len(self._first) < _FIRST_CALLS and call.update <= _FIRST_CALLS
+        if is_first and call.batch_bytes <= _MAX_FIRST_BATCH_BYTES:
+            self._first.append(call)
+
+    def backward_by_hand_begins(self, call: KeptBackward, roots: Sequence[torch.Tensor], place: Any) -> None:
+        """A backward call was kept of a loop that has no optimizer: an update by hand is expected to follow."""
+        call.by_hand = True
+        call.update = self._by_hand
+        self._by_hand += 1
+        if not self._leaves:
+            self._leaves = [weakref.ref(leaf) for leaf in leaves_behind(roots, _MAX_NODES)]
+        self.backward_begins(call, None)
+        rises = self._note(place, call.loss)
+        self._consider(list, call.update, rises)
+
+    def update_begins(
+        self,
+        optimizer: Any,
+        optimizers: Callable[[], list[Any]],
+        frame: FrameType,
+        update: int,
+        place: Any,
+        loss: float | None,
+    ) -> None:
+        """The weights of an optimizer are about to be changed.
+
+        Args:
+            optimizer: Which one.
+            optimizers: Gives all that there are.
+            frame: Somewhere below the user's call.
+            update: How many updates came before.
+            place: The line that called backward.
+            loss: The last one, where it is known.
+        """
+        rises = self._note(place, loss)
+        if not self.is_open:
+            return
+        call = self._kept.calls[-1] if self._kept.calls else None
+        if call is not None and not call.is_sampled_out and call.update <= update:
+            _note_end(call, optimizer, frame)
+        self._consider(optimizers, update, rises)
+
+    def _note(self, place: Any, loss: float | None) -> bool:
+        """Note the size of a loss; whether it is many times its usual size."""
+        if loss is None:
+            return False
+        size = abs(loss)
+        trend = self._trends.get(place)
+        if trend is None:
+            if len(self._trends) < _MAX_TRENDS:
+                self._trends[place] = _Trend(size)
+            return False
+        rises = trend.note(size)
+        self.is_lost = self.is_lost or trend.lost == _UPDATES_OF_LOST_TRAINING
+        ceiling = _RISE * trend.usual
+        if ceiling > self.ceiling or len(self._trends) == 1:
+            self.ceiling = ceiling
+        if rises and not self.is_open and self._rises < _MAX_RISES:
+            self._rises += 1
+            self.is_open, self._in_any_case = True, _UPDATES_OF_RISE
+        return rises
+
+    # Copies
+
+    def _consider(self, optimizers: Callable[[], list[Any]], update: int, rises: bool) -> None:
+        """Take a copy if one is due."""
+        if self.refused:
+            return
+        if self._rewind.given_up:
+            self._refuse("memory was scarce")
+        elif self._start is None and update == 0:
+            self._start = self._take(optimizers(), update)
+        elif rises:
+            if update - self._last_rise > _UPDATES_OF_RISE:
+                self._last_rise = update
+                self._risen = self._take(optimizers(), update)
+        elif update - self._last_copy >= _UPDATES_BETWEEN_COPIES and self._left() > self._copy_seconds:
+            self._last_copy = update
+            copy = self._take(optimizers(), update)
+            if copy is not None:
+                self._copies.append(copy)
+        if update > _FIRST_KEPT_UPDATES and self._first:
+            self._first, self._start = [], None
+
+    def _take(self, optimizers: list[Any], update: int) -> Copy | None:
+        started = thread_time()
+        leaves = [leaf for reference in self._leaves if (leaf := reference()) is not None] if not optimizers else []
+        weights = [*leaves, *(tensor for optimizer in optimizers for tensor in parameters_of(optimizer))]
+        weights = [tensor for tensor in weights if is_plain(tensor)]
+        if not weights:
+            return None
+        tensors = {id(tensor): tensor for tensor in [*weights, *self._rewind.buffers(weights)]}
+        try:
+            return take_copy(optimizers, list(tensors.values()), update)
+        except NoRoom as reason:
+            self._refuse(str(reason))
+            return None
+        finally:
+            self._copy_seconds = thread_time() - started
+            self._spent += self._copy_seconds
+
+    def _refuse(self, reason: str) -> None:
+        self.refused = reason
+        self._start = self._risen = None
+        self._copies.clear()
+        self._first.clear()
+
+
+def _note_end(call: KeptBackward, optimizer: Any, frame: FrameType) -> None:
+    """Note the frame that calls the update, of those that the backward call was made from."""
+    if any(end.code is None or end.optimizer() is optimizer for end in call.ends):
+        return
+    at: FrameType | None = frame
+    for _ in range(_MAX_FRAMES):
+        if at is None:
+            return
+        code = at.f_code
+        for point in call.points:
+            if point.code is code:
+                call.ends += (UpdateEnd(weakref.ref(optimizer), _rates(optimizer), code, at.f_lasti),)
+                return
+        at = at.f_back
+
+
+def _rates(optimizer: Any) -> tuple[Any, ...]:
+    return tuple([group.get("lr") for group in optimizer.param_groups])
+
+
+def _without_gap(calls: list[KeptBackward], first: int) -> list[KeptBackward]:
+    """The calls from an update on, as far as none is missing."""
+    found: list[KeptBackward] = []
+    expected = first
+    for call in calls:
+        if call.update > expected + 1 or (not found and call.update != first):
+            break
+        expected = call.update
+        found.append(call)
+    return found

@@ -1,0 +1,325 @@
+"""The course of the loss over the last steps, run again as they were or with one thing changed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.observe.context import StepContext
+from torchmedic.observe.numbers.kept_steps import KeptBackward
+from torchmedic.observe.numbers.step_memory import Window
+from torchmedic.replay.step.earlier_step import EarlierStepRunner, earlier_step
+from torchmedic.replay.step.result import ReplayResult
+from torchmedic.replay.step.step import Step
+from torchmedic.replay.trace.microscope import Microscope
+from torchmedic.replay.trajectory.reduction import summed_elements
+from torchmedic.replay.trajectory.state import rewound, update
+from torchmedic.source.segment.cut import CannotCut
+
+_MAX_SECONDS = 60.0  # of all courses together
+_REPLAY_FACTOR = 4.0  # how many times longer than the step itself a replay is taken to be, before that is known
+_SAME = 1e-3  # relative difference of two losses that count as the same: kernels may add in any order
+
+Gradients = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Change(NamedTuple):
+    """The one thing that is different from what happened."""
+
+    name: str
+    rate: float = 1.0  # factor of every learning rate
+    only: Any = None  # the optimizer whose rate is meant; None: all
+    warm_up: bool = False  # the rates grow over the steps
+    clip: float | None = None  # largest norm of all gradients
+    gradient: float = 1.0  # factor of every gradient, which is that of the loss
+    options: Mapping[str, Any] = MappingProxyType({})  # of the optimizers
+    without: int | None = None  # step whose batch is left out
+    data: Callable[[dict[str, Any]], None] | None = None  # changes the variables that every step begins with
+
+
+AS_IT_WAS = Change("as it was")
+NO_UPDATE = Change("without any update", rate=0.0)
+
+
+class Course(NamedTuple):
+    """The losses of one run of the steps; cut short where a gradient stopped being finite."""
+
+    change: Change
+    losses: tuple[float, ...]  # one per backward call that is looked at
+    weights: tuple[float, ...]  # the largest magnitude of a weight after every update
+
+    @property
+    def is_finite(self) -> bool:
+        return all(map(math.isfinite, self.losses))
+
+
+class Unit(NamedTuple):
+    """A backward call that is run again."""
+
+    call: KeptBackward
+    step: Step
+    is_update: bool
+    before: tuple[KeptBackward, ...]  # the calls since the last update: of an accumulation, or inside of the step
+
+
+class Trajectory:
+    """The last steps, ready to be run again from a copy of the weights.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+
+    def __init__(self, window: Window, frame: FrameType | None, agent: StepContext, max_updates: int) -> None:
+        self._copy = window.copy
+        self._frame, self._agent = frame, agent
+        self._others: dict[int, Step] = {}
+        self.units = list(_units(window.calls, frame, agent, max_updates))
+        self.reaches_present = self.units[-1].call is window.calls[-1] and window.reaches_present
+        self._usual_step = agent.clock.usual_step
+        self._deadline = time.monotonic() + _MAX_SECONDS
+        self._ways: list[Callable[[Unit, Unit | None], bool]] = []  # to run a step; empty once they are settled
+        self._first: tuple[float, Gradients] | None = None  # loss and gradients of the first step
+        self.summed = 1.0  # of how many elements the loss of the first step is the sum; filled by `look`
+        self.seconds = 0.0
+        self.why_not = ""
+
+    @property
+    def recorded(self) -> tuple[float, ...]:
+        """The losses that the steps had."""
+        return tuple(math.nan if unit.call.loss is None else unit.call.loss for unit in self.units)
+
+    def is_affordable(self, courses: int) -> bool:
+        """Whether so many courses can be expected to end in time."""
+        steps = len(self.units) * courses
+        return steps * _REPLAY_FACTOR * self._usual_step < _MAX_SECONDS
+
+    def is_faithful(self, course: Course) -> bool:
+        """Whether the course is what happened."""
+        recorded = self.recorded
+        pairs = list(zip(course.losses, recorded, strict=False))
+        finite = [pair for pair in pairs if math.isfinite(pair[1])]
+        end = next((position for position, loss in enumerate(recorded) if not math.isfinite(loss)), len(recorded))
+        is_whole = len(finite) > 0 and len(course.losses) >= end
+        return is_whole and all(_is_same(now, then) for now, then in pairs)
+
+    def settle(self) -> Course | None:
+        """Run the steps as they were, each in the way that repeats its recorded loss.
+
+        Where the random state of a step was not known, the data that it drew is taken over, or the state of the step
+        before it in the same turn of the loop is used.
+        """
+        self._ways = [_plain, _taking_over_data, _with_state_of_previous]
+        try:
+            return self.run(AS_IT_WAS)
+        finally:
+            self._ways = []
+
+    def run(self, change: Change) -> Course | None:
+        """Run the steps. None where that cannot be done; `why_not` says why."""
+        started = time.monotonic()
+        try:
+            with rewound(self._copy):
+                weights: list[float] = [self._largest_weight()]
+                losses = list(self._losses(change, weights))
+        except _Stopped as stop:
+            self.why_not = str(stop)
+            return None
+        finally:
+            self.seconds += time.monotonic() - started
+        return Course(change, tuple(losses), tuple(weights))
+
+    def look(self) -> Microscope | None:
+        """The first step under the microscope, with the weights of the copy."""
+        step = self.units[0].step
+        scope = Microscope(deadline=self._deadline, watch=step.runner.parameters)
+        with rewound(self._copy):
+            played = step.runner.play(scope)
+            if played.error is not None:
+                return None
+            scope.read()
+            self.summed = summed_elements(played.roots[-1]) if played.roots else 1.0
+        return scope
+
+    def _losses(self, change: Change, weights: list[float]) -> Iterator[float]:
+        is_plain = change.data is None
+        for position, unit in enumerate(self.units):
+            if time.monotonic() > self._deadline:
+                raise _Stopped("it took too long")
+            if position == 0 and is_plain and self._first is not None:
+                loss, gradients = self._first
+            else:
+                loss, gradients = self._settled(position, change) if self._ways else self._step(unit, change)
+                if position == 0 and is_plain:
+                    self._first = (loss, gradients)
+            yield loss
+            if not unit.is_update or position == change.without:
+                continue
+            if not math.isfinite(loss) or not _are_finite(gradients):
+                return
+            if unit.call.by_hand:
+                _move(gradients, change.rate * change.gradient)
+            else:
+                self._update(unit, gradients, change, position)
+            weights.append(self._largest_weight())
+
+    def _largest_weight(self) -> float:
+        tensors = [tensor for reference, _ in self._copy.tensors if (tensor := reference()) is not None]
+        return max((float(tensor.detach().abs().amax()) for tensor in tensors), default=0.0)
+
+    def _settled(self, position: int, change: Change) -> tuple[float, Gradients]:
+        """A step in the first way that repeats its recorded loss; plainly, where none does."""
+        unit = self.units[position]
+        previous = self.units[position - 1] if position else None
+        for way in self._ways:
+            if not way(unit, previous):
+                continue
+            loss, gradients = self._step(unit, change)
+            if unit.call.loss is None or _is_same(loss, unit.call.loss):
+                break
+        return loss, gradients
+
+    def _step(self, unit: Unit, change: Change) -> tuple[float, Gradients]:
+        total: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        played = self._play(unit.step, change, total, by_hand=unit.call.by_hand and unit.is_update)
+        roots = [root for root in played.roots if root.numel() == 1]
+        loss = float(roots[-1].detach().item()) if roots else math.nan
+        outside = max(0, len(unit.before) + 1 - len(played.backward_calls))
+        for call in unit.before[:outside]:
+            step = self._step_of(call)
+            runner = step.runner
+            if unit.step.runner.frozen and not runner.frozen and isinstance(runner, EarlierStepRunner):
+                runner.freeze_data()
+            self._play(step, change, total)
+        return loss, list(total.values())
+
+    def _play(
+        self, step: Step, change: Change, total: dict[int, tuple[torch.Tensor, torch.Tensor]], *, by_hand: bool = False
+    ) -> ReplayResult:
+        taken: Gradients = []
+        collect = _taking_moves if by_hand else _taking
+        played = step.runner.play(collect(step, taken), change=change.data, keep_graphs=False)
+        if played.error is not None:
+            raise _Stopped(f"{type(played.error).__name__}: {played.error}"[:200])
+        for tensor, gradient in taken:
+            known = total.get(id(tensor))
+            total[id(tensor)] = (tensor, gradient if known is None else known[1] + gradient)
+        return played
+
+    def _step_of(self, call: KeptBackward) -> Step:
+        if id(call) not in self._others:
+            try:
+                self._others[id(call)] = earlier_step(call, self._frame, self._agent)[0]
+            except CannotCut as reason:
+                raise _Stopped(str(reason)) from reason
+        return self._others[id(call)]
+
+    def _update(self, unit: Unit, gradients: Gradients, change: Change, position: int) -> None:
+        changed = [(tensor, gradient * change.gradient) for tensor, gradient in gradients]
+        if change.clip is not None:
+            norm = math.sqrt(sum(float(gradient.double().square().sum()) for _, gradient in changed))
+            factor = min(1.0, change.clip / (norm + 1e-6))
+            changed = [(tensor, gradient * factor) for tensor, gradient in changed]
+        share = (position + 1) / len(self.units) if change.warm_up else 1.0
+        for end in unit.call.ends:
+            optimizer = end.optimizer()
+            if optimizer is None:
+                raise _Stopped("an optimizer is gone")
+            factor = share * (change.rate if change.only is None or change.only is optimizer else 1.0)
+            if factor == 0:
+                continue
+            rates = [rate if rate is None else rate * factor for rate in end.rates]
+            try:
+                update(optimizer, changed, rates, change.options)
+            except Exception as error:  # of an optimizer that is called in another way
+                raise _Stopped(f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def _plain(unit: Unit, previous: Unit | None) -> bool:
+    return True
+
+
+def _taking_over_data(unit: Unit, previous: Unit | None) -> bool:
+    """Do not make the data again: random numbers may come from anywhere."""
+    runner = unit.step.runner
+    return isinstance(runner, EarlierStepRunner) and runner.freeze_data()
+
+
+def _with_state_of_previous(unit: Unit, previous: Unit | None) -> bool:
+    """Draw the random numbers of the update before: both are in one turn of a loop, as of a GAN."""
+    unit.step.runner.frozen = set()
+    if previous is None or previous.call.step != unit.call.step:
+        return False
+    unit.call.rng, unit.call.device_marks = previous.call.rng, previous.call.device_marks
+    return True
+
+
+@contextlib.contextmanager
+def _taking_moves(step: Step, taken: Gradients) -> Iterator[None]:
+    """Take the changes that a replay makes to the weights, before they are undone."""
+    leaves = {id(tensor): tensor for tensor in step.runner.loose_leaves}
+    before = {key: tensor.detach().clone() for key, tensor in leaves.items()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            taken += [(tensor, tensor.detach() - before[key]) for key, tensor in leaves.items()]
+
+
+def _move(moves: Gradients, factor: float) -> None:
+    """Change the weights as the loop did by hand, by a multiple of it."""
+    with torch.no_grad():
+        for tensor, move in moves:
+            tensor.add_(move * factor)
+
+
+class _Stopped(Exception):
+    """The steps cannot be run again."""
+
+
+def _units(calls: list[KeptBackward], frame: FrameType | None, agent: StepContext, max_updates: int) -> Iterator[Unit]:
+    """The calls that end in an update, and the last one in any case."""
+    pending: list[KeptBackward] = []
+    updates = 0
+    for call in calls:
+        is_last = call is calls[-1]
+        if not call.ends and not is_last and not call.by_hand:
+            pending.append(call)
+            continue
+        is_update = bool(call.ends) or (call.by_hand and not is_last)
+        step, _ = earlier_step(call, frame, agent, to_update=is_update)
+        yield Unit(call, step, is_update, tuple(pending))
+        pending = []
+        updates += is_update
+        if updates >= max_updates:
+            return
+
+
+@contextlib.contextmanager
+def _taking(step: Step, taken: Gradients) -> Iterator[None]:
+    """Take the gradients of a replay, at the last moment at which they are there."""
+    try:
+        yield
+    finally:
+        trained = {id(tensor): tensor for tensor in [*step.runner.parameters, *step.runner.loose_leaves]}
+        for tensor in trained.values():
+            if tensor.grad is not None and tensor.grad.layout is torch.strided:
+                taken.append((tensor, tensor.grad.detach().clone()))
+
+
+def _are_finite(gradients: Gradients) -> bool:
+    return all(bool(torch.isfinite(gradient).all()) for _, gradient in gradients)
+
+
+def _is_same(one: float, other: float) -> bool:
+    if not math.isfinite(other):
+        return not math.isfinite(one)
+    return math.isfinite(one) and abs(one - other) <= _SAME * max(abs(one), abs(other), 1e-12)
+
+
+__all__ = ["AS_IT_WAS", "NO_UPDATE", "CannotCut", "Change", "Course", "Trajectory"]
