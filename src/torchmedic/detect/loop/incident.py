@@ -185,7 +185,7 @@ class ReplacedParameters(LoopIncident, frozen=True, kw_only=True):
 class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
     """`names` are the layers that no optimizer has, with `elements` weights; `updates` were seen since.
 
-    `sign` is a call that treats them as trained, such as `decoder.train()`, on the line `signed`. It is empty where they
+    `sign` is a call that treats them as trained, such as `decoder.train()`, on the line `signed`. It is empty if they
     stand between trained layers and the loss.
     """
 
