@@ -207,6 +207,7 @@ NUMBERS: Family[NumbersEvidence] = Family(
     "numbers.infinity_minus_infinity",
     "numbers.gradient_at_singularity",
     "numbers.collapsed_loss_scale",
+    "ranks.nonfinite_from_exchange",
     "numbers.nonfinite_operation",
 )
 
