@@ -109,6 +109,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "autograd.wrong_gradient_shape_or_dtype",
     "autograd.missing_or_bad_backward",
     "ranks.parameters_without_gradient",
+    "ranks.parameter_ready_twice",
     "ranks.parameters_differ_between_ranks",
     "autograd.unused_in_graph",
     "autograd.checkpoint_mismatch",

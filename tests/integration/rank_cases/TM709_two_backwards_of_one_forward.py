@@ -17,14 +17,14 @@ class Net(torch.nn.Module):
 
 
 def train():
-    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    model = DistributedDataParallel(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(5):
         first, second = model(torch.randn(3, 4))
         optimizer.zero_grad()
         one = first.square().mean()
         two = second.square().mean()
-        (one + two).backward(retain_graph=True)
+        one.backward(retain_graph=True)  # twin: (one + two).backward()
         two.backward()  # <- cause  # twin: pass
         optimizer.step()
 
