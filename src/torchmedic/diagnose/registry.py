@@ -108,6 +108,8 @@ RAISED: Family[RaisedEvidence] = Family(
     "autograd.wrong_number_of_gradients",
     "autograd.wrong_gradient_shape_or_dtype",
     "autograd.missing_or_bad_backward",
+    "ranks.port_taken",
+    "ranks.ranks_did_not_meet",
     "ranks.parameters_without_gradient",
     "ranks.parameter_ready_twice",
     "ranks.parameters_differ_between_ranks",
