@@ -40,7 +40,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         evidence,
         "likely",
         f"the exchange with other ranks made {victim(evidence)}",
-        f"the step of rank {incident.rank} alone is finite; {averaged} combined its gradients with those of other ranks",
+        f"the step of rank {incident.rank} alone is finite; {averaged} combined its gradients with those of others",
     )
     hook = _hook_registration(evidence)
     draft.at(hook)
