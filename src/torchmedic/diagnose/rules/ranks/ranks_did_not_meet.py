@@ -61,7 +61,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _not_all(evidence: RaisedEvidence, joined: int, world: int, seconds: float) -> Diagnosis:
     """Rank 0 counts who has come. It counts itself."""
-    missing = "rank 1" if world == 2 else "every other rank" if joined == 1 else f"{world - joined} ranks"
+    missing = "rank 1" if world == 2 else "every other rank" if joined == 1 else f"{world - joined} of them"
     draft = RULE.draft(
         evidence,
         "proven",
