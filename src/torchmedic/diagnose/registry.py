@@ -108,7 +108,10 @@ RAISED: Family[RaisedEvidence] = Family(
     "autograd.wrong_number_of_gradients",
     "autograd.wrong_gradient_shape_or_dtype",
     "autograd.missing_or_bad_backward",
+    "ranks.port_taken",
+    "ranks.ranks_did_not_meet",
     "ranks.parameters_without_gradient",
+    "ranks.parameter_ready_twice",
     "ranks.parameters_differ_between_ranks",
     "autograd.unused_in_graph",
     "autograd.checkpoint_mismatch",
@@ -207,6 +210,7 @@ NUMBERS: Family[NumbersEvidence] = Family(
     "numbers.infinity_minus_infinity",
     "numbers.gradient_at_singularity",
     "numbers.collapsed_loss_scale",
+    "ranks.nonfinite_from_exchange",
     "numbers.nonfinite_operation",
 )
 

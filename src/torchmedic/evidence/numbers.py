@@ -123,7 +123,7 @@ class NumbersEvidence:
         if self.step is None:
             return
         runner = self.step.runner
-        runner.takes_over = True
+        runner.takes_over = runner.ends_at_exchange = True
         if not self.replay_once() or self._is_good():
             return
         assert self.played is not None

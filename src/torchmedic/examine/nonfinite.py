@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ def explain_nonfinite(
     evidence.divergence, evidence.why_no_divergence = divergence, why
     try:
         diagnosis = diagnose(evidence, registry.NUMBERS)
+        diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, *_rank_note(agent)))
         return Finding(diagnosis, recorder.of_numbers(evidence, diagnosis, agent))
     finally:
         evidence.restore_weights()
@@ -66,6 +68,15 @@ def _divergence(frame: FrameType | None, agent: StepContext) -> tuple[Divergence
     except Exception as error:
         report_fault("examine.divergence", error)
         return None, "the last steps could not be run again"
+
+
+def _rank_note(agent: ProcessContext) -> tuple[str, ...]:
+    """Which rank the step is of, in a job of several: the text of a traceback, which would tell it, is missing here."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return ()
+    world = distributed.get_world_size()
+    return (f"this is the step of rank {agent.rank}, one of {world} ranks",) if world > 1 else ()
 
 
 def older_origin(evidence: EchoEvidence) -> Diagnosis | None:

@@ -10,6 +10,7 @@ from torchmedic.diagnose.registry import is_fallback, is_silent
 from torchmedic.records import Diagnosis
 from torchmedic.runfolder import files, layout
 from torchmedic.supervise.boxes import read_box
+from torchmedic.supervise.exchanged_numbers import ExchangedNumbers
 from torchmedic.supervise.folder_news import FolderNews
 from torchmedic.supervise.job import same_finding
 from torchmedic.supervise.proc import process
@@ -31,6 +32,7 @@ class Findings:
         self._known: list[Path] = []  # folders, as they were last listed
         self._full: set[object] = set()  # places where a limit of the host was reported
         self._waiting: dict[Path, Diagnosis] = {}
+        self._exchanged = ExchangedNumbers(run)
 
     def folders(self) -> list[Path]:
         """The process folders that this supervisor reports on."""
@@ -59,9 +61,9 @@ class Findings:
                     self._full.add(known)
                 if is_fallback(diagnosis) or diagnosis.code == _WORKER_GONE:
                     self._waiting[path] = diagnosis
-                else:
+                elif not self._exchanged.keeps(diagnosis):
                     found.append(diagnosis)
-        return found
+        return [*found, *self._exchanged.due(at_end=at_end)]
 
     def roots(self, deaths: list[Diagnosis]) -> list[Diagnosis]:
         """The root causes among the deaths and the diagnoses that were kept back."""

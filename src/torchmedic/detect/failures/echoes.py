@@ -31,6 +31,9 @@ def is_echo(error: BaseException, agent: ProcessContext) -> bool:
     if is_told_by_loader(error):
         events.write("echo", pid=os.getpid())
         return True
+    if agent.rank > 0 and _met_nobody(error) and _is_explained_soon(agent):
+        events.write("echo", rank=agent.rank)
+        return True
     if _lost_another_rank(error):
         if _is_explained_soon(agent):
             events.write("echo", rank=agent.rank)
@@ -60,6 +63,13 @@ def _lost_another_rank(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError | OSError) or not _LOST.search(str(error)) or distributed is None:
         return False
     return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
+
+
+def _met_nobody(error: BaseException) -> bool:
+    """Whether a rank did not find the others when the job began: rank 0, where they meet, knows more."""
+    distributed = sys.modules.get("torch.distributed")
+    kind = getattr(distributed, "DistError", None)
+    return kind is not None and isinstance(error, kind) and not distributed.is_initialized()  # type: ignore[union-attr]
 
 
 def _is_explained_soon(agent: ProcessContext) -> bool:

@@ -76,11 +76,13 @@ class Bounds(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._deadline = deadline
         self._count = 0
+        self.met_collective = False  # the step wanted to exchange something with other ranks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if time.monotonic() > self._deadline:
             raise ReplayTooLong
         if func.namespace in _COLLECTIVE and torch.distributed.get_world_size() > 1:
+            self.met_collective = True
             refuse("a collective of torch.distributed")  # the other ranks are not in this replay
         if self._count % _OPERATIONS_PER_LOOK == 0:
             check_memory()

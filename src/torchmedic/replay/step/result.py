@@ -31,6 +31,7 @@ class ReplayResult:
         self.updates: list[tuple[Any, int]] = []  # optimizers that were stepped, after how many backward calls
         self.returned: list[torch.Tensor] = []  # gradients that `autograd.grad` gave
         self.error: BaseException | None = None
+        self.exchanged = False  # the step has a backward, and calls a collective by hand
         self.loss: float | None = None
         self.loss_finite = False
         self.gradients_finite: bool | None = None

@@ -29,7 +29,7 @@ from torchmedic.replay.isolation.limits import (
     check_memory,
     time_limit,
 )
-from torchmedic.replay.isolation.outside_world import refusals
+from torchmedic.replay.isolation.outside_world import Refused, refusals
 from torchmedic.replay.isolation.sandbox import harmless
 from torchmedic.replay.isolation.torch_state import muted, preserved, rewind_rng
 from torchmedic.replay.shadow.cpu_shadow import Shadow
@@ -83,6 +83,7 @@ class Runner:
         self._waits = False  # it has been seen that it waits for ever
         self.frozen: set[int] = set()  # lines of statements that are not run again: their result is taken over
         self.takes_over = False  # whether calls that leave torch are not made again either, where that can be
+        self.ends_at_exchange = False  # whether the step ends where gradients are exchanged with other ranks by hand
         self.shadow: Shadow | None = None  # runs the step on the CPU, where its device is lost
 
     @property
@@ -111,7 +112,8 @@ class Runner:
                 with contextlib.suppress(Exception):
                     owners += list(vars(value).values())
             for owner in owners:
-                if isinstance(owner, torch.nn.Module):
+                # The type is asked, as some objects of torch.distributed warn when `__class__` is read.
+                if issubclass(type(owner), torch.nn.Module):
                     found[id(owner)] = owner
         return list(found.values())
 
@@ -162,7 +164,7 @@ class Runner:
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             seconds = self._seconds if self.shadow is None else SHADOW_LIMIT
             deadline = time.monotonic() + seconds
-            stack.enter_context(Bounds(deadline))
+            bounds = stack.enter_context(Bounds(deadline))
             for context in contexts:
                 stack.enter_context(context)
             try:
@@ -171,8 +173,11 @@ class Runner:
             except SegmentEnd:
                 pass
             except Exception as error:
-                played.error = error
+                is_over = bounds.met_collective and isinstance(error, Refused) and bool(played.backward_calls)
+                if not (is_over and self.ends_at_exchange):
+                    played.error = error
                 self._waits = isinstance(error, ReplayWaits)
+            played.exchanged = bounds.met_collective and bool(played.backward_calls)
             if not contexts:
                 try:
                     self._judge(played)

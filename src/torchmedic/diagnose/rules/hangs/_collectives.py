@@ -13,6 +13,7 @@ from torchmedic.records.stall import Peer, Stall
 
 State = Literal["waits", "behind", "ahead", "stands", "unknown"]
 
+JOINING = "init_process_group"
 _JOINING = ("init_process_group", "_create_c10d_store", "_tcp_rendezvous_handler", "_env_rendezvous_handler")
 LAUNCHERS = ("torch/multiprocessing/spawn.py", "torch/distributed/elastic/", "torch/distributed/launcher/")
 _WRAPPERS = ("wrapper", "wait", "_wait")
@@ -81,7 +82,7 @@ def _words(main: PyThread) -> str:
         (each for each in main.frames if "torch/distributed/" in each.file and each.function in _JOINING), None
     )
     if inner is not None:
-        return "init_process_group"
+        return JOINING
     names = [
         each.function
         for each in main.frames

@@ -14,7 +14,7 @@ collectives in the same order, and agree on early exits with an all_reduce of a 
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Rule
-from torchmedic.diagnose.rules.hangs._collectives import Call, Rank, call_of, on_one_host, peer_states
+from torchmedic.diagnose.rules.hangs._collectives import JOINING, Call, Rank, call_of, on_one_host, peer_states
 from torchmedic.diagnose.words.format import duration, listed
 from torchmedic.diagnose.words.stall import StallDraft, at, short
 from torchmedic.records import Diagnosis
@@ -23,6 +23,8 @@ from torchmedic.records.stall import Stall
 
 CODE, NAME = "TM532", "waits-for-collective"
 
+_HELP = "every rank must make the same calls in the same order: look for a branch that only some ranks take"
+_START_HELP = "start as many processes as the world size says, with the same `MASTER_ADDR` and `MASTER_PORT`"
 _UNSEEN_RANK_LIMITS = 10  # times the limit: for so long a rank that cannot be seen may be slow
 
 
@@ -53,11 +55,11 @@ def _told(stall: Stall, view: InsideView, call: Call) -> Diagnosis:
         stall,
         "likely",
         f"{_who(view)} waits in {call.words} for other ranks",
-        _cause(call, ranks, missing, world),
+        _cause_of_start(stall, view, ranks) if call.words == JOINING else _cause(call, ranks, missing, world),
     )
     draft.at(at(call.frame, "cause", f"{_who(view)} waits here, in {call.words}"))
     _describe(draft, view, ranks, missing)
-    draft.help("every rank must make the same calls in the same order: look for a branch that only some ranks take")
+    draft.help(_START_HELP if call.words == JOINING else _HELP)
     patient = unseen and stall.still < _UNSEEN_RANK_LIMITS * stall.limit
     return draft.finish("note" if patient else "error")
 
@@ -76,6 +78,16 @@ def _slow(stall: Stall, view: InsideView, call: Call, slow: list[Rank], ranks: l
     _describe(draft, view, ranks, 0)
     draft.help(f"wait; it has taken {duration(stall.still)} so far")
     return draft.finish("note")
+
+
+def _cause_of_start(stall: Stall, view: InsideView, ranks: list[Rank]) -> str:
+    """Why a job does not begin: as many ranks as are seen here wait for more."""
+    process = stall.process(view.pid)
+    world = process.environment.get("WORLD_SIZE", "") if process is not None else ""
+    here = 1 + sum(rank.state == "waits" for rank in ranks)
+    return f"not all ranks have joined the job: {here} {'waits' if here == 1 else 'wait'} here" + (
+        f", and WORLD_SIZE is {world}" if world else ""
+    )
 
 
 def _cause(call: Call, ranks: list[Rank], missing: int, world: int | None) -> str:

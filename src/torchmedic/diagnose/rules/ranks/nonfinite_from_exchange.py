@@ -1,0 +1,87 @@
+"""Gradients became NaN or infinite when they were combined with those of other ranks.
+
+What: this rank's own loss and its own gradients are finite: the step was replayed without the other ranks. The averaged
+gradients, which all ranks have in common, are not finite.
+
+Why: another rank contributed a value that is not finite; where that rank is known, its own diagnosis is reported in
+place of this one. If the gradients of all ranks are finite, their sum does not fit the dtype of the exchange: gradients
+compressed to float16, or summed before they are divided by the number of ranks.
+
+Cure: exchange gradients in float32 or bfloat16, or divide before the sum. Otherwise find the rank with the bad value.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+
+import torch
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rules.numbers._wording import finish, victim
+from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.records import Diagnosis, Location, Role
+from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.syntax import nodes_in
+
+CODE, NAME = "TM708", "nonfinite-from-exchange"
+
+
+def check(evidence: NumbersEvidence) -> Diagnosis | None:
+    incident, played = evidence.incident, evidence.played
+    if incident.quantity != "gradient" or not incident.bad or incident.damaged or evidence.births or played is None:
+        return None
+    if played.error is not None or evidence.faithful is not True or not math.isfinite(incident.loss or 0.0):
+        return None
+    averaged = _averaged_by(evidence)
+    if not averaged:
+        return None
+    draft = RULE.draft(
+        evidence,
+        "likely",
+        f"the exchange with other ranks made {victim(evidence)}",
+        f"the step of rank {incident.rank} alone is finite; {averaged} combined its gradients with those of others",
+    )
+    hook = _hook_registration(evidence)
+    draft.at(hook)
+    if evidence.noticed is not None:
+        role: Role = "cause" if hook is None else "surfaced"
+        draft.at(evidence.noticed.location(role, f"noticed here, step {incident.step}"))
+    draft.because(f"replayed without the other ranks, the step of rank {incident.rank} gives the same loss")
+    draft.help("exchange gradients in float32 or bfloat16, and divide them before they are summed")
+    return finish(draft, evidence)
+
+
+def _averaged_by(evidence: NumbersEvidence) -> str:
+    """What exchanges the gradients with other ranks; empty if nothing is known to."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return ""
+    if torch.distributed.get_world_size() < 2:
+        return ""
+    if evidence.played is not None and evidence.played.exchanged:
+        return "a collective after `backward`"
+    bad = {id(tensor) for tensor in evidence.incident.bad}
+    for module in evidence.step.runner.modules if evidence.step is not None else ():
+        for each in module.modules():
+            if isinstance(each, torch.nn.parallel.DistributedDataParallel) and any(
+                id(parameter) in bad for parameter in each.parameters()
+            ):
+                return "DistributedDataParallel"
+    return ""
+
+
+def _hook_registration(evidence: NumbersEvidence) -> Location | None:
+    """The only line of the files on the stack that tells DistributedDataParallel how to exchange gradients."""
+    files = dict.fromkeys(frame.file for frame in evidence.frames if frame.is_user)
+    calls = [
+        node_location("cause", file, node, "the gradients are exchanged in this way")
+        for file in files
+        for node in nodes_in(syntax_tree(file))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "register_comm_hook"
+    ]
+    return calls[0] if len(calls) == 1 else None
+
+
+RULE = Rule(CODE, NAME, check)

@@ -1,0 +1,197 @@
+"""DistributedDataParallel got the gradient of a parameter twice in one step.
+
+What: DistributedDataParallel sends the gradient of a parameter to the other ranks as soon as backward has computed it.
+For one parameter this happened twice between a forward and the end of its averaging.
+
+Why: a layer that is used several times and runs under `checkpoint(..., use_reentrant=True)`, where each use has a
+backward of its own; two calls of `backward` for one forward; a layer of `model.module` that is called outside of the
+model's `forward`.
+
+Cure: pass `use_reentrant=False` to `checkpoint`; add the losses and call `backward` once; call all layers inside the
+`forward` of the wrapped model.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.syntax import callee, has_line, nodes_in
+from torchmedic.source.user_code import is_user_file
+
+CODE, NAME = "TM709", "parameter-ready-twice"
+
+_NAME = re.compile(r"with name (\S+) has been marked as ready twice")
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if not evidence.says("expected to mark a variable ready only once"):
+        return None
+    found = _NAME.search(evidence.message)
+    name = found[1] if found is not None else ""
+    what = f"the gradient of `{name}`" if name else "the gradient of a parameter"
+    message = f"{what} was ready twice in one step, and DistributedDataParallel takes it once"
+    draft = (
+        _by_checkpoint(evidence, message, name)
+        or _outside_forward(evidence, message, name)
+        or _by_second_backward(evidence, message)
+    )
+    if draft is None:
+        draft = RULE.draft(evidence, "possible", message, "why backward reached the parameter twice is not known")
+        draft.at(*evidence.at_user_line("cause", "noticed here"))
+    return draft.done()
+
+
+def _by_checkpoint(evidence: RaisedEvidence, message: str, name: str) -> Draft | None:
+    """A checkpoint of the reentrant kind runs its own backward, inside of which the exception was raised."""
+    frame = next(
+        (each for each in reversed(evidence.library_frames) if each.file.endswith("torch/utils/checkpoint.py")), None
+    )
+    if frame is None or frame.function != "backward":
+        return None
+    layer = getattr(frame.variables.get("ctx"), "run_function", None)
+    unseen = any(each.find_unused_parameters for each in _wrappers(evidence))
+    draft = RULE.draft(
+        evidence,
+        "proven",
+        message,
+        "a checkpoint with use_reentrant=True runs a backward of its own for every call"
+        + (", and its layers count as unused by find_unused_parameters" if unseen else ""),
+    )
+    call = _checkpoint_call(evidence, layer)
+    if call is not None:
+        draft.at(node_location("cause", *call, "each call has its own backward"))
+    draft.at(*evidence.at_user_line("cause" if call is None else "surfaced", "noticed here"))
+    draft.because(f"`{name}` belongs to what the checkpoint runs" if _holds(layer, evidence, name) else "")
+    draft.because("find_unused_parameters=True" if unseen else "")
+    draft.help("pass `use_reentrant=False` to `checkpoint`")
+    return draft
+
+
+def _holds(layer: Any, evidence: RaisedEvidence, name: str) -> bool:
+    """Whether a checkpointed layer has the parameter of a name."""
+    if not isinstance(layer, torch.nn.Module):
+        return False
+    own = {id(parameter) for parameter in layer.parameters()}
+    return any(
+        path == name and id(parameter) in own
+        for root in _wrapped(evidence)
+        for path, parameter in root.named_parameters()
+    )
+
+
+def _checkpoint_call(evidence: RaisedEvidence, layer: Any) -> tuple[str, ast.Call] | None:
+    """The call of `checkpoint` for a layer; the only such call where none names the layer."""
+    calls = [
+        (file, node)
+        for file, tree in _sources(evidence)
+        for node in nodes_in(tree)
+        if isinstance(node, ast.Call) and node.args and _is_reentrant(node)
+    ]
+    attributes = {
+        path.rpartition(".")[2] for root in _wrapped(evidence) for path, each in root.named_modules() if each is layer
+    }
+    for file, node in calls:
+        if isinstance(node.args[0], ast.Attribute) and node.args[0].attr in attributes:
+            return file, node
+    return calls[0] if len({(file, node.lineno) for file, node in calls}) == 1 else None
+
+
+def _is_reentrant(node: ast.Call) -> bool:
+    if callee(node) not in ("checkpoint", "checkpoint_sequential"):
+        return False
+    given = [keyword.value for keyword in node.keywords if keyword.arg == "use_reentrant"]
+    return not (given and isinstance(given[0], ast.Constant) and given[0].value is False)
+
+
+def _outside_forward(evidence: RaisedEvidence, message: str, name: str) -> Draft | None:
+    """The step calls a layer of `model.module` itself, with `find_unused_parameters=True`.
+
+    DistributedDataParallel marks what `forward` has not used as ready, before its gradient comes.
+    """
+    frame = evidence.user_frame
+    if frame is None or not name or not any(each.find_unused_parameters for each in _wrappers(evidence)):
+        return None
+    path = name.split(".")
+    for node in nodes_in(frame.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func).split(".")
+        if "module" in called[1:-1] and path[: len(below := called[called.index("module", 1) + 1 :])] == below:
+            layer = ".".join(below)
+            draft = RULE.draft(
+                evidence,
+                "likely",
+                message,
+                f"`{layer}` is called outside of the model's forward, which had counted it as unused",
+            )
+            draft.at(node_location("cause", frame.file, node, f"`{layer}` is used outside of `forward`"))
+            draft.at(*evidence.at_user_line("surfaced", "noticed here"))
+            draft.because("find_unused_parameters=True")
+            draft.help(f"call `{layer}` inside the `forward` of the wrapped model")
+            return draft
+    return None
+
+
+def _by_second_backward(evidence: RaisedEvidence, message: str) -> Draft | None:
+    """Another `backward` of the same function, or an earlier turn of this one, keeps its graph for this one."""
+    frame = evidence.user_frame
+    if frame is None or not isinstance(frame.node, ast.Call) or callee(frame.node) != "backward":
+        return None
+    functions = [
+        node
+        for node in nodes_in(frame.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and has_line(node, frame.line)
+    ]
+    earlier = [
+        node
+        for node in nodes_in(functions[-1] if functions else frame.tree)
+        if isinstance(node, ast.Call) and callee(node) == "backward" and node.lineno <= frame.line
+        if any(keyword.arg == "retain_graph" for keyword in node.keywords)
+    ]
+    if not earlier:
+        return None
+    draft = RULE.draft(
+        evidence, "likely", message, "this is the second `backward` for one forward, and both reach the parameter"
+    )
+    draft.at(*evidence.at_user_line("cause", "the second `backward`"))
+    draft.at(node_location("origin", frame.file, earlier[0], "the first `backward` keeps its graph"))
+    draft.help("add the losses, and call `backward` once")
+    return draft
+
+
+def _wrappers(evidence: RaisedEvidence) -> list[torch.nn.parallel.DistributedDataParallel]:
+    """The DistributedDataParallel modules in the variables of the user's frames, and of the objects among them."""
+    found = {}
+    for frame in evidence.frames:
+        for value in [*frame.variables.values()] if frame.is_user else []:
+            held = vars(value).values() if hasattr(value, "__dict__") and not isinstance(value, type) else ()
+            for each in [value, *held]:
+                if issubclass(type(each), torch.nn.parallel.DistributedDataParallel):
+                    found[id(each)] = each
+    return list(found.values())
+
+
+def _wrapped(evidence: RaisedEvidence) -> list[torch.nn.Module]:
+    return [each.module for each in _wrappers(evidence)]
+
+
+def _sources(evidence: RaisedEvidence) -> Iterator[tuple[str, ast.AST]]:
+    """The user's classes of the wrapped modules."""
+    kinds = dict.fromkeys(type(each) for root in _wrapped(evidence) for each in root.modules())
+    for kind in kinds:
+        written = class_node(kind)
+        if written is not None and is_user_file(written[0]):
+            yield written
+
+
+RULE = Rule(CODE, NAME, check)

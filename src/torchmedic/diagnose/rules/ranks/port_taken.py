@@ -1,0 +1,61 @@
+"""The port on which the ranks were to meet is in use by another program.
+
+What: rank 0 opens a port (`MASTER_PORT`) on which all ranks register. Another socket on this machine listens on it.
+
+Why: a job before this one that has not ended, a second job with the same port (29500 is the default of many launchers),
+a server that was given the same port.
+
+Cure: end the old job, or choose another port: `torchrun --master-port`, `MASTER_PORT`, or `--standalone`, which takes a
+free one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+import psutil
+
+from torchmedic.diagnose.rule import Rule
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM710", "port-taken"
+
+_PORT = re.compile(r"port: (\d+)")
+_MAX_COMMAND = 80  # characters
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if not evidence.says("EADDRINUSE") and not evidence.says("address already in use"):
+        return None
+    if evidence.inside("init_process_group", "_create_c10d_store", "rendezvous") is None:
+        return None
+    found = _PORT.search(evidence.message)
+    port = found[1] if found is not None else os.environ.get("MASTER_PORT", "")
+    holder = _holder(int(port)) if port.isdecimal() else ""
+    draft = RULE.draft(
+        evidence,
+        "proven",
+        f"port {port}, on which the ranks were to meet, is taken" if port else "the port of the job is taken",
+        f"rank {evidence.rank} could not listen on it: {holder or 'another program does'}",
+    )
+    draft.at(*evidence.at_user_line("cause", "the port is opened here"))
+    draft.help("end the program that holds the port, or set `MASTER_PORT` (torchrun: `--master-port`) to a free one")
+    return draft.done()
+
+
+def _holder(port: int) -> str:
+    """The process that listens on a port; empty if that cannot be seen."""
+    with contextlib.suppress(psutil.Error, OSError, RuntimeError):
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
+                if each.pid == os.getpid():
+                    return "this process itself listens on it already"
+                command = " ".join(psutil.Process(each.pid).cmdline())[:_MAX_COMMAND]
+                return f"process {each.pid} (`{command}`) listens on it"
+    return ""
+
+
+RULE = Rule(CODE, NAME, check)

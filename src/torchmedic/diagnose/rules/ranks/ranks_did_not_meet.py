@@ -1,0 +1,82 @@
+"""Not all ranks came to the place where the job begins.
+
+What: in `init_process_group` all ranks register with rank 0, at `MASTER_ADDR` and `MASTER_PORT`. The time for that ran
+out before all of them had registered.
+
+Why: a rank that was never started, or ended before it came here; a world size that is larger than the number of
+processes; another address or port on some ranks; a firewall or a wrong network interface between two machines.
+
+Cure: start as many processes as `WORLD_SIZE` says, with the same `MASTER_ADDR` and `MASTER_PORT`. Look at the ranks
+that are missing: their own output tells why they ended.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM711", "ranks-did-not-meet"
+
+_JOINED = re.compile(r"(\d+)/(\d+) clients joined")
+_UNREACHABLE = re.compile(r"while trying to connect to \(([^,()]+), (\d+)\)")
+_KEY = re.compile(r"keys: /default_pg/\S*/(\d+)$", re.M)  # under which a rank of gloo leaves its address
+_WAITED = re.compile(r"[Tt]imed out after (\d+) seconds|timeout after (\d+) ?ms|timed out after (\d+) ?ms")
+
+
+def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    joining = evidence.inside("init_process_group")
+    waited = _WAITED.search(evidence.message)
+    if joining is None or waited is None:
+        return None
+    seconds = float(waited[1] or 0) or float(waited[2] or waited[3] or 0) / 1000
+    joined, unreachable = _JOINED.search(evidence.message), _UNREACHABLE.search(evidence.message)
+    if joined is not None:
+        return _not_all(evidence, int(joined[1]), int(joined[2]), seconds)
+    if unreachable is not None:
+        where = f"{unreachable[1]}:{unreachable[2]}"
+        draft = RULE.draft(
+            evidence,
+            "likely",
+            f"rank {evidence.rank} could not reach rank 0 at {where}",
+            f"nobody answered there as rank 0 does within {seconds:g} s: rank 0 is not there, listens on another "
+            "address or port, or the network does not let this rank through",
+        )
+        draft.help("compare `MASTER_ADDR` and `MASTER_PORT` of all ranks, and check that rank 0 has started")
+    else:
+        # Rank 0 waits for each of the others; those wait for rank 0, which answers when all have come.
+        key = _KEY.search(evidence.message) if evidence.rank == 0 else None
+        draft = RULE.draft(
+            evidence,
+            "likely",
+            f"{f'rank {key[1]}' if key is not None else 'another rank'} did not join the job in {seconds:g} s",
+            f"rank {evidence.rank} waited for it in vain",
+        )
+        draft.because(f"world size {world}" if (world := joining.variables.get("world_size", -1)) > 0 else "")
+        draft.help("check that as many processes were started as the world size says")
+    return _placed(draft, evidence).done()
+
+
+def _not_all(evidence: RaisedEvidence, joined: int, world: int, seconds: float) -> Diagnosis:
+    """Rank 0 counts who has come. It counts itself."""
+    missing = "rank 1" if world == 2 else "every other rank" if joined == 1 else f"{world - joined} of them"
+    draft = RULE.draft(
+        evidence,
+        "proven",
+        f"{joined} of {world} ranks joined the job in {seconds:g} s",
+        f"the world size is {world}, and {missing} did not come",
+    )
+    draft.help(
+        f"start {world} processes with the same `MASTER_ADDR`, `MASTER_PORT` and world size; the output of the missing "
+        "ranks tells why they ended"
+    )
+    return _placed(draft, evidence).done()
+
+
+def _placed(draft: Draft, evidence: RaisedEvidence) -> Draft:
+    return draft.at(*evidence.at_user_line("cause", "the ranks meet here"))
+
+
+RULE = Rule(CODE, NAME, check)
