@@ -219,6 +219,7 @@ class FiniteWatch:
             self._seen.add(id(optimizer))
             self.born_bad |= all_bad(with_gradient(optimizer), at_once=is_late)
         losses = self._losses
+        self.memory.is_late = is_late
         if (
             not losses.bad
             and (self.memory.is_open or not losses.is_ordinary())

@@ -30,7 +30,7 @@ _CALLS_IN_A_ROW = 32  # that there must be time for, to begin again
 _FIRST_CALLS = 12  # that are kept with the first copy
 _MAX_FIRST_BATCH_BYTES = 4 << 20  # of each of them
 _FIRST_KEPT_UPDATES = 400  # after that many, how training began explains nothing
-_MAX_RISES = 8  # that are kept beyond the budget
+_MAX_RISES = 8  # that are kept whatever time that takes
 _UPDATES_OF_RISE = 24  # that are kept when the loss rises
 _RISE = 3.0  # times its usual size: a loss that rises
 _MAX_FRAMES = 60
@@ -93,6 +93,7 @@ class StepMemory:
         self._call_seconds = 0.0
         self.is_open = True  # calls are kept at present
         self._in_any_case = _FIRST_CALLS  # calls that are kept whatever time that takes
+        self.is_late = False  # the weights are on a device that is read late
         self.ceiling = inf  # a loss above it is worth a closer look
         self.is_lost = False  # the loss is so large, and has been for so long, that it cannot be meant
         self.refused = ""  # why there are no copies
@@ -200,7 +201,6 @@ class StepMemory:
         if ceiling > self.ceiling or len(self._trends) == 1:
             self.ceiling = ceiling
         if rises and not self.is_open and self._rises < _MAX_RISES:
-            self._rises += 1
             self.is_open, self._in_any_case = True, _UPDATES_OF_RISE
         return rises
 
@@ -215,16 +215,22 @@ class StepMemory:
         elif self._start is None and update == 0:
             self._start = self._take(optimizers(), update)
         elif rises:
-            if update - self._last_rise > _UPDATES_OF_RISE:
+            if update - self._last_rise > _UPDATES_OF_RISE and self._rises < _MAX_RISES:
                 self._last_rise = update
+                self._rises += 1
                 self._risen = self._take(optimizers(), update)
-        elif update - self._last_copy >= _UPDATES_BETWEEN_COPIES and self._left() > self._copy_seconds:
+        elif self._is_due(update):
             self._last_copy = update
             copy = self._take(optimizers(), update)
             if copy is not None:
                 self._copies.append(copy)
         if update > _FIRST_KEPT_UPDATES and self._first:
             self._first, self._start = [], None
+
+    def _is_due(self, update: int) -> bool:
+        """Whether it is time for a further copy. How long a late device takes for one is not known here."""
+        is_old = update - self._last_copy >= _UPDATES_BETWEEN_COPIES
+        return is_old and not self.is_late and self._left() > self._copy_seconds
 
     def _take(self, optimizers: list[Any], update: int) -> Copy | None:
         started = thread_time()

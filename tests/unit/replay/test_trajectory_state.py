@@ -1,0 +1,79 @@
+"""A trajectory goes back to an earlier update and leaves everything as it was."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from torchmedic.observe.numbers.state_copies import take_copy
+from torchmedic.replay.trajectory.reduction import summed_elements
+from torchmedic.replay.trajectory.state import rewound, update
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+
+
+def test_everything_is_put_back_bit_for_bit() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    _train(model, optimizer, 2)
+    copy = take_copy([optimizer], [*model.parameters(), *model.buffers()], 2)
+    _train(model, optimizer, 3)
+    schedule.step()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    gradients = [parameter.grad for parameter in model.parameters()]
+    versions = [parameter._version for parameter in model.parameters()]
+    state, options = optimizer.state, dict(optimizer.param_groups[0])
+    moments = [value.clone() for held in state.values() for value in held.values()]
+
+    with rewound(copy):
+        first = next(model.parameters())
+        start = first.detach().clone()
+        update(optimizer, [(first, torch.ones_like(first))], [5.0], {"betas": (0.5, 0.5)})
+        assert not torch.equal(first, start)
+
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(one is two.grad for one, two in zip(gradients, model.parameters(), strict=True))
+    assert versions == [parameter._version for parameter in model.parameters()]
+    assert optimizer.state is state
+    assert dict(optimizer.param_groups[0]) == options
+    assert all(torch.equal(a, b) for a, b in zip(moments, (v for h in state.values() for v in h.values()), strict=True))
+
+
+def test_the_state_of_the_copy_is_used_and_not_used_up() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    _train_linear = [torch.randn(4, 3) for _ in range(3)]
+    for x in _train_linear[:2]:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    copy = take_copy([optimizer], list(model.parameters()), 2)
+    x = _train_linear[2]
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    gradients = [(parameter, parameter.grad.clone()) for parameter in model.parameters() if parameter.grad is not None]
+    optimizer.step()
+    after = [parameter.detach().clone() for parameter in model.parameters()]
+
+    for _ in range(2):
+        with rewound(copy):
+            update(optimizer, gradients, [0.1], {})
+            assert all(torch.equal(one, two) for one, two in zip(model.parameters(), after, strict=True))
+
+
+def test_how_many_elements_a_loss_adds_up() -> None:
+    a, b = torch.randn(6, 4, requires_grad=True), torch.randn(6, 4)
+    assert summed_elements((a - b).square().sum()) == 24
+    assert summed_elements((a - b).square().sum() / 6) == 4
+    assert summed_elements((a - b).square().mean()) == 1
+    assert summed_elements(nn.functional.mse_loss(a, b, reduction="sum")) == 24
+    assert summed_elements(nn.functional.mse_loss(a, b)) == 1
+    assert summed_elements(nn.functional.cross_entropy(a, torch.zeros(6, dtype=torch.long), reduction="sum")) == 6
