@@ -36,7 +36,8 @@ _SHARED_MEMORY_FACTOR = 4  # what lies in shared memory counts so many times
 _TINY_BATCH_BYTES = _MAX_BATCH_BYTES // (
     _SHARED_MEMORY_FACTOR * (_MAX_CALLS + _MAX_SAMPLED_OUT_CALLS)
 )  # so many bytes may be kept of each, wherever they lie
-_MAX_HELD_BYTES = 1 << 18  # of a tensor that is held whatever device it is on
+_MAX_HELD_BYTES = 1 << 18  # of a tensor on a device that is held
+_MAX_HELD_HOST_BYTES = 1 << 16  # of a tensor in host memory: larger ones, held one by one, would fragment the heap
 _NOT_DATA = (ModuleType, FunctionType, type, torch.nn.Module, Optimizer, torch.nn.Parameter)
 
 
@@ -248,10 +249,11 @@ def kept(value: Any, depth: int = 2) -> Any:
     if isinstance(value, torch.Tensor):
         if value.requires_grad or value.is_inference():
             return value if value.is_leaf and isinstance(value, torch.nn.Parameter) else GONE
-        big = value.nbytes > _MAX_HELD_BYTES if value.layout is torch.strided else True
+        limit = _MAX_HELD_HOST_BYTES if value.is_cpu else _MAX_HELD_BYTES
+        big = value.nbytes > limit if value.layout is torch.strided else True
         return Kept(weakref.ref(value) if big else value, big, value._version)
     if hasattr(type(value), "__array_interface__"):
-        return value if value.nbytes <= _MAX_HELD_BYTES else GONE
+        return value if value.nbytes <= _MAX_HELD_HOST_BYTES else GONE
     if depth:
         kind = type(value)
         if kind in (tuple, list) and len(value) <= 16:

@@ -7,6 +7,7 @@ loss rises, the steps are kept in any case.
 
 from __future__ import annotations
 
+import resource
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -120,6 +121,13 @@ class StepMemory:
         if not self.is_open and self._left() < _CALLS_IN_A_ROW * self._call_seconds + _LATE_COPIES * self._copy_seconds:
             return None
         self.is_open = True
+        if not self._kept.calls and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+            # What is kept lies between the tensors of the steps, so that the heap takes more addresses.
+            self._refuse("the address space of the process is limited")
+        if self.refused:
+            self.is_open = False
+            self._spent = inf
+            return None
         started = thread_time()
         call = self._kept.record(frame, update)
         self._call_seconds = thread_time() - started
