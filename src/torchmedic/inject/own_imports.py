@@ -16,9 +16,9 @@ from importlib.machinery import PathFinder, SourceFileLoader
 _NAME = "torchmedic"
 
 
-def import_agent(path, home):
+def import_agent(path, homes):
     """Import torchmedic from a search path without the user's folders, and return what installs the agent."""
-    own = _OwnImports([*path, *([] if home in path else [home])])
+    own = _OwnImports([*path, *(home for home in homes if home not in path)])
     return own("torchmedic.examine.conductor", fromlist=("install",))
 
 

@@ -65,16 +65,14 @@ _FINDER = _TorchFinder()
 
 
 def _start_agent():
-    home = _HOME
-    appended = home not in sys.path
-    if appended:
-        sys.path.append(home)
+    appended = [home for home in _HOMES if home not in sys.path]
+    sys.path += appended
     # Without this, our imports would start a collection of all of torch's objects, which takes a tenth of a second.
     collects = gc.isenabled()
     gc.disable()
     try:
         if _is_shadowed():
-            _load_own_imports().import_agent(_PATH, home).install(_RUN_DIR)
+            _load_own_imports().import_agent(_PATH, _HOMES).install(_RUN_DIR)
         else:
             from torchmedic.examine.conductor import install
 
@@ -86,15 +84,16 @@ def _start_agent():
     finally:
         if collects:
             gc.enable()
-        if appended and home in sys.path:
-            sys.path.remove(home)
+        for home in appended:
+            if home in sys.path:
+                sys.path.remove(home)
 
 
 def _is_shadowed():
     """Whether a file of the user's, such as `json.py` beside the script, has the name of a module that we import."""
     names = (*sys.stdlib_module_names, *_PACKAGES)
     for entry in sys.path:
-        if entry in _PATH or entry == _HOME:
+        if entry in _PATH or entry in _HOMES:
             continue
         found = _names_in(entry)
         if any(f"{name}.py" in found or f"{name}.so" in found or _is_package(entry, name, found) for name in names):
@@ -147,7 +146,8 @@ def _hide(variables):
 
 
 _RUN_DIR = os.environ.get("TORCHMEDIC_RUN_DIR")
-_HOME = os.environ.get("TORCHMEDIC_HOME", "")
+# The folder of torchmedic, and those of its dependencies.
+_HOMES = os.environ.get("TORCHMEDIC_HOME", "").split(os.pathsep)
 _PACKAGES = ("torchmedic", "msgspec", "psutil", "rich", "safetensors")
 
 
@@ -162,7 +162,7 @@ sys.path[:] = [entry for entry in sys.path if not _is_ours(entry)]
 
 # The search path without anything of the user's: Python has not added the script's folder yet.
 _GIVEN = {_absolute(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
-_PATH = [entry for entry in sys.path if os.path.isabs(entry) and (entry not in _GIVEN or entry == _HOME)]
+_PATH = [entry for entry in sys.path if os.path.isabs(entry) and (entry not in _GIVEN or entry in _HOMES)]
 
 if _RUN_DIR:
     if os.environ.get("TORCHMEDIC_HIDE"):

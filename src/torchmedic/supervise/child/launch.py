@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import torchmedic
 from torchmedic.settings import HIDE_VARIABLE, HOME_VARIABLE, RUN_DIR_VARIABLE
 
 _INJECT = Path(torchmedic.__file__).parent / "inject"
+_DEPENDENCIES = ("msgspec", "psutil", "rich", "safetensors")
 _PR_SET_PDEATHSIG = 1
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
@@ -28,12 +30,22 @@ def environment(run: Path, *, hide: bool) -> dict[str, str]:
     """
     added = {
         RUN_DIR_VARIABLE: str(run),
-        HOME_VARIABLE: str(Path(torchmedic.__file__).parent.parent),
+        HOME_VARIABLE: os.pathsep.join(_homes()),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_INJECT), os.environ.get("PYTHONPATH", "")])),
     }
     if hide:
         added[HIDE_VARIABLE] = "1"
     return {**os.environ, **added}
+
+
+def _homes() -> list[str]:
+    """The folders that torchmedic and its dependencies were imported from: perhaps entries of PYTHONPATH."""
+    found = [str(Path(torchmedic.__file__).parent.parent)]
+    for name in _DEPENDENCIES:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            found.append(str(Path(spec.origin).parent.parent))
+    return list(dict.fromkeys(found))
 
 
 def python_command(arguments: Sequence[str]) -> list[str]:
