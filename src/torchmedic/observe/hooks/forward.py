@@ -38,20 +38,19 @@ class _AskedHooks(OrderedDict[int, Any]):
         self._asked(sys._getframe(1))
         return len(self._hooks)
 
-    def __setitem__(self, key: int, hook: Any) -> None:
-        self._hooks[key] = hook
 
-    def __delitem__(self, key: int) -> None:
-        del self._hooks[key]
+def _pass_on(name: str) -> Callable[..., Any]:
+    def method(asked: _AskedHooks, *args: Any, **kwargs: Any) -> Any:
+        return getattr(asked._hooks, name)(*args, **kwargs)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._hooks
+    return method
 
-    def items(self) -> Any:
-        return self._hooks.items()
 
-    def values(self) -> Any:
-        return self._hooks.values()
+for _name in (
+    *("__setitem__", "__getitem__", "__delitem__", "__contains__", "__iter__", "__reversed__", "__eq__", "__repr__"),
+    *("items", "keys", "values", "get", "pop", "popitem", "setdefault", "update", "clear", "copy", "move_to_end"),
+):
+    setattr(_AskedHooks, _name, _pass_on(_name))
 
 
 class ForwardHooks:
