@@ -17,7 +17,7 @@ def test_only_the_question_is_noticed_and_all_else_is_passed_on() -> None:
     asked[2] = "b"
     assert hooks == {1: "a", 2: "b"}
     assert asked.pop(1) == "a"
-    assert (list(asked), asked.get(2), 2 in asked, list(asked.items())) == ([2], "b", True, [(2, "b")])
+    assert (list(asked.keys()), asked.get(2), 2 in asked, list(asked.items())) == ([2], "b", True, [(2, "b")])
     del asked[2]
     asked.update({3: "c"})
     asked.clear()

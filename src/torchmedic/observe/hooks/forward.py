@@ -111,7 +111,7 @@ class ForwardHooks:
         if frame.f_code in _CALLS:
             values = frame.f_locals
             self._note(values["self"], values["args"] or tuple(values["kwargs"].values()), frame)
-        else:
+        elif frame.f_code.co_name == "_has_any_global_hook":
             self._note(None, (), frame)  # a compiled module asks whether it has to warn
 
     @contained("observe.forward")
