@@ -1,15 +1,16 @@
-"""The calls of collectives in a memory-mapped ring, which outlives its process.
+"""The calls of collectives in a ring on disk, which outlives its process.
 
 One writer at a time (the GIL is held), fixed size. As in the black box, a slot carries its number in front and
 behind, and a slot that was half written is passed over. The user's lines that a call came from repeat all the time:
-each chain of lines is kept once, in an append-only table.
+each chain of lines is kept once, in an append-only table. The file is written to and never mapped: a mapped file that
+somebody truncates would kill the process.
 
     header (64 B) | table of lines (64 KiB) | 2048 slots of 192 B
 """
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
 import struct
 from pathlib import Path
@@ -44,34 +45,26 @@ class Ring:
     """The writing side. A forked child must open its own."""
 
     def __init__(self, path: Path, rank: int, world_size: int) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            # Real blocks, not a hole: a write to a hole of a mapped file kills the process when the disk is full.
-            os.write(descriptor, bytes(_SIZE))
-            self._map = mmap.mmap(descriptor, _SIZE)
-        finally:
-            os.close(descriptor)
-        _HEADER.pack_into(self._map, 0, MAGIC, os.getpid(), rank, world_size)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.write(self._descriptor, bytes(_SIZE))  # real blocks, not a hole: later writes need no room
+        self._put(0, _HEADER.pack(MAGIC, os.getpid(), rank, world_size))
         self._number = 0
         self._sites = 0
         self._table_end = _TABLE_AT
-        self._pack = _SLOT.pack_into
+        self._pack = _SLOT.pack
+
+    def _put(self, at: int, data: bytes) -> None:
+        os.pwrite(self._descriptor, data, at)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
 
     def write(self, text: bytes, ordinal: int, site: int) -> None:
         """Note one call; `text` is from `described`, `site` from `enter`."""
         number = self._number = self._number + 1
-        self._pack(
-            self._map,
-            _RING_AT + (number % SLOTS) * _SLOT_SIZE,
-            number,
-            now(),
-            ordinal,
-            site,
-            len(text),
-            text,
-            0,
-            number & 0xFFFFFFFF,
-        )
+        slot = self._pack(number, now(), ordinal, site, len(text), text, 0, number & 0xFFFFFFFF)
+        self._put(_RING_AT + (number % SLOTS) * _SLOT_SIZE, slot)
 
     def enter(self, lines: Lines) -> int:
         """Put a chain of lines into the table; its number there, 0 if the table is full."""
@@ -79,8 +72,7 @@ class Ring:
         end = self._table_end + _LENGTH.size + len(data)
         if end + _LENGTH.size > _RING_AT or len(data) > 0xFFFF:
             return 0
-        self._map[self._table_end + _LENGTH.size : end] = data
-        _LENGTH.pack_into(self._map, self._table_end, len(data))
+        self._put(self._table_end, _LENGTH.pack(len(data)) + data)
         self._table_end = end
         self._sites += 1
         return self._sites
