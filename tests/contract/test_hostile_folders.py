@@ -321,7 +321,7 @@ def test_watch_survives_a_hostile_report(tmp_path: Path, capfd: pytest.CaptureFi
         assert main(["watch", str(run)]) == 2, name
         assert len(capfd.readouterr().err.splitlines()) == 1, name
         (run / "rank0").mkdir()
-        blackbox.BlackBox(run / "rank0" / files.BLACK_BOX)
+        blackbox.FileBox(run / "rank0" / files.BLACK_BOX)
         assert main(["watch", str(run)]) == 0, name  # the process is shown, and that there is no report
         assert "cannot read" in capfd.readouterr().out, name
 
@@ -410,7 +410,7 @@ def test_fuzzed_black_boxes(tmp_path_factory: pytest.TempPathFactory, noise: byt
     folder = tmp_path_factory.mktemp("run") / "rank0"
     folder.mkdir()
     path = folder / files.BLACK_BOX
-    box = blackbox.BlackBox(path)
+    box = blackbox.FileBox(path)
     for step in range(20):
         box.write(1, step, 0, step, "train.py", 3, 1 << 20, 0)
     whole = bytearray(path.read_bytes())

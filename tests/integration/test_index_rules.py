@@ -52,7 +52,7 @@ class Trainer:
 Trainer().fit()
 """,
         "label 3 (5 times)",
-        ("count from 1", "subtract 1", "nn.Linear(8, 3)"),
+        ("start at 1", "subtract 1", "nn.Linear(8, 3)"),
     ),
     "next-token": (
         "TM301",

@@ -281,7 +281,7 @@ with torch.no_grad():
         chosen = model(ids).argmax(-1)
         ids = torch.cat([ids, chosen[:, -1:].expand(-1, 500)], 1)  # <- cause
 """,
-        "`ids` grows at every turn",
+        "`ids` grows in every iteration",
     ),
     "a giant among batches that are given by keyword": (
         ("TM406",),

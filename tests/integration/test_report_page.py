@@ -45,7 +45,7 @@ def test_a_confidential_page_holds_no_source_and_no_values(tmp_path: Path) -> No
     finished = run_script(tmp_path, FAILING, options=["--confidential"])
     assert finished.only.code == "TM201", finished.stderr
     text = (finished.run / "report.html").read_text()
-    assert "train.py:7" in text
+    assert "file1:7" in text
     for secret in ("SecretNorm", "x.std", "keepdim", "float32", "torch.div"):
         assert secret not in text
 

@@ -307,3 +307,5 @@ def drop_empty_stacks(run: Path) -> None:
         with contextlib.suppress(OSError):
             if not path.stat().st_size and not Path(f"/proc/{pid}").exists():
                 path.unlink()
+    with contextlib.suppress(OSError):
+        (run / STACKS).rmdir()  # refused where a file is left

@@ -234,8 +234,8 @@ def _let_go(frame: FrameType, values: Any) -> None:
 class Kept(NamedTuple):
     """A tensor and its version: a later write to it makes it another one."""
 
-    tensor: Any
-    is_weak: bool
+    tensor: weakref.ref[torch.Tensor]
+    alias: torch.Tensor | None  # shares the memory and the version; the user's own tensor lives no longer for it
     version: int
 
 
@@ -251,7 +251,7 @@ def kept(value: Any, depth: int = 2) -> Any:
             return value if value.is_leaf and isinstance(value, torch.nn.Parameter) else GONE
         limit = _MAX_HELD_HOST_BYTES if value.is_cpu else _MAX_HELD_BYTES
         big = value.nbytes > limit if value.layout is torch.strided else True
-        return Kept(weakref.ref(value) if big else value, big, value._version)
+        return Kept(weakref.ref(value), None if big else value.detach(), value._version)
     if hasattr(type(value), "__array_interface__"):
         return value if value.nbytes <= _MAX_HELD_HOST_BYTES else GONE
     if depth:
@@ -266,7 +266,8 @@ def kept(value: Any, depth: int = 2) -> Any:
 def given_back(value: Any) -> Any:
     """What `kept` kept; GONE where some of it is not there any more or has been written to."""
     if isinstance(value, Kept):
-        tensor = value.tensor() if value.is_weak else value.tensor
+        own = value.tensor()
+        tensor = own if own is not None else value.alias
         return tensor if tensor is not None and tensor._version == value.version else GONE
     if type(value) in (tuple, list, dict):
         items = [given_back(item) for item in (value.values() if type(value) is dict else value)]
