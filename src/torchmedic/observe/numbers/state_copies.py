@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import weakref
 from typing import Any, NamedTuple
 
@@ -73,13 +74,18 @@ def _state(optimizer: Any) -> dict[int, dict[str, Any]]:
     }
 
 
+def _is_limited() -> bool:
+    """Whether the process may have only so many addresses: a copy of ours would take them from the script."""
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
 def _is_room_for(tensors: list[torch.Tensor]) -> bool:
     needed: dict[torch.device, int] = {}
     for tensor in tensors:
         needed[tensor.device] = needed.get(tensor.device, 0) + tensor.nbytes
     for device, nbytes in needed.items():
         late = devices.get(device.type)
-        if late is None and device.type != "cpu":
+        if late is None and (device.type != "cpu" or _is_limited()):
             return False
         free = late.free_bytes(device) if late is not None else psutil.virtual_memory().available
         if nbytes > min(_MAX_COPY_BYTES, _MAX_SHARE_OF_FREE_MEMORY * free):

@@ -13,13 +13,16 @@ Cure: detach every tensor that is carried over (`h = h.detach()` at the beginnin
 
 from __future__ import annotations
 
+import ast
+
 from torchmedic.detect.loop.incident import GrowingGraph
 from torchmedic.diagnose.rule import Rule
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.observe.heap.walk import Held
 from torchmedic.records import Diagnosis, Location
-from torchmedic.source.live_frames import node_location
+from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, nodes_in
 from torchmedic.source.user_variables import user_files
 
 CODE, NAME = "TM620", "growing-graph"
@@ -56,7 +59,24 @@ def _bound(held: Held) -> Location | None:
     """The statement that gives the variable its value; one inside of a loop where there are several."""
     puts = sorted(traffic(held, user_files()).puts, key=lambda site: not site.loops)
     label = f"`{held.name}` keeps the graph of all steps before"
-    return node_location("cause", puts[0].file, puts[0].node, label) if puts else None
+    if puts:
+        return node_location("cause", puts[0].file, puts[0].node, label)
+    found = _assignments(held.name.rpartition(".")[2]) if "." in held.name else []
+    return node_location("cause", *found[0], label) if len(found) == 1 else None
+
+
+def _assignments(attribute: str) -> list[tuple[str, ast.Assign]]:
+    """The statements outside of constructors that give an attribute of this name its value."""
+    found = []
+    for file in user_files():
+        tree = syntax_tree(file)
+        functions = [node for node in nodes_in(tree) if isinstance(node, FUNCTIONS) and node.name != "__init__"]
+        for node in {node for function in functions for node in ast.walk(function)}:
+            if isinstance(node, ast.Assign) and any(
+                isinstance(target, ast.Attribute) and target.attr == attribute for target in node.targets
+            ):
+                found.append((file, node))
+    return found
 
 
 RULE = Rule(CODE, NAME, check)
