@@ -25,10 +25,10 @@ demo: $(VENV)/.demo  ## set up, then run a bundled failing script under torchmed
 	$(BIN)/torchmedic demo
 
 test: check  ## linters, types, and every test that needs no GPU
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slow'
+	$(BIN)/python -m pytest -n 3 --dist worksteal --reruns 2 -m 'not gpu and not slow'
 
 test-all: check  ## the same, with the further cases of kinds that `make test` has
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not gpu'
+	$(BIN)/python -m pytest -n 3 --dist worksteal --reruns 2 -m 'not gpu'
 
 check: $(VENV)/.dev  ## ruff format and lint, mypy --strict, one-way imports
 	$(BIN)/ruff format --check src tests benchmarks tools
