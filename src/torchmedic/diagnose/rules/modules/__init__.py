@@ -1,1 +1,1 @@
-"""TM170 to TM189: modules, optimizers, state dicts and checkpoints that are used in a wrong way."""
+"""TM17x and TM18x: modules, optimizers, state dicts and checkpoints that are used in a wrong way."""

@@ -135,7 +135,7 @@ def _left(job: Job, difference: Difference) -> tuple[str, Loop] | None:
 
 
 def _telling(loops: list[tuple[str, Loop]]) -> tuple[str, Loop] | None:
-    """Of the loops that a rank has left, the one that can have fewer turns on one rank than on another.
+    """The loop that can have fewer turns on one rank than on another, among the loops that a rank has left.
 
     That is one with a `break`, else the innermost over something other than a fixed number or the parameters of a
     model, else the outermost.
