@@ -459,7 +459,9 @@ def test_a_walk_adds_up_what_stands_behind_one_name_in_many_pieces() -> None:
         tens = {number: [torch.ones(1, requires_grad=True) * 2 for _ in range(10)] for number in range(6)}
         places = [torch.ones(1, requires_grad=True) * 2, *[None] * 9]
         # No `assert` in here: pytest would look at the variables too, and then the walk does not.
-        return Walk(since, {}, weigh).run(sys._getframe()).holders, (chain, tens, places)
+        # The walk also visits the variables of all test modules, so that the usual limit would end it too early.
+        found = Walk(since, {}, weigh).run(sys._getframe(), most=1 << 20)
+        return found.holders, (chain, tens, places)
 
     found, _ = walked(1 << 60)
     assert (found[0, "reached chain"].size, found[0, "reached chain"].via) == (38, "before")
