@@ -53,19 +53,15 @@ Cure: TODO.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.{kind.module} import {kind.evidence}
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "{code}", "{name}"
 
-
+@rule("{code}", "{name}")
 def check({kind.argument}: {kind.evidence}) -> Diagnosis | None:
-    # TODO: return RULE.draft({kind.argument}, "proven", message, cause).at(...).because(...).help(...).done()
+    # TODO: return check.draft({kind.argument}, "proven", message, cause).at(...).because(...).help(...).done()
     return None
-
-
-RULE = Rule(CODE, NAME, check)
 '''
 
 PAGE = """# {code} {name}
@@ -119,7 +115,7 @@ def check_free(rules: Path, code: str, name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise Refused(f"{name!r} is no name: write lower-case words with hyphens, such as division-by-zero")
     for path in sorted(rules.rglob("*.py")):
-        found = re.search(r'^CODE, NAME = "(\w+)", "([\w-]+)"$', path.read_text(encoding="utf-8"), re.M)
+        found = re.search(r'^@rule\("(\w+)", "([\w-]+)"\)$', path.read_text(encoding="utf-8"), re.M)
         if found is not None and code == found[1]:
             raise Refused(f"{code} is taken by {found[2]} ({path.relative_to(rules)})")
         if found is not None and name == found[2]:

@@ -56,7 +56,8 @@ def read(rule: str) -> Entry:
 
 def _identity(tree: ast.Module) -> tuple[str, str]:
     for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("(CODE, NAME)", "CODE, NAME"):
-            code, name = ast.literal_eval(node.value)
-            return str(code), str(name)
-    raise AssertionError("a rule begins with CODE, NAME = ...")
+        if isinstance(node, ast.FunctionDef) and node.name == "check":
+            match node.decorator_list:
+                case [ast.Call(func=ast.Name("rule"), args=[ast.Constant(code), ast.Constant(name)])]:
+                    return str(code), str(name)
+    raise AssertionError('a rule is a function `check` below @rule("CODE", "name")')

@@ -362,7 +362,7 @@ ALL: tuple[str, ...] = tuple(dict.fromkeys(rule for family in _FAMILIES for rule
 
 def load(rule: str) -> Rule[Any]:
     """Import a rule. Only the process of the user may load all of them: most rules import torch."""
-    found = __import__(_RULES + rule, fromlist=["RULE"]).RULE  # as an import statement: see inject/own_imports.py
+    found = __import__(_RULES + rule, fromlist=["check"]).check  # as an import statement: see inject/own_imports.py
     assert isinstance(found, Rule)
     return found
 

@@ -54,6 +54,11 @@ class Rule(msgspec.Struct, Generic[E_contra], frozen=True):
         return Draft(self.code, self.name, grade, message, cause, step=evidence.step_number, rank=evidence.rank)
 
 
+def rule(code: str, name: str) -> Callable[[Callable[[E_contra], Diagnosis | RuleAnswer | None]], Rule[E_contra]]:
+    """Make a rule of a check: in its module, `check` is then the rule, and `check.draft` begins the diagnosis."""
+    return lambda check: Rule(code, name, check)
+
+
 class Draft:
     """A diagnosis in the making, so that a rule reads as message, places, evidence, advice."""
 

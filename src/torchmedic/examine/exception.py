@@ -65,7 +65,7 @@ def _explain(error: BaseException, agent: ProcessContext) -> tuple[Diagnosis, Fo
             folder.events.write("echo", code=diagnosis.code, step=incident.step)
             return None  # the weights are NaN since a step that has been explained
         diagnosis = older_origin(EchoEvidence.of_exception(evidence)) or diagnosis
-    if diagnosis.code == cause_not_known.CODE and evidence.exhaustion is not None:
+    if diagnosis.code == cause_not_known.check.code and evidence.exhaustion is not None:
         # There is a rule that always explains exhausted memory, so it had no memory itself.
         raise MemoryError
     folder.events.write(

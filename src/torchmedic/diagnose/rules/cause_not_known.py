@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from torchmedic.detect.failures.remote_tracebacks import remote_frames
-from torchmedic.diagnose.rule import Evidence, Rule
+from torchmedic.diagnose.rule import Evidence, rule
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from torchmedic.evidence.exception import RaisedEvidence
     from torchmedic.evidence.numbers import NumbersEvidence
 
-CODE, NAME = "TM900", "cause-not-known"
+
+@rule("TM900", "cause-not-known")
+def check(evidence: Evidence) -> None:
+    """Claims nothing: `not_explained` is asked where every rule is silent."""
 
 
 def not_explained(evidence: RaisedEvidence | NumbersEvidence | Death) -> Diagnosis:
@@ -38,7 +41,7 @@ def _numbers(evidence: NumbersEvidence) -> Diagnosis:
     """NaN was seen, and no rule on numbers spoke; they end in one that always does, so this is for their faults."""
     incident = evidence.incident
     message = f"the {incident.quantity} is not finite in step {incident.step}"
-    draft = RULE.draft(evidence, "possible", message, "where it was born is not known")
+    draft = check.draft(evidence, "possible", message, "where it was born is not known")
     draft.because(f"the step could not be replayed: {evidence.why_not}" if evidence.why_not else "")
     return draft.done()
 
@@ -47,7 +50,7 @@ def _exception(evidence: RaisedEvidence) -> Diagnosis:
     first_line = evidence.message.strip().splitlines()[0] if evidence.message.strip() else "no message"
     incident = evidence.incident
     remote = [frame for frame in remote_frames(evidence.error) if is_user_file(frame.file)]
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "possible",
         f"{_who(in_child=bool(remote))} stopped with {evidence.kind}, and no rule explains it",
@@ -87,11 +90,10 @@ def _says_more(evidence: RaisedEvidence) -> bool:
 
 def _death(death: Death) -> Diagnosis:
     how = f"signal {death.signal}" if death.signal else f"exit status {death.exit_status}"
-    draft = RULE.draft(death, "possible", f"the process ended without a word ({how})", "no evidence says what ended it")
+    draft = check.draft(
+        death, "possible", f"the process ended without a word ({how})", "no evidence says what ended it"
+    )
     moment = death.box.last if death.box is not None else None
     if moment is not None:
         draft.because(f"last seen in step {moment.step}, phase {moment.phase}, at {moment.file}:{moment.line}")
     return draft.done(step=moment.step if moment is not None else None)
-
-
-RULE: Rule[Evidence] = Rule(CODE, NAME, lambda evidence: None)

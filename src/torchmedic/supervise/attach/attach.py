@@ -81,7 +81,7 @@ def _distinct(verdicts: list[Verdict]) -> tuple[Diagnosis, ...]:
     for verdict in verdicts:
         diagnosis = verdict.diagnosis
         if diagnosis is not None:
-            mutual = diagnosis.code == waits_for_collective.CODE
+            mutual = diagnosis.code == waits_for_collective.check.code
             found.setdefault(diagnosis.code if mutual else same_finding(diagnosis), []).append(diagnosis)
     return tuple(_merged(group) for group in found.values())
 
@@ -107,7 +107,7 @@ def _line(verdict: Verdict, seconds: float) -> str:
 
 def _reservations(seen: looks.Seen, verdicts: list[Verdict]) -> list[str]:
     """Warnings about what a look from outside cannot tell."""
-    busy = any(each.diagnosis is not None and each.diagnosis.code == long_work.CODE for each in verdicts)
+    busy = any(each.diagnosis is not None and each.diagnosis.code == long_work.check.code for each in verdicts)
     return ["a loop without an end looks the same from outside; `torchmedic run` counts steps"] * (
         busy and seen.run is None
     )

@@ -60,7 +60,7 @@ def judge(stall: Stall, rules: Family[Stall]) -> Verdict:
     words = _movement(stall)
     if words:
         return Verdict(state="moves", words=words)
-    if found is not None and found.code != standstill_not_explained.CODE and _patient(stall):
+    if found is not None and found.code != standstill_not_explained.check.code and _patient(stall):
         return Verdict(state="hung", diagnosis=_with_time(found, stall))
     slept = asleep(stall.processes)
     if slept is not None and slept > LONG_SECONDS:
@@ -123,8 +123,8 @@ def _with_time(found: Diagnosis, stall: Stall) -> Diagnosis:
 
 def _not_explained(stall: Stall, slept: float) -> Diagnosis:
     draft = Draft(
-        standstill_not_explained.CODE,
-        standstill_not_explained.NAME,
+        standstill_not_explained.check.code,
+        standstill_not_explained.check.name,
         "possible",
         f"process {stall.pid} makes no progress, and no rule explains it",
         f"none of its processes has run for {duration(slept)}",

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.autograd._inplace_source import user_files
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
@@ -27,9 +27,8 @@ from torchmedic.source.live_frames import Frame, node_location, syntax_tree
 from torchmedic.source.scopes import function_body
 from torchmedic.source.syntax import nodes_in
 
-CODE, NAME = "TM119", "amp-misuse"
 
-
+@rule("TM119", "amp-misuse")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not any(frame.file.endswith("grad_scaler.py") for frame in evidence.library_frames):
         return None
@@ -48,7 +47,7 @@ def _repeated(evidence: RaisedEvidence) -> Draft | None:
         name, what = "step", "the optimizer has been stepped already"
     else:
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence, "proven", f"{what} since the last `update()`", "once per update of the weights is allowed"
     )
     draft.at(*evidence.at_user_line("cause", "the second time"))
@@ -69,7 +68,7 @@ def _no_gradients(evidence: RaisedEvidence) -> Draft | None:
     optimizer = _optimizer(evidence)
     parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
     if evidence.says("prior to update"):
-        draft = RULE.draft(
+        draft = check.draft(
             evidence,
             "proven",
             "`update()` of the scaler was called, but no optimizer has been stepped through it",
@@ -80,7 +79,7 @@ def _no_gradients(evidence: RaisedEvidence) -> Draft | None:
         draft.at(*(node_location("origin", frame.file, node, "stepped past the scaler") for node in plain if frame))
         return draft.help("step the optimizer with `scaler.step(optimizer)`")
     none = all(tensor.grad is None for tensor in parameters)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if parameters and none else "likely",
         "the scaler was to step an optimizer that has no gradients",
@@ -105,7 +104,7 @@ def _low_precision(evidence: RaisedEvidence) -> Draft | None:
     optimizer = _optimizer(evidence)
     parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
     half = [tensor for tensor in parameters if tensor.dtype is torch.float16]
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if half else "likely",
         "the weights are float16, which the scaler does not work with",
@@ -178,6 +177,3 @@ def _is_model(owner: ast.expr) -> bool:
     return not any(
         word in text for word in ("rand", "input", "batch", "image", "x.", "data", "target")
     ) and text not in ("x", "y")
-
-
-RULE = Rule(CODE, NAME, check)

@@ -15,7 +15,7 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -24,9 +24,8 @@ from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.origins import Origin, origin_of, user_argument
 from torchmedic.source.syntax import nodes_in
 
-CODE, NAME = "TM101", "backward-on-non-scalar"
 
-
+@rule("TM101", "backward-on-non-scalar")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     inner = evidence.inside("_make_grads")
     if inner is None or "RuntimeError" not in evidence.kinds or not evidence.says("scalar outputs"):
@@ -35,7 +34,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not isinstance(loss, torch.Tensor) or loss.numel() == 1:
         return None
     by_grad = evidence.find("grad") is not None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the gradient of a tensor with {loss.numel()} elements was asked for; a loss has one",
@@ -83,6 +82,3 @@ def _reason(frame: Frame, origin: Origin) -> str:
         if isinstance(module, torch.nn.Module) and getattr(module, "reduction", None) == "none":
             return f": `{ast.unparse(node.func)}` has `reduction='none'`"
     return ""
-
-
-RULE = Rule(CODE, NAME, check)

@@ -21,7 +21,7 @@ from typing import Any
 from torchmedic.diagnose.cures.edits import Candidate, called, rewritten
 from torchmedic.diagnose.cures.graph_edits import detached_in, retained, uses_in
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.carried_tensors import Carrier, carrier_in_generator, carrier_of, enclosing
 from torchmedic.evidence.exception import RaisedEvidence
@@ -37,18 +37,17 @@ from torchmedic.source.scopes import function_body
 from torchmedic.source.spots import spot_of_node
 from torchmedic.source.syntax import LOOPS
 
-CODE, NAME = "TM104", "backward-through-freed-graph"
-
 _MESSAGE = "backward reached a part of the graph that was already freed"
 
 
+@rule("TM104", "backward-through-freed-graph")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("backward through the graph a second time"):
         return None
     failure = BackwardFailure(evidence)
     draft = _replayed(failure) if failure.engine is not None else None
     if draft is None:
-        draft = RULE.draft(evidence, "likely", _MESSAGE, "torch found that the saved values of a node are gone")
+        draft = check.draft(evidence, "likely", _MESSAGE, "torch found that the saved values of a node are gone")
         draft.at(failure.caller.location("cause", "the second backward") if failure.caller is not None else None)
         draft.because(f"the step could not be replayed: {failure.why_not}" if failure.why_not else "")
         draft.help("detach what is carried over from earlier steps, or add the losses up before one backward")
@@ -122,7 +121,7 @@ def _carried(failure: BackwardFailure, imports: Imports, old: list[Import], *, r
     name = carrier.holder.name
     freed = sum(is_freed(node) for node in nodes_behind([found.tensor]))
     why = f"`{name}` comes from before this step and still carries its history, of which an earlier backward freed"
-    draft = RULE.draft(failure.evidence, "proven", _MESSAGE, f"{why} {freed} node{'s' if freed != 1 else ''}")
+    draft = check.draft(failure.evidence, "proven", _MESSAGE, f"{why} {freed} node{'s' if freed != 1 else ''}")
     draft.at(node_location("cause", carrier.file, carrier.binding, f"`{name}` keeps its graph from here on"))
     for spot in _uses(found)[:1]:
         draft.at(spot.location("origin", f"`{name}` is taken into this step's graph here"))
@@ -147,7 +146,9 @@ def _nameless(failure: BackwardFailure, old: list[Import]) -> Draft | None:
     spots = [spot for found in old for spot in _uses(found)]
     if not spots:
         return None
-    draft = RULE.draft(failure.evidence, "likely", _MESSAGE, "a tensor from before this step still carries its history")
+    draft = check.draft(
+        failure.evidence, "likely", _MESSAGE, "a tensor from before this step still carries its history"
+    )
     draft.at(spots[0].location("cause", "takes a graph of an earlier step in"))
     return draft.help("detach what comes from an earlier step before it is used again")
 
@@ -193,7 +194,7 @@ def _same_step(failure: BackwardFailure, imports: Imports, played: ReplayResult)
         if any(root.grad_fn is other.grad_fn for root in last.roots for other in call.roots):
             if call.stack == last.stack:
                 return _carried(failure, imports, _as_imports(played, last), repeated=True)
-            draft = RULE.draft(failure.evidence, "proven", _MESSAGE, "backward is called twice on the same loss")
+            draft = check.draft(failure.evidence, "proven", _MESSAGE, "backward is called twice on the same loss")
             draft.at(_own_spot(last, call).location("cause", "the same loss again"))
             draft.at(_own_spot(call, last).location("origin", "the first time"))
             return draft.help("call backward once per loss")
@@ -247,7 +248,7 @@ def _for_others(
             if treated is None:
                 continue
             why = f"the first backward also goes through `{name}` and frees its graph; it updates nothing behind it"
-            draft = RULE.draft(failure.evidence, "proven", _MESSAGE, why)
+            draft = check.draft(failure.evidence, "proven", _MESSAGE, why)
             draft.at(spot.location("cause", f"`{name}` is taken in with its graph"))
             draft.at(first.spot.location("origin", "freed here") if first.spot is not None else None)
             return draft.treat(treated)
@@ -269,7 +270,7 @@ def _two_losses(
 ) -> Draft:
     assert first.spot is not None
     why = f"the two losses share {len(shared)} nodes of the graph, and the first backward freed them"
-    draft = RULE.draft(failure.evidence, "proven", _MESSAGE, why)
+    draft = check.draft(failure.evidence, "proven", _MESSAGE, why)
     place = _own_spot(first, played.backward_calls[-1])
     draft.at(place.location("cause", "this backward frees the shared part"))
     used = [
@@ -286,6 +287,3 @@ def _two_losses(
             "add the losses up and call backward once" if treated is None else "or add the losses up for one backward"
         )
     return draft
-
-
-RULE = Rule(CODE, NAME, check)

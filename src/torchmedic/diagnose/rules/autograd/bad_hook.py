@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.custom_functions import head_location
 from torchmedic.evidence.exception import RaisedEvidence
@@ -32,13 +32,12 @@ from torchmedic.source.user_code import is_user_file
 
 Blamed = tuple[Callable[..., Any] | None, Any, Any, int]
 
-CODE, NAME = "TM117", "bad-hook"
-
 _SIZE = re.compile(r"hook '(.*?)' has changed the (size|type|device) of value")
 _TYPE = re.compile(r"expected Variable, but hook returned '(.*?)'")
 _COUNT = re.compile(r"Backward hook returned an invalid number of grad_input, got (\d+), but expected (\d+)")
 
 
+@rule("TM117", "bad-hook")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     size, kind, count = (pattern.search(evidence.message) for pattern in (_SIZE, _TYPE, _COUNT))
     if evidence.says("register a hook on a tensor that doesn't require gradient"):
@@ -61,7 +60,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
             )
         if isinstance(given, torch.Tensor) and isinstance(returned, torch.Tensor) and size[2] == "size":
             what = f"{list(returned.shape)} where it was given {list(given.shape)}"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if hook is not None else "likely",
         f"{name} returned {what}",
@@ -122,7 +121,7 @@ def _functions(tree: ast.Module, line: int) -> Iterator[ast.FunctionDef | ast.La
 
 
 def _too_soon(evidence: RaisedEvidence) -> Diagnosis:
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         "a hook was put on a tensor that does not require a gradient",
@@ -133,6 +132,3 @@ def _too_soon(evidence: RaisedEvidence) -> Diagnosis:
         "put the hook on a tensor that is computed from parameters with gradients on, or call `requires_grad_()`"
     )
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

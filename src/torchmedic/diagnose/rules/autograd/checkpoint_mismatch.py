@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import dtype
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
@@ -25,11 +25,10 @@ from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.checkpoints import Checkpoint, Difference, Ran, deciding, difference, watch_checkpoints
 from torchmedic.source.live_frames import node_location
 
-CODE, NAME = "TM114", "checkpoint-mismatch"
-
 _MAX_REPLAYS = 12  # what depends on chance does not differ in every replay
 
 
+@rule("TM114", "checkpoint-mismatch")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "CheckpointError" not in evidence.kinds or not (
         evidence.says("different number of tensors") or evidence.says("recomputed", "different metadata")
@@ -37,7 +36,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     failure = BackwardFailure(evidence)
     found, calls = _replayed(failure)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if found is not None else "likely",
         "a checkpointed function did something else when it was computed again",
@@ -119,6 +118,3 @@ def _place(draft: Draft, found: Difference) -> None:
         if ran is not None and ran.spot is not None:
             role = "cause" if condition is None and ran is (found.original or found.again) else "origin"
             draft.at(ran.spot.location(role, f"`{ran.name}` {text}"))  # type: ignore[arg-type]
-
-
-RULE = Rule(CODE, NAME, check)

@@ -16,16 +16,15 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.origins import attribute_assignments
 
-CODE, NAME = "TM124", "deepcopy-of-non-leaf"
 
-
+@rule("TM124", "deepcopy-of-non-leaf")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("graph leaves", "deepcopy protocol"):
         return None
@@ -34,7 +33,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     )
     owner, attribute = _attribute(evidence)
     name = f"`{type(owner).__name__}.{attribute}`" if attribute else "a tensor"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if isinstance(tensor, torch.Tensor) and not tensor.is_leaf else "likely",
         f"{name} still carries its history and cannot be copied",
@@ -78,6 +77,3 @@ def _kept(owner: Any, attribute: str) -> Location | None:
         if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant))
     ]
     return node_location("cause", *made[0], "kept with its history here") if len(made) == 1 else None
-
-
-RULE = Rule(CODE, NAME, check)

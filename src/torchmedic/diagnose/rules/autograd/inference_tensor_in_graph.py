@@ -19,7 +19,7 @@ import torch
 
 from torchmedic.diagnose.cures.edits import Candidate, copied
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.autograd._grad_mode import inference_switches
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, raising_spot
 from torchmedic.diagnose.words.tensors import made_here, shape
@@ -29,9 +29,8 @@ from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.lookup.failing_call import Argument, raising_call
 
-CODE, NAME = "TM115", "inference-tensor-in-graph"
 
-
+@rule("TM115", "inference-tensor-in-graph")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not (
         evidence.says("inference tensor", "inferencemode")
@@ -42,7 +41,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     found = _inference_argument(evidence)
     name = f"`{found.text}`" if found is not None and found.text else "a tensor"
     written = not evidence.says("saved for backward")
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if found is not None else "likely",
         f"{name} was made in inference mode and cannot be {'changed' if written else 'used'} in training",
@@ -90,6 +89,3 @@ def _cloned(found: Argument | None, spot: Spot) -> Iterator[Candidate]:
     node = found.node if found is not None else None
     if isinstance(node, ast.expr) and hasattr(node, "lineno"):
         yield "clone it outside of inference mode", copied(spot, node)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -18,7 +18,7 @@ import torch
 
 from torchmedic.diagnose.cures.edits import out_of_place
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, name_of, raising_spot, target_of
 from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.exception import RaisedEvidence
@@ -26,8 +26,6 @@ from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.trace.microscope import Microscope, Spot
 from torchmedic.replay.trace.provenance import Provenance
-
-CODE, NAME = "TM106", "inplace-on-forbidden-view"
 
 _KINDS = (
     ("returns multiple views", "the view is one of several that one operation returned"),
@@ -37,6 +35,7 @@ _KINDS = (
 )
 
 
+@rule("TM106", "inplace-on-forbidden-view")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("view", "modified inplace"):
         return None
@@ -49,7 +48,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     target = target_of(evidence)
     tensor = target.tensor if target is not None else None
     is_view = tensor is not None and tensor._is_view()
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if is_view else "likely",
         f"{name_of(target)} is a view that cannot be written to in place",
@@ -105,7 +104,7 @@ def _base_written(evidence: RaisedEvidence, failure: StepFailure, why: str) -> D
     """The write came first; what raises is the next use of the view."""
     found = _writer(failure)
     grade = "proven" if found is not None else "likely"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         grade,  # type: ignore[arg-type]
         "a tensor was written to in place although a view that autograd cannot follow shares its memory",
@@ -139,6 +138,3 @@ def _writer(failure: StepFailure) -> Spot | None:
         ):
             return write.spot
     return None
-
-
-RULE = Rule(CODE, NAME, check)

@@ -13,7 +13,7 @@ Cure: change weights under `torch.no_grad()`; make a new tensor where the change
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.autograd._inplace_call import (
     elsewhere,
     is_trained,
@@ -28,9 +28,8 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM105", "inplace-on-leaf"
 
-
+@rule("TM105", "inplace-on-leaf")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says(
         "leaf variable that requires grad", "in-place operation"
@@ -42,7 +41,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     is_leaf = base is not None and base.is_leaf and base.requires_grad
     name = name_of(target) if is_leaf else "a tensor"
     what = "a part of a weight" if evidence.says("a view of a leaf") else "a leaf"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if is_leaf else "likely",
         f"{name}, {what} that requires a gradient, was written to in place"
@@ -68,6 +67,3 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if treated is None:
         draft.help("change it under `torch.no_grad()`" if update else "compute a new tensor instead: `x = x + ...`")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -20,7 +20,7 @@ import msgspec
 
 from torchmedic.diagnose.cures.edits import Candidate, copied, left_out, out_of_place
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.autograd._inplace_source import built_inplace, in_place_statements
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
@@ -29,8 +29,6 @@ from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Microscope, Op, Spot, storage_of
 from torchmedic.replay.trace.saved_and_written import Overwritten, Saved, watch_saved_tensors, writers
 from torchmedic.source.live_frames import node_location
-
-CODE, NAME = "TM102", "inplace-on-saved-tensor"
 
 
 class Found(NamedTuple):
@@ -42,6 +40,7 @@ class Found(NamedTuple):
     storages: frozenset[int]  # all that the step writes to
 
 
+@rule("TM102", "inplace-on-saved-tensor")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("modified by an inplace operation"):
         return None
@@ -51,7 +50,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return _without_replay(evidence, failure)
     saved, written, node = found.saved, found.written, found.node
     first = written[0]
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"a tensor of shape {list(saved.shape)} that backward needs was changed in place",
@@ -178,7 +177,7 @@ def _without_flag(failure: BackwardFailure, trials: GraphTrials, module: Any) ->
 
 
 def _without_replay(evidence: RaisedEvidence, failure: BackwardFailure) -> Diagnosis:
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         "a tensor that backward needs was changed in place",
@@ -198,6 +197,3 @@ def _without_replay(evidence: RaisedEvidence, failure: BackwardFailure) -> Diagn
     draft.because(evidence.message.split(" Hint:")[0][:300])
     draft.help("make the write out of place, or write to a clone")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

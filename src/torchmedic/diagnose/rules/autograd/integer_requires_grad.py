@@ -16,7 +16,7 @@ import ast
 import torch
 
 from torchmedic.diagnose.cures.edits import called, rewritten
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import dtype, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Treatment
@@ -25,9 +25,8 @@ from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import UNKNOWN, raising_call, read
 from torchmedic.source.spots import spot_of_node
 
-CODE, NAME = "TM120", "integer-requires-grad"
 
-
+@rule("TM120", "integer-requires-grad")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not (
         evidence.says("only tensors of floating point", "require grad")
@@ -39,7 +38,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     is_whole = tensor is not None and not (tensor.is_floating_point() or tensor.is_complex())
     text = rewritten(frame.file, node) if frame is not None and node is not None else ""
     name = f"`{text}`" if 0 < len(text) <= 40 else "the tensor"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if is_whole else "likely",
         f"a gradient was asked for {name}, which holds {dtype(tensor)} values"
@@ -118,6 +117,3 @@ def _converted(frame: Frame, node: ast.expr | None) -> Treatment | None:
         text = f"{rewritten(frame.file, node).removesuffix(')')}, dtype=torch.float32)"
     _, patch = edited(Edit(spot_of_node(frame.file, node, frame.function), text))
     return Treatment(title="convert it to floating point", patch=patch)
-
-
-RULE = Rule(CODE, NAME, check)

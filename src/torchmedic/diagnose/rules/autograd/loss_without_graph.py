@@ -19,7 +19,7 @@ import torch
 
 from torchmedic.diagnose.cures.graph_edits import call_at, not_reentrant, uncut, with_gradients
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.autograd._grad_mode import gradients_always_on, where_switched_off
 from torchmedic.diagnose.words.tensors import dtype, shape
 from torchmedic.evidence.backward_failure import BackwardFailure
@@ -36,8 +36,6 @@ from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
 from torchmedic.source.objects.graph import leaves_behind
-
-CODE, NAME = "TM103", "loss-without-graph"
 
 _MESSAGE = "the loss has no graph: no parameter can get a gradient from it"
 _ON_PURPOSE = re.compile(r"target|teacher|label|baseline|momentum|ema|\bold|\bref|frozen", re.I)
@@ -56,6 +54,7 @@ class Finding:
         self.is_proven = True
 
 
+@rule("TM103", "loss-without-graph")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("does not require grad", "grad_fn"):
         return None
@@ -66,7 +65,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     finding = _find(failure, provenance, played.roots[-1]) if played is not None and played.roots else None
     if finding is None:
         return _nothing_found(evidence, failure)
-    draft = RULE.draft(evidence, "proven" if finding.is_proven else "likely", _MESSAGE, finding.why)
+    draft = check.draft(evidence, "proven" if finding.is_proven else "likely", _MESSAGE, finding.why)
     draft.at(finding.location, *finding.others)
     if failure.caller is not None:
         draft.at(failure.caller.location("surfaced", "backward has nothing to go back through"))
@@ -276,12 +275,9 @@ def _has_trainable(failure: BackwardFailure) -> bool:
 
 def _nothing_found(evidence: RaisedEvidence, failure: BackwardFailure) -> Diagnosis:
     cause = "nothing that the loss was computed from requires a gradient"
-    draft = RULE.draft(evidence, "likely", _MESSAGE, cause)
+    draft = check.draft(evidence, "likely", _MESSAGE, cause)
     if failure.caller is not None:
         draft.at(failure.caller.location("cause", "backward has nothing to go back through"))
     draft.because(f"the step could not be replayed: {failure.why_not}" if failure.why_not else "")
     draft.help("check that the loss is computed from the model's output, with gradients on")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.custom_functions import (
     functions_behind,
@@ -36,9 +36,8 @@ from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_node
 
-CODE, NAME = "TM112", "missing-or-bad-backward"
 
-
+@rule("TM112", "missing-or-bad-backward")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     kind = _function(evidence)
     draft = None
@@ -63,7 +62,7 @@ def _missing(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
     if "NotImplementedError" not in evidence.kinds or not evidence.says("implement", "backward", "vjp"):
         return None
     name = kind.__name__ if kind is not None else "the Function"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence, "proven" if kind else "likely", f"`{name}` has no backward", "torch must differentiate it"
     )
     place = class_node(kind) if kind is not None else None
@@ -98,7 +97,7 @@ def _uncallable(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
     except (TypeError, ValueError):
         pass
     names = [argument.arg for argument in node.args.args]
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{kind.__name__}.backward` cannot be called with `ctx` and {given - 1} gradient{'s' if given != 2 else ''}",
@@ -122,7 +121,7 @@ def _not_a_tensor(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
     bad = [value for value in gradients(last.value) if not _is_gradient(value)] if last is not None else []
     what = type(bad[0]).__name__ if bad else "something that is no tensor"
     name = last.kind.__name__ if last is not None else "a custom Function"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if bad else "likely",
         f"the backward of `{name}` returned {what}",
@@ -147,7 +146,7 @@ def _saved(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
     if kind is None or not (says_saved or says_dirty):
         return None
     call = "save_for_backward" if says_saved else "mark_dirty"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{kind.__name__}` passes to `{call}` what is {'no tensor' if says_saved else 'not among its outputs'}",
@@ -168,6 +167,3 @@ def _saved(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
 
 def _noticed(evidence: RaisedEvidence, role: Any = "surfaced") -> tuple[Location, ...]:
     return evidence.at_user_line(role, "noticed here")
-
-
-RULE = Rule(CODE, NAME, check)

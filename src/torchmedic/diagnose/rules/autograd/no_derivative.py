@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
 
-CODE, NAME = "TM116", "no-derivative"
-
 _MESSAGE = re.compile(r"the derivative for ['\"]?([\w:. ]+?)['\"]? is not implemented", re.I)
 
 
+@rule("TM116", "no-derivative")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     found = _MESSAGE.search(evidence.message)
     if found is None or not evidence.kinds & {"RuntimeError", "NotImplementedError"}:
@@ -33,7 +32,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     failure = BackwardFailure(evidence)
     call = _forward(failure, operation) if failure.engine is not None else None
     of = f" with respect to `{argument}`" if argument else ""
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if call is not None else "likely",
         f"`{operation}` has no derivative{of}",
@@ -64,6 +63,3 @@ def _forward(failure: BackwardFailure, operation: str) -> FunctionCall | None:
         if call.spot is not None and (named or nodes == {"notimplemented"}):
             return call
     return None
-
-
-RULE = Rule(CODE, NAME, check)

@@ -11,22 +11,21 @@ Cure: assign the result instead: `y = torch.mul(x, 2)`. Keep `out=` for code und
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, raising_spot
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM121", "out-argument-with-gradient"
 
-
+@rule("TM121", "out-argument-with-gradient")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("out=", "don't support automatic differentiation"):
         return None
     call = evidence.call
     tracked = [one.text for one in call.tensors if one.value.requires_grad and one.text] if call is not None else []
     op = f"`{call.op}`" if call is not None and call.op else "an operation"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if tracked else "likely",
         f"{op} was to write into an `out=` tensor while gradients are recorded",
@@ -39,6 +38,3 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if treated is None:
         draft.help("assign the result instead of passing `out=`, or compute it under `torch.no_grad()`")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

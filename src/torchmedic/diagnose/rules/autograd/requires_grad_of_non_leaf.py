@@ -18,7 +18,7 @@ import torch
 
 from torchmedic.diagnose.cures.edits import Candidate, rewritten
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import made_here
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.forward_failure import StepFailure
@@ -28,16 +28,15 @@ from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import raising_call, read
 from torchmedic.source.spots import spot_of_node
 
-CODE, NAME = "TM122", "requires-grad-of-non-leaf"
 
-
+@rule("TM122", "requires-grad-of-non-leaf")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("only change requires_grad flags of leaf"):
         return None
     frame = evidence.user_frame
     node, tensor = _subject(frame) if frame is not None else (None, None)
     name = f"`{ast.unparse(node)}`" if node is not None else "a computed tensor"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if tensor is not None and not tensor.is_leaf else "likely",
         f"`requires_grad` of {name} was changed, which was computed from other tensors",
@@ -74,6 +73,3 @@ def _detached(frame: Frame, node: ast.expr) -> Iterator[Candidate]:
         name = rewritten(frame.file, node)
         edit = Edit(spot_of_node(frame.file, statement, frame.function), f"{name} = {name}.detach()")
         yield "go on without its history", edit
-
-
-RULE = Rule(CODE, NAME, check)

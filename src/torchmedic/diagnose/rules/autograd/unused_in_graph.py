@@ -21,7 +21,7 @@ import torch
 from torchmedic.diagnose.cures.edits import Candidate
 from torchmedic.diagnose.cures.graph_edits import call_at, uncut, with_keyword
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.forward_failure import StepFailure
@@ -31,9 +31,8 @@ from torchmedic.source.live_frames import Frame
 from torchmedic.source.objects.graph import walk
 from torchmedic.source.spots import spot_of_traced
 
-CODE, NAME = "TM113", "unused-in-graph"
 
-
+@rule("TM113", "unused-in-graph")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     untracked = evidence.says("differentiated tensor", "does not require grad")
     if "RuntimeError" not in evidence.kinds or not (untracked or evidence.says("not have been used in the graph")):
@@ -45,7 +44,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     texts = _texts(caller, len(inputs)) if caller is not None else []
     names = [f"`{texts[index]}`" if index < len(texts) else f"input {index}" for index in lost]
     named = names[0] if names else "an input"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if lost else "likely",
         f"the gradient of {named} was asked for, but the output does not depend on it",
@@ -159,6 +158,3 @@ def _allowed(caller: Frame) -> Iterator[Candidate]:
     call = call_at(spot, "grad")
     if call is not None:
         yield "accept unused inputs", with_keyword(spot, call, "allow_unused")
-
-
-RULE = Rule(CODE, NAME, check)

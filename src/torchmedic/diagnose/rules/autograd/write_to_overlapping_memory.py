@@ -15,23 +15,22 @@ from __future__ import annotations
 import torch
 
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, name_of, raising_spot, target_of
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM107", "write-to-overlapping-memory"
 
-
+@rule("TM107", "write-to-overlapping-memory")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("written-to tensor", "single memory location"):
         return None
     target = target_of(evidence)
     tensor = target.tensor if target is not None else None
     repeated = _repeated(tensor) if tensor is not None else []
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if repeated or not evidence.says("more than one element") else "likely",
         f"{name_of(target)} was written to in place, but several of its elements are the same memory"
@@ -63,6 +62,3 @@ def _repeated(tensor: torch.Tensor) -> list[int]:
         for at, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
         if size > 1 and not stride
     ]
-
-
-RULE = Rule(CODE, NAME, check)

@@ -15,16 +15,15 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import dtype, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import read
 
-CODE, NAME = "TM123", "wrong-gradient-assigned"
 
-
+@rule("TM123", "wrong-gradient-assigned")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.says("assign", "grad") or not evidence.kinds & {"RuntimeError", "TypeError"}:
         return None
@@ -33,7 +32,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     frame = evidence.user_frame
     tensor, gradient = _pair(frame) if frame is not None else (None, None)
     difference = _difference(tensor, gradient) if tensor is not None and gradient is not None else ""
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if difference else "likely",
         f"a gradient was assigned to a tensor that it does not fit: {difference}"
@@ -68,6 +67,3 @@ def _difference(tensor: torch.Tensor, gradient: torch.Tensor) -> str:
     if tensor.dtype != gradient.dtype:
         return f"{dtype(gradient)} to {dtype(tensor)}"
     return f"on {gradient.device} to one on {tensor.device}" if tensor.device != gradient.device else ""
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from torchmedic.diagnose.cures.edits import Candidate, called, rewritten
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.custom_functions import (
     arguments_of,
@@ -34,8 +34,6 @@ from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.spots import spot_of_node
 
-CODE, NAME = "TM111", "wrong-gradient-shape-or-dtype"
-
 _MESSAGE = re.compile(
     r"Function (\w+) returned an invalid gradient at index (\d+) - "
     r"(?:got \[([\d, ]*)\] but expected shape compatible with \[([\d, ]*)\]|(.*))",
@@ -43,6 +41,7 @@ _MESSAGE = re.compile(
 )
 
 
+@rule("TM111", "wrong-gradient-shape-or-dtype")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     found = _MESSAGE.search(evidence.message)
     if found is None or "RuntimeError" not in evidence.kinds:
@@ -57,7 +56,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     seen = [one for one in returns_in_replay(failure, [kind]) if one.kind is kind]
     node = return_node(kind, seen[-1].line if seen else None)
     shapes = f"[{found[3]}] where {name} is [{found[4]}]" if found[4] is not None else found[5].strip()
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if seen else "likely",
         f"the backward of `{kind.__name__}` returned a gradient of shape {shapes}"
@@ -121,7 +120,7 @@ def _candidates(file: str, node: ast.Return, index: int, got: list[int], wanted:
 def _of_torch(evidence: RaisedEvidence, failure: BackwardFailure, found: re.Match[str]) -> Diagnosis:
     """An operation of torch's own: a tensor got other data between the forward pass and backward."""
     name = re.sub(r"Backward\d*$", "", found[1])
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"the gradient of `{name}` does not have the shape of the tensor that it belongs to",
@@ -146,6 +145,3 @@ def _swapped(failure: BackwardFailure) -> Spot | None:
     step.runner.play(provenance)
     setting = [call.spot for call in provenance.calls if call.sets_data and call.spot is not None]
     return setting[-1] if setting else None
-
-
-RULE = Rule(CODE, NAME, check)

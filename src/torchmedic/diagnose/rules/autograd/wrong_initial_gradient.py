@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from torchmedic.diagnose.cures.edits import Candidate, rewritten
 from torchmedic.diagnose.cures.graph_edits import call_at
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
@@ -25,20 +25,19 @@ from torchmedic.replay.step.trial import Edit
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.spots import spot_of_node, spot_of_traced
 
-CODE, NAME = "TM125", "wrong-initial-gradient"
-
 _MESSAGE = re.compile(
     r"Mismatch in shape: grad_output\[(\d+)\] has a shape of torch\.Size\(\[([\d, ]*)\]\) "
     r"and output\[(\d+)\] has a shape of torch\.Size\(\[([\d, ]*)\]\)"
 )
 
 
+@rule("TM125", "wrong-initial-gradient")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     found = _MESSAGE.search(evidence.message)
     if found is None or "RuntimeError" not in evidence.kinds:
         return None
     given, wanted = f"[{found[2]}]", f"[{found[4]}]"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"backward was started with a gradient of shape {given} for an output of shape {wanted}",
@@ -71,6 +70,3 @@ def _alike(frame: Frame) -> Iterator[Candidate]:
         return
     text = f"torch.ones_like({rewritten(frame.file, output)})"
     yield "weigh every element of the output alike", Edit(spot_of_node(frame.file, gradient, frame.function), text)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from torchmedic.diagnose.cures.edits import Candidate, rewritten
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.custom_functions import (
     Returned,
@@ -34,11 +34,10 @@ from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import Edit
 from torchmedic.source.spots import spot_of_node
 
-CODE, NAME = "TM110", "wrong-number-of-gradients"
-
 _MESSAGE = re.compile(r"function (\w+) returned an incorrect number of gradients \(expected (\d+), got (\d+)\)")
 
 
+@rule("TM110", "wrong-number-of-gradients")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     found = _MESSAGE.search(evidence.message)
     if found is None or "RuntimeError" not in evidence.kinds:
@@ -53,7 +52,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     node = return_node(kind, last.line if last is not None else None)
     names = arguments_of(kind)
     listed = ", ".join(f"`{name}`" for name in names)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if last is not None else "likely",
         f"the backward of `{kind.__name__}` returned {got} gradients where its forward has {expected} inputs",
@@ -104,7 +103,7 @@ def _candidates(file: str, node: ast.Return, last: Returned, expected: int) -> I
 
 def _unknown(evidence: RaisedEvidence, failure: BackwardFailure, name: str, expected: int, got: int) -> Diagnosis:
     kind = name.removesuffix("Backward")
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"the backward of `{kind}` returned {got} gradients where its forward has {expected} inputs",
@@ -113,6 +112,3 @@ def _unknown(evidence: RaisedEvidence, failure: BackwardFailure, name: str, expe
     draft.at(failure.caller.location("cause", "noticed here") if failure.caller is not None else None)
     draft.help(f"return {expected} values in the order of the arguments, `None` for those without a gradient")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM633", "activation-applied-twice"
 _NAMES = {"SoftmaxBackward": "softmax", "SigmoidBackward": "sigmoid"}
 
 
+@rule("TM633", "activation-applied-twice")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         for call in graph.losses():
@@ -50,7 +50,7 @@ def _is_doubled(call: LossCall, node: Node) -> bool:
 
 def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Diagnosis:
     name = _NAMES[node.kind]
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{call.name}` is given the result of a {name}, and applies it a second time",
@@ -71,6 +71,3 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
         draft.because("the second sigmoid gives values from 0.50 to 0.73, so the loss cannot come near 0")
     draft.help(f"take the {name} out of the model, and apply it only where probabilities are shown")
     return draft.done(step=graph.step, severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

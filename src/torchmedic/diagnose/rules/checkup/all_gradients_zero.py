@@ -13,12 +13,11 @@ initialisation; a smooth function (`softplus` for a clamp or ReLU at 0); a strai
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM635", "all-gradients-zero"
 _MIN_LOOKS_IN_LOOP = 2  # looks at a line inside of a loop
 _KINDS = {
     "ReluBackward": ("ReLU", "gives 0 for every value"),
@@ -36,6 +35,7 @@ _KINDS = {
 }
 
 
+@rule("TM635", "all-gradients-zero")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         seen = evidence.of_line(graph)
@@ -67,7 +67,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Diagnos
     size = 1
     for part in gate.shape or ():
         size *= part
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         "every gradient is exactly 0, so nothing can learn",
@@ -88,6 +88,3 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Diagnos
     )
     draft.help("bring the values into the range in which the operation has a gradient, or use a smooth function")
     return draft.done(step=graph.step)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -10,17 +10,16 @@ Cure: end the block after the loss.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM640", "backward-inside-autocast"
 
-
+@rule("TM640", "backward-inside-autocast")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         if graph.autocast:
-            draft = RULE.draft(
+            draft = check.draft(
                 evidence,
                 "proven",
                 "backward() is called while autocast is on",
@@ -30,6 +29,3 @@ def check(evidence: CheckUp) -> Diagnosis | None:
             draft.help("end the `with torch.autocast(...)` block before backward")
             return draft.done(step=graph.step, severity="note")
     return None
-
-
-RULE = Rule(CODE, NAME, check)

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Site
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM632", "broadcast-in-loss"
 _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _ACTIVATIONS = ("SigmoidBackward", "TanhBackward", "ReluBackward", "ExpBackward", "SoftplusBackward")
 Shape = tuple[int, ...]
@@ -27,6 +26,7 @@ Shape = tuple[int, ...]
 _RESHAPING = ("UnsqueezeBackward", "ViewBackward", "ReshapeAliasBackward", "ExpandBackward", "IndexBackward")
 
 
+@rule("TM632", "broadcast-in-loss")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         for call in graph.losses():
@@ -75,7 +75,7 @@ def _diagnosis(
 ) -> Diagnosis:
     size = max(*first, *second)
     table = math.prod(first) * size
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"prediction and target have the shapes {list(first)} and {list(second)}, which broadcast to all pairs",
@@ -87,6 +87,3 @@ def _diagnosis(
     row = "target" if column == "prediction" else "prediction"
     draft.help(f"give both the same shape: `.squeeze(-1)` on the {column}, or `.unsqueeze(-1)` on the {row}")
     return draft.done(step=graph.step)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.checkup.all_gradients_zero import shut_gates
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Site
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM636", "dead-relu-layer"
 _MIN_STEPS = 3
 _MIN_UNITS = 4  # a single gate may well be shut
 
 
+@rule("TM636", "dead-relu-layer")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         seen = evidence.of_line(graph)
@@ -57,7 +57,7 @@ def _dead(graph: LossGraph) -> dict[tuple[int | None, tuple[Site, ...]], Node]:
 
 def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Diagnosis:
     shape = list(node.shape or ())
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         "a ReLU layer is dead: it gives 0 for every unit and every sample",
@@ -68,6 +68,3 @@ def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Diagnosi
     draft.because(f"so in each of the steps that were looked at: {steps}")
     draft.help("check the bias and the scale of the layer before it, or use `leaky_relu` or `gelu`")
     return draft.done(step=seen[-1].step, severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

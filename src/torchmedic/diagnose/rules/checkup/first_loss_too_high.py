@@ -11,17 +11,17 @@ Cure: scale the data to about -1 to 1, or subtract the mean and divide by the st
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.graph_facts import is_too_high
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Site
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM639", "first-loss-too-high"
 _MIN_UNSCALED_VALUE = 50.0  # of data that was not scaled
 
 
+@rule("TM639", "first-loss-too-high")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         first = _fed_with_large_data(graph) if is_too_high(graph) else None
@@ -33,7 +33,7 @@ def check(evidence: CheckUp) -> Diagnosis | None:
 def _diagnosis(evidence: CheckUp, graph: LossGraph, first: Node) -> Diagnosis:
     loss = graph.nodes[graph.roots[0].node or 0]
     value, expected = graph.roots[0].value, graph.untrained
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the first loss is {value:.4g}, where equal chances for all classes give {expected:.4g}",
@@ -60,6 +60,3 @@ def _fed_with_large_data(graph: LossGraph) -> Node | None:
     if first is None or first.birth is None or not first.birth.sites:
         return None
     return first if _MIN_UNSCALED_VALUE <= first.largest < float("inf") else None
-
-
-RULE = Rule(CODE, NAME, check)

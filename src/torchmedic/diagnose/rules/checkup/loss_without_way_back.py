@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location
 
-CODE, NAME = "TM630", "loss-without-way-back"
 
-
+@rule("TM630", "loss-without-way-back")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         if evidence.optimized and _is_made_by_hand(graph, evidence):
@@ -42,7 +41,7 @@ def _is_made_by_hand(graph: LossGraph, evidence: CheckUp) -> bool:
 def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Diagnosis:
     found, forced = _made_at(graph, evidence)
     how = "told to require a gradient" if forced else "made from numbers"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         "backward is called on a loss without a graph: no weight gets a gradient",
@@ -104,6 +103,3 @@ def _calls_forcing(value: ast.expr | None) -> bool:
 def _assigns(node: ast.stmt, name: str) -> bool:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return any(ast.unparse(target) == name for target in targets)
-
-
-RULE = Rule(CODE, NAME, check)

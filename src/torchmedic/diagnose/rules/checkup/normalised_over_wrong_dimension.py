@@ -12,16 +12,15 @@ Cure: normalise over the classes: `dim=1`, or `dim=-1` for a tensor of shape (ba
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.graph_facts import wrongly_normalised
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM644", "normalised-over-wrong-dimension"
 
-
+@rule("TM644", "normalised-over-wrong-dimension")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         for call, node in wrongly_normalised(graph):
@@ -34,7 +33,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     dim = (node.dim or 0) % len(shape)
     name = "softmax" if node.kind == "SoftmaxBackward" else "log_softmax"
     over = "the batch" if dim == 0 else f"dimension {dim}"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{name}` normalises over {over} instead of the classes",
@@ -53,6 +52,3 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     else:
         draft.help(f"give `{call.name}` the scores without `{name}`", safety="changes-training")
     return draft.done(step=graph.step, severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

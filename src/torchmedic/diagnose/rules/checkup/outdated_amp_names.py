@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location, syntax_tree
 from torchmedic.source.syntax import nodes_in
 
-CODE, NAME = "TM641", "outdated-amp-names"
 _NEW = {"autocast": 'torch.autocast("cuda")', "GradScaler": 'torch.amp.GradScaler("cuda")'}
 
 
+@rule("TM641", "outdated-amp-names")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         found = _used(graph.key[0]) if graph.is_outdated else None
         if found is None:
             continue
         node, name = found
-        draft = RULE.draft(
+        draft = check.draft(
             evidence,
             "proven",
             f"torch.cuda.amp.{name} is a deprecated name, which torch will remove",
@@ -50,6 +50,3 @@ def _used(file: str) -> tuple[ast.expr | ast.stmt, str] | None:
             case ast.Attribute(attr=name) if name in _NEW and ast.unparse(node) == f"torch.cuda.amp.{name}":
                 return node, name
     return None
-
-
-RULE = Rule(CODE, NAME, check)

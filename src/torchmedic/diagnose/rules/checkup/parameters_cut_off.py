@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.observe.checkup.graph_cuts import Cut
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM631", "parameters-cut-off"
 _HOW = {"data": "`.data`", "detach_": "`detach_()`", "detach": "`detach()`"}
 
 
+@rule("TM631", "parameters-cut-off")
 def check(evidence: CheckUp) -> Diagnosis | None:
     unreached = evidence.unreached
     if unreached is None:
@@ -73,7 +73,7 @@ def _diagnosis(evidence: CheckUp, cut: Cut, others: list[Cut], lost: list[torch.
     shown = ", ".join(f"`{name}`" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     how = _HOW.get(cut.name, f"`{cut.name}()`")
     several = len(lost) > 1
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely" if others else "proven",
         f"{len(lost)} parameters of the optimizer are cut off from the loss"
@@ -88,6 +88,3 @@ def _diagnosis(evidence: CheckUp, cut: Cut, others: list[Cut], lost: list[torch.
     draft.because(f"no gradient in {steps} steps: {shown}" if shown else f"no gradient in {steps} steps")
     draft.help(f"remove {how} if these parameters are to learn; else leave them out of the optimizer")
     return draft.done(step=steps, severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.observe.checkup.graph_facts import promotions, share_in_double
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
@@ -26,12 +26,12 @@ from torchmedic.observe.checkup.node_births import Site
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import by_span, syntax_tree
 
-CODE, NAME = "TM638", "promoted-to-double"
 _MIN_SHARE_OF_VALUES = 0.2
 _MIN_VALUES_FELT = 1 << 16  # below that it is not felt
 _MIN_VALUES_NOTED = 1 << 12  # and below that not even noted
 
 
+@rule("TM638", "promoted-to-double")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         nodes = [node for node in promotions(graph) if node.birth is not None and node.birth.sites]
@@ -46,7 +46,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, node: Node) -> Diagnosis:
     share = doubled / max(values, 1)
     name = _name_of_double(evidence, node.birth.sites[0])
     what = f"`{name}` is float64" if name else "a float64 tensor enters here"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{share:.0%} of the step is computed in float64, although the weights are not",
@@ -86,6 +86,3 @@ def _held(module: torch.nn.Module) -> list[tuple[str, Any]]:
 
 def _is_double(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype is torch.float64 and not value.requires_grad
-
-
-RULE = Rule(CODE, NAME, check)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.graph_facts import softmaxes_of_one
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
@@ -26,7 +26,6 @@ from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.syntax import has_line, nodes_in
 
-CODE, NAME = "TM643", "softmax-over-one-value"
 # A view of the same values, which a layer makes of its own result.
 _VIEWS = frozenset("ViewBackward UnsafeViewBackward ReshapeAliasBackward".split())
 _OUTPUTS = frozenset("out_features out_channels".split())
@@ -40,6 +39,7 @@ class Single(NamedTuple):
     weight: Node
 
 
+@rule("TM643", "softmax-over-one-value")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         single = [found for node in softmaxes_of_one(graph) if (found := _single(graph, node)) is not None]
@@ -131,7 +131,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, found: Single, *, is_all: bo
     weight = found.weight.leaf() if found.weight.leaf is not None else None
     layer = (evidence.name_of(weight) if weight is not None else "").rpartition(".")[0]
     what = f"the layer `{layer}`" if layer else "the layer before"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         "every gradient is exactly 0, so nothing can learn"
@@ -172,6 +172,3 @@ def _places(evidence: CheckUp, graph: LossGraph, found: Single, draft: Draft, na
 
 def _as_cause(built: Location, label: str) -> Location:
     return msgspec.structs.replace(built, role="cause", label=label)
-
-
-RULE = Rule(CODE, NAME, check)

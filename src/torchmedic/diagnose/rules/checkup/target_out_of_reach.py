@@ -12,13 +12,12 @@ Cure: end the model with the linear layer. Or scale the targets to the range of 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM634", "target-out-of-reach"
 _MIN_SHARE_OF_TARGETS = 0.1  # of the targets: a few that lie outside may be noise
 _ENDS = {
     "ReluBackward": ("ReLU", "nothing below 0"),
@@ -28,6 +27,7 @@ _ENDS = {
 }
 
 
+@rule("TM634", "target-out-of-reach")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         for call in graph.losses():
@@ -43,7 +43,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     name, limit = _ENDS[node.kind]
     scores = call.name == "binary_cross_entropy_with_logits"
     what = "no probability below 0.5" if scores else limit
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{count} of {size} targets of `{call.name}` cannot be reached: the model ends in a {name}",
@@ -56,6 +56,3 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     draft.because(f"counted in the batch of step {graph.step}")
     draft.help(f"remove the {name} at the end of the model" + ("" if scores else ", or scale the targets"))
     return draft.done(step=graph.step, severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM642", "thawed-without-gradient"
 
-
+@rule("TM642", "thawed-without-gradient")
 def check(evidence: CheckUp) -> Diagnosis | None:
     unreached = evidence.unreached
     if unreached is None or not unreached.thawed or unreached.cuts.cuts:
@@ -44,7 +43,7 @@ def _draft(evidence: CheckUp, lost: list[torch.Tensor]) -> Draft:
     names = [name for tensor in lost if (name := evidence.name_of(tensor))]
     shown = ", ".join(f"`{name}`" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     count = f"{len(lost)} parameters" if len(lost) > 1 else "a parameter"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{count} that {'are' if len(lost) > 1 else 'is'} trained only since a later step never got a gradient",
@@ -52,6 +51,3 @@ def _draft(evidence: CheckUp, lost: list[torch.Tensor]) -> Draft:
     )
     steps = evidence.unreached.steps if evidence.unreached is not None else 0
     return draft.because(f"no gradient in {steps} steps: {shown}" if shown else f"no gradient in {steps} steps")
-
-
-RULE = Rule(CODE, NAME, check)

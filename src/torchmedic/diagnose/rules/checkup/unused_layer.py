@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location, syntax_tree
@@ -28,13 +28,13 @@ from torchmedic.source.spots import Spot
 from torchmedic.source.syntax import nodes_in
 from torchmedic.source.user_code import is_user_file
 
-CODE, NAME = "TM637", "unused-layer"
 # With any of these a layer may be used without being named.
 _INDIRECT = frozenset(
     "getattr children named_children modules named_modules _modules locals vars __dict__ eval".split()
 )
 
 
+@rule("TM637", "unused-layer")
 def check(evidence: CheckUp) -> Diagnosis | None:
     unreached = evidence.unreached
     if unreached is None or not unreached.cuts.done:
@@ -136,13 +136,10 @@ def _diagnosis(evidence: CheckUp, tensor: torch.Tensor, place: Location, why: st
     steps = evidence.unreached.steps if evidence.unreached is not None else 0
     name = evidence.name_of(tensor)
     layer = f"`{name.rpartition('.')[0] or name}`"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence, "proven", f"the layer {layer} is in the optimizer, and the loss does not depend on it", why
     )
     draft.at(place)
     draft.because(f"no gradient in {steps} steps: `{name}`")
     draft.help("use its result, or remove the layer")
     return draft.done(step=steps, severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,14 +17,13 @@ from __future__ import annotations
 import multiprocessing
 
 from torchmedic.detect.failures.device_errors import device_fault_of
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.devices._places import cuda_started_at, raised_at, raised_remotely, started_at, worker_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM311", "cuda-in-forked-process"
 
-
+@rule("TM311", "cuda-in-forked-process")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds:
         return None
@@ -38,7 +37,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     loading = worker_of(evidence)
     where = "a DataLoader worker" if loading is not None else "a forked process"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if refused else "likely",
         f"CUDA was used in {where}, whose parent had used CUDA before",
@@ -61,6 +60,3 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 def _is_child(evidence: RaisedEvidence) -> bool:
     """Whether it was a process that may have been forked by `multiprocessing`, a DataLoader's worker or another."""
     return worker_of(evidence) is not None or multiprocessing.parent_process() is not None
-
-
-RULE = Rule(CODE, NAME, check)

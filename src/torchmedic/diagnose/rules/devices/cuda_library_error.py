@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from torchmedic.detect.failures.device_errors import DeviceFault, device_fault_of
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.devices._places import raised_at
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import dtype, shape
@@ -32,13 +32,12 @@ from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.storages import storage_of
 from torchmedic.source.lookup.failing_call import Argument
 
-CODE, NAME = "TM316", "cuda-library-error"
-
 _MIN_FREE_BYTES = 256 << 20  # bytes: less than the handle and workspace of cuBLAS, or a plan of cuDNN, may ask for
 _MAX_ELEMENTS = 2**31 - 1  # elements that these libraries count
 _NAMES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "library": "a CUDA library"}
 
 
+@rule("TM316", "cuda-library-error")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     fault = device_fault_of(evidence.error)
     if fault is None or fault.kind not in _NAMES or not evidence.is_torchs:
@@ -82,7 +81,7 @@ def _out_of_memory(evidence: RaisedEvidence, fault: DeviceFault, library: str) -
     if free is None or total is None or free > _MIN_FREE_BYTES:
         return None
     mine = torch.cuda.memory_reserved()
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if "ALLOC_FAILED" in fault.name else "likely",
         f"{library} found no memory left: {_size(free)} of {_size(total)} are free on the GPU",
@@ -116,7 +115,7 @@ def _foreign(evidence: RaisedEvidence, fault: DeviceFault, library: str) -> Draf
     bundled = any(Path(home).glob(f"nvidia/*/lib/{name}*.so*")) or any(Path(home).glob(f"torch/lib/{name}*.so*"))
     if not strange or not bundled:
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"{library} was loaded from {strange[0]}, not from the installation of torch",
@@ -140,7 +139,7 @@ def _unusual(evidence: RaisedEvidence, fault: DeviceFault, library: str, tensors
         return None
     large = [each for each in tensors if math.prod(each.value.shape) > _MAX_ELEMENTS]
     if large:
-        draft = RULE.draft(
+        draft = check.draft(
             evidence,
             "likely",
             f"{library} refused `{large[0].text}`, which has more than 2**31 elements",
@@ -151,7 +150,7 @@ def _unusual(evidence: RaisedEvidence, fault: DeviceFault, library: str, tensors
     loose = [each for each in tensors if not each.value.is_contiguous()]
     if not loose:
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"{library} refused `{loose[0].text}`, which does not lie in memory in one piece",
@@ -163,7 +162,7 @@ def _unusual(evidence: RaisedEvidence, fault: DeviceFault, library: str, tensors
 
 def _untold(evidence: RaisedEvidence, fault: DeviceFault, library: str) -> Draft:
     free, total = _memory()
-    draft = RULE.draft(evidence, "possible", f"{library} failed with {fault.name or 'an error'}", fault.words[:200])
+    draft = check.draft(evidence, "possible", f"{library} failed with {fault.name or 'an error'}", fault.words[:200])
     if free is not None and total is not None:
         draft.because(f"the device still answers, and {_size(free)} of its {_size(total)} are free")
     return draft
@@ -171,6 +170,3 @@ def _untold(evidence: RaisedEvidence, fault: DeviceFault, library: str) -> Draft
 
 def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"
-
-
-RULE = Rule(CODE, NAME, check)

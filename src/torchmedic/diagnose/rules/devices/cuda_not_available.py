@@ -21,7 +21,7 @@ import torch
 
 from torchmedic.detect.failures.device_errors import device_fault_of
 from torchmedic.diagnose.cures.edits import rewritten
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.devices._places import raised_at
 from torchmedic.diagnose.words.tensors import count, origin
 from torchmedic.evidence.devices.cuda_setup import CudaSetup, read_setup
@@ -33,13 +33,11 @@ from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.failing_call import Call, raising_call
 from torchmedic.source.spots import spot_of_node
 
-CODE, NAME = "TM312", "cuda-not-available"
-
-
 # What a build without CUDA says wherever CUDA is asked for.
 _OF_CUDA = re.compile(r"\bCUDA\b|_cuda_|torch\.cuda|dummy base class|NCCL built in")
 
 
+@rule("TM312", "cuda-not-available")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.kinds & {"RuntimeError", "AssertionError", "AttributeError"}:
         return None
@@ -55,7 +53,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     reason = _reason(setup)
     saved = evidence.says("deserialize")
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if reason else "likely",
         f"{'the checkpoint was saved on a GPU' if saved else 'CUDA was asked for'}, "
@@ -163,6 +161,3 @@ def _loaded_on_cpu(evidence: RaisedEvidence) -> Treatment | None:
         result=f"{count(many, 'tensor')} loaded",
         patch=edited(Edit(spot_of_node(call.frame.file, node), changed))[1],
     )
-
-
-RULE = Rule(CODE, NAME, check)

@@ -18,7 +18,7 @@ import re
 import torch
 
 from torchmedic.diagnose.cures.devices import explained
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import built_here, made_here
 from torchmedic.evidence.devices.optimizer_devices import Misplaced, load_of, misplaced_state
@@ -28,8 +28,6 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location
-
-CODE, NAME = "TM310", "device-mismatch"
 
 _WORDS = (
     "same device",
@@ -42,6 +40,7 @@ _WORDS = (
 )
 
 
+@rule("TM310", "device-mismatch")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not (evidence.kinds & {"RuntimeError", "ValueError"}) or not any(evidence.says(word) for word in _WORDS):
         return None
@@ -59,7 +58,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     stray = split.strays[0]
     others = [each for each in split.tensors if each.device != stray.device]
     name = f"`{type(split.layer).__name__}`" if split.layer is not None else f"`{split.op}`"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{name} was given tensors on different devices: {stray.shown} is on {stray.device}, "
@@ -87,7 +86,7 @@ def _layer_device(layer: object) -> str:
 def _optimizer_state(evidence: RaisedEvidence, found: Misplaced) -> Diagnosis:
     """What an optimizer keeps of earlier steps stays where the parameters were then."""
     kind = type(found.optimizer).__name__
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{kind}` keeps its state on {found.state.device}, for parameters that are on {found.parameter.device}",
@@ -114,7 +113,7 @@ def _generator(evidence: RaisedEvidence) -> Diagnosis | None:
     if not isinstance(generator, torch.Generator) or not named or named[0] == generator.device.type:
         return None
     wanted, have = named[0], generator.device
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"random numbers for {wanted} were to be drawn by a generator of {have}",
@@ -140,7 +139,7 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     named = list(dict.fromkeys(re.findall(r"\b(?:cpu|meta|(?:cuda|xpu|mps|hpu)(?::\d+)?)\b", evidence.message)))
     if len(named) < 2:
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"an operation was given tensors on {named[0]} and on {named[1]}",
@@ -149,6 +148,3 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(*evidence.at_user_line("cause", f"{named[0]} meets {named[1]}"))
     draft.help("bring the model and everything that it is given to one device")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

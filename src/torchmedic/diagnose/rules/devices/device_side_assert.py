@@ -13,15 +13,13 @@ host until it is used, so that the next crash can be traced to the line.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.evidence.lost_device.evidence import LostDevice
 from torchmedic.evidence.lost_device.kernel_match import candidates, spoken
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.shadow.cpu_shadow import Seen
 from torchmedic.source.live_frames import place
-
-CODE, NAME = "TM320", "device-side-assert"
 
 _MEANING = {
     "label": ("a label was out of range", "labels must be at least 0 and below the number of classes"),
@@ -38,6 +36,7 @@ _MEANING = {
 }
 
 
+@rule("TM320", "device-side-assert")
 def check(lost: LostDevice) -> Diagnosis | None:
     if lost.fault.kind != "device_assert":
         return None
@@ -45,7 +44,7 @@ def check(lost: LostDevice) -> Diagnosis | None:
     found = candidates(lost)
     meaning, rule = _MEANING.get(said.family, ("", "")) if said is not None else ("", "")
     what = f"on the GPU {meaning}" if meaning else "a GPU kernel found an invalid value"
-    draft = RULE.draft(
+    draft = check.draft(
         lost,
         "likely" if len(found) == 1 else "possible",
         f"{what}, and its check ended the CUDA context",
@@ -96,6 +95,3 @@ def _account(lost: LostDevice) -> list[str]:
         shapes = [str(list(tensor.shape)) for tensor in lost.shadow.others]
         facts.append(f"lost with the device: data of shape {listed(shapes)}")
     return facts
-
-
-RULE = Rule(CODE, NAME, check)

@@ -16,22 +16,21 @@ from __future__ import annotations
 import re
 
 from torchmedic.detect.failures.device_errors import DeviceFault, device_fault_of
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.devices._places import raised_at
 from torchmedic.evidence.devices.cuda_setup import CudaSetup, read_setup
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Grade
 
-CODE, NAME = "TM314", "driver-mismatch"
 
-
+@rule("TM314", "driver-mismatch")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     fault = device_fault_of(evidence.error)
     if fault is None or fault.kind != "insufficient_driver" or not (evidence.is_torchs or evidence.from_loader):
         return None
     setup = read_setup()
     grade, message, advice = _told(fault, setup, evidence.message)
-    draft = RULE.draft(evidence, grade, message, fault.words)
+    draft = check.draft(evidence, grade, message, fault.words)
     draft.at(
         *raised_at(evidence, "CUDA could not be started" if fault.code != 222 else "this kernel could not be loaded")
     )
@@ -73,6 +72,3 @@ def _told(fault: DeviceFault, setup: CudaSetup, message: str) -> tuple[Grade, st
         f"{driver}{known}, is too old for{built}" if known else f"{driver} is too old for{built}",
         "update the driver, or install a build of torch for an older CUDA",
     )
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,17 +12,16 @@ continue from a checkpoint on another GPU.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.lost_device.evidence import LostDevice
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM322", "gpu-hardware-fault"
 
-
+@rule("TM322", "gpu-hardware-fault")
 def check(lost: LostDevice) -> Diagnosis | None:
     if lost.fault.kind not in ("ecc", "hardware"):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         lost,
         "proven" if lost.health else "likely",
         "the GPU reported a fault of its hardware, and the CUDA context is lost",
@@ -33,6 +32,3 @@ def check(lost: LostDevice) -> Diagnosis | None:
     draft.because(*lost.health)
     draft.help("check the card (`nvidia-smi -q -d ECC,PAGE_RETIREMENT`) and go on from a checkpoint on another one")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

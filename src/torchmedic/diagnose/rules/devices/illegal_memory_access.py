@@ -14,11 +14,9 @@ Cure: check the kernels between the two lines that are named. Check their bounds
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.lost_device.evidence import LostDevice
 from torchmedic.records import Diagnosis
-
-CODE, NAME = "TM321", "illegal-memory-access"
 
 _WHAT = {
     "illegal_address": "a GPU kernel accessed an invalid memory address",
@@ -28,11 +26,12 @@ _WHAT = {
 }
 
 
+@rule("TM321", "illegal-memory-access")
 def check(lost: LostDevice) -> Diagnosis | None:
     if lost.fault.kind not in _WHAT:
         return None
     trail = lost.trail
-    draft = RULE.draft(
+    draft = check.draft(
         lost,
         "likely" if trail is not None and trail.blamed else "possible",
         f"{_WHAT[lost.fault.kind]}, and the CUDA context is lost",
@@ -50,6 +49,3 @@ def check(lost: LostDevice) -> Diagnosis | None:
     else:
         draft.help("run `compute-sanitizer python train.py`: it names the kernel, the thread and the address")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

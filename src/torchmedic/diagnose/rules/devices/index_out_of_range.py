@@ -17,7 +17,7 @@ import re
 import torch
 
 from torchmedic.diagnose.cures.ranges import RangeCures
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import made_here
 from torchmedic.evidence.dataset_rows import items_of
@@ -28,9 +28,8 @@ from torchmedic.replay.trace.values import Strays, is_whole, outside, readable, 
 from torchmedic.source.lookup.layers import table_built_at
 from torchmedic.source.lookup.origins import user_argument
 
-CODE, NAME = "TM302", "index-out-of-range"
 
-
+@rule("TM302", "index-out-of-range")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not (evidence.kinds & {"IndexError", "RuntimeError"}):
         return None
@@ -57,7 +56,7 @@ def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, stray
     items = items_of(evidence.incident, index, strays.positions)
     item = f" (dataset item {items[0]})" if items else ""
     first = strays.at(passed[1].text if passed is not None and passed[1].text.isidentifier() else "index")
-    draft = RULE.draft(evidence, "proven", message, f"`{first}`{item} is {strays.values[0]}; valid is {valid}")
+    draft = check.draft(evidence, "proven", message, f"`{first}`{item} is {strays.values[0]}; valid is {valid}")
     draft.at(*evidence.at_user_line("cause", f"index {strays.values[0]} meets {lookup.size_words}"))
     draft.at(made_here(evidence, lookup.index, "comes from"))
     draft.at(table_built_at(evidence.frames, lookup.table, lookup.layer, f"{lookup.size_words}, set here"))
@@ -115,10 +114,7 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
         cause, label = "torch says so; the index itself could not be read", "index out of range"
     else:
         return None
-    draft = RULE.draft(evidence, "likely", message, cause)
+    draft = check.draft(evidence, "likely", message, cause)
     draft.at(*evidence.at_user_line("cause", label))
     draft.help("correct the index where it is made, or make the table larger")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from torchmedic.detect.failures.device_errors import device_fault_of
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.devices._places import raised_at
 from torchmedic.diagnose.words.tensors import count, origin
 from torchmedic.evidence.devices.cuda_setup import read_setup
@@ -27,12 +27,11 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Argument, raising_call
 
-CODE, NAME = "TM313", "invalid-device-ordinal"
-
 _BY_NUMBER = frozenset({"cuda", "set_device", "device", "get_device_properties", "get_device_name", "to", "to_device"})
 _NAMES = frozenset({"device", "device_id", "device_index", "local_rank", "index", "device_ids", "gpu", "rank"})
 
 
+@rule("TM313", "invalid-device-ordinal")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     fault = device_fault_of(evidence.error)
     if fault is None or fault.kind != "invalid_ordinal" or not (evidence.is_torchs or evidence.from_loader):
@@ -42,7 +41,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     sure = number is not None and number >= have > 0
     seen = "there is 1 GPU, cuda:0" if have == 1 else f"there are {have} GPUs, cuda:0 to cuda:{have - 1}"
     asked = f"the script uses cuda:{number}" if sure else "a GPU was asked for that does not exist"
-    draft = RULE.draft(evidence, "proven" if sure else "likely", f"{asked}, but {seen}", f"{fault.words}; {seen}")
+    draft = check.draft(evidence, "proven" if sure else "likely", f"{asked}, but {seen}", f"{fault.words}; {seen}")
     draft.at(*raised_at(evidence, f"cuda:{number}" if sure else "no such GPU"))
     if argument is not None:
         made = origin(evidence, argument.value)
@@ -102,6 +101,3 @@ def _highest(value: Any, plain: bool) -> int | None:
         numbers = [number for each in value if (number := _highest(each, plain)) is not None]
         return max(numbers, default=None)
     return value if plain and type(value) is int else None
-
-
-RULE = Rule(CODE, NAME, check)

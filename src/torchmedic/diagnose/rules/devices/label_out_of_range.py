@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.cures.ranges import RangeCures
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import made_here
 from torchmedic.evidence.dataset_rows import items_of
@@ -27,8 +27,6 @@ from torchmedic.records import Diagnosis, Treatment
 from torchmedic.replay.trace.values import Strays, is_whole, outside, readable, span
 from torchmedic.source.lookup.layers import layer_built_at, maker_of
 from torchmedic.source.lookup.origins import user_argument
-
-CODE, NAME = "TM301", "label-out-of-range"
 
 _LOSSES = frozenset(
     "cross_entropy nll_loss nll_loss2d nll_loss_nd cross_entropy_loss multi_margin_loss linear_cross_entropy".split()
@@ -48,6 +46,7 @@ class _Given:
             self.classes = int(self.scores.shape[1 if self.scores.dim() > 1 else 0])
 
 
+@rule("TM301", "label-out-of-range")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not (evidence.kinds & {"IndexError", "RuntimeError"}):
         return None
@@ -93,7 +92,7 @@ def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, stray
     items = items_of(evidence.incident, labels, strays.positions)
     item = f" (dataset item {items[0]})" if items else ""
     first = strays.at(passed[1].text if passed is not None and passed[1].text.isidentifier() else "label")
-    draft = RULE.draft(
+    draft = check.draft(
         evidence, "proven", message, f"`{first}`{item} is {strays.values[0]}; {known} means labels {valid}"
     )
     draft.at(*evidence.at_user_line("cause", f"label {strays.values[0]} meets {known}"))
@@ -172,7 +171,7 @@ def _from_message(evidence: RaisedEvidence, given: _Given) -> Diagnosis | None:
     if named is None:
         return None
     label = named[1]
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"label {label} is out of range: there are {given.classes} classes",
@@ -181,6 +180,3 @@ def _from_message(evidence: RaisedEvidence, given: _Given) -> Diagnosis | None:
     draft.at(*evidence.at_user_line("cause", f"label {label} meets {given.classes} classes"))
     draft.help("correct the label, or build the last layer for as many classes as the data has")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

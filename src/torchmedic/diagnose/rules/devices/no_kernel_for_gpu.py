@@ -15,15 +15,14 @@ import torch
 
 from torchmedic.detect.failures.architectures import covers
 from torchmedic.detect.failures.device_errors import device_fault_of
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.devices._places import raised_at
 from torchmedic.evidence.devices.cuda_setup import read_setup
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM315", "no-kernel-for-gpu"
 
-
+@rule("TM315", "no-kernel-for-gpu")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     fault = device_fault_of(evidence.error)
     if fault is None or fault.kind != "no_kernel_image" or not (evidence.is_torchs or evidence.from_loader):
@@ -36,7 +35,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     name = f"sm_{capability[0]}{capability[1]}"
     op = evidence.call.op if evidence.call is not None and evidence.call.op else "the operation"
     missing = bool(archs) and not covers(archs, capability)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if missing else "likely",
         f"this torch holds no code for the {gpu} ({name})"
@@ -57,6 +56,3 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _list(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 from torchmedic.diagnose.cures.ranges import RangeCures
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import count, made_here
 from torchmedic.evidence.dataset_rows import items_of
 from torchmedic.evidence.domains import Domain, domain_of
@@ -25,9 +25,9 @@ from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number, readable, span
 
 _WITH_SCORES = "BCEWithLogitsLoss"
-CODE, NAME = "TM303", "value-out-of-domain"
 
 
+@rule("TM303", "value-out-of-domain")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not (evidence.kinds & {"RuntimeError", "ValueError"}):
         return None
@@ -52,7 +52,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         cause = (
             f"{strays.count} of {strays.total} values {verb} not {domain.must}: `{strays.at(domain.name)}` is {first}"
         )
-    draft = RULE.draft(evidence, "likely" if not_numbers else "proven", message, cause)
+    draft = check.draft(evidence, "likely" if not_numbers else "proven", message, cause)
     draft.at(*evidence.at_user_line("cause", f"`{domain.name}` must be {domain.must}"))
     draft.at(made_here(evidence, domain.value, "comes from"))
     tensor = readable(domain.value)
@@ -82,6 +82,3 @@ def _advise(draft: Draft, domain: Domain, cures: RangeCures) -> None:
     scores = domain.op == "binary_cross_entropy" and domain.name == "input"
     treatment = cures.function(domain.advice, domain.op, f"{domain.op}_with_logits", _WITH_SCORES) if scores else None
     draft.treat(treatment) if treatment is not None else draft.help(domain.advice)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, frames_in, native
 from torchmedic.diagnose.words.format import duration
 from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, main_line, stands
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.records.stall import Stall
-
-CODE, NAME = "TM552", "autotuning"
 
 _FILES = {
     "torch/_inductor/select_algorithm.py": "torch.compile",
@@ -33,6 +31,7 @@ _FILES = {
 _TUNES = re.compile(r"bench|autotun|_tuning$|^kernel_call$")
 
 
+@rule("TM552", "autotuning")
 def check(stall: Stall) -> Diagnosis | None:
     main, inner = stall.thread, stall.inner
     if main is None or inner is None:
@@ -44,7 +43,7 @@ def check(stall: Stall) -> Diagnosis | None:
     if not who or not busy:
         return None
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         f"not hung: {who} times kernels to find the fastest, for {duration(stall.still)} so far",
@@ -70,6 +69,3 @@ def _convolves(main: PyThread, stall: Stall) -> bool:
     inside = frames_in(main, "torch/nn/modules/conv.py") is not None
     line = main.user_frame
     return inside or (line is not None and "conv" in line.code) or stall.phase == "backward"
-
-
-RULE = Rule(CODE, NAME, check)

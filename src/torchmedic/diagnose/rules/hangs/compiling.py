@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, frames_in, native
 from torchmedic.diagnose.words.format import duration
 from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, descendants, main_line
@@ -22,8 +22,6 @@ from torchmedic.records import Diagnosis
 from torchmedic.records.inside import PyFrame
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
-
-CODE, NAME = "TM550", "compiling"
 
 # Files in which a thread is only while something is compiled, never when compiled code runs.
 _COMPILERS = {
@@ -53,6 +51,7 @@ _TOOLS = re.compile(
 )
 
 
+@rule("TM550", "compiling")
 def check(stall: Stall) -> Diagnosis | None:
     main = stall.thread
     if main is None or frames_in(main, *_WAITS_FOR_LOCK) is not None:
@@ -68,7 +67,7 @@ def check(stall: Stall) -> Diagnosis | None:
         return None  # a compiler that nobody waits for is no reason
     what = f" by {_what(found)}" if found is not None else ""
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         f"not hung: code is being compiled{what}, for {duration(stall.still)} so far",
@@ -94,6 +93,3 @@ def _compiles(process: ProcessView) -> bool:
     if any("_inductor/compile_worker" in word for word in process.command):
         return process.demand > IDLE
     return _TOOLS.fullmatch(process.name) is not None
-
-
-RULE = Rule(CODE, NAME, check)

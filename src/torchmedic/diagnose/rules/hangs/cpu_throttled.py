@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.stall import BUSY, StallDraft, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
-
-CODE, NAME = "TM553", "cpu-throttled"
 
 _MIN_SHARE_OF_PERIODS = 0.5  # of the periods
 _MIN_THREADS_PER_CORE = 3.0  # threads that want to run, per core
@@ -28,6 +26,7 @@ _MIN_THREADS = 8  # such threads
 _MIN_SHARE_WAITING = 0.5  # of the time, by PSI
 
 
+@rule("TM553", "cpu-throttled")
 def check(stall: Stall) -> Diagnosis | None:
     host, rates = stall.host, stall.pressure
     wanted = sum(process.demand for process in stall.processes)
@@ -55,7 +54,7 @@ def _runnable(stall: Stall) -> int:
 def _throttled(stall: Stall, quota: float, share: float, runnable: int) -> Diagnosis:
     times = runnable / quota
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         f"slowed down: {runnable} threads want to run, and the CPU limit allows {quota:g}",
@@ -72,7 +71,7 @@ def _throttled(stall: Stall, quota: float, share: float, runnable: int) -> Diagn
 
 def _crowded(stall: Stall, cores: int, waiting: float, runnable: int) -> Diagnosis:
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         f"slowed down: {runnable} threads of the run share {cores} cores",
@@ -92,6 +91,3 @@ def _threads(stall: Stall) -> list[str]:
     workers = sum(process.is_loader_worker for process in stall.processes)
     facts = [f"torch.get_num_threads() is {inner.torch_threads}"] if inner is not None and inner.torch_threads else []
     return facts + ([f"{workers} DataLoader workers"] if workers else [])
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,7 +17,7 @@ import linecache
 import time
 from typing import NamedTuple
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._nobody_left import Silence, nobody
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
 from torchmedic.diagnose.words.death import line_location
@@ -27,8 +27,6 @@ from torchmedic.records import Diagnosis
 from torchmedic.records.inside import EndedThread, LockView
 from torchmedic.records.stall import Stall
 from torchmedic.source.text import relative
-
-CODE, NAME = "TM529", "dead-producer-thread"
 
 _PUTS = ("put", "put_nowait")
 _BROAD = ("Exception", "BaseException")
@@ -42,6 +40,7 @@ class _Producer(NamedTuple):
     hides: int | None
 
 
+@rule("TM529", "dead-producer-thread")
 def check(stall: Stall) -> Diagnosis | None:
     for waiter in chain(stall):
         wanted = waiter.wanted
@@ -105,7 +104,7 @@ def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence, prod
     thread = producer.thread
     sure = _last_name(wanted.name) in producer.queues
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         silence.grade if sure else "likely",
         f"the run waits for the queue `{wanted.name}`, and the thread that filled it has ended",
@@ -125,6 +124,3 @@ def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence, prod
         draft.help("let the handler put the exception into the queue, or raise it: now nobody learns of it")
     draft.help("put a mark into the queue in a `finally:` of the producer, and raise when the mark arrives")
     return draft.finish(silence.severity)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -15,24 +15,23 @@ from __future__ import annotations
 
 from collections import Counter
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.stall import StallDraft, at
 from torchmedic.records import Diagnosis, Location
 from torchmedic.records.inside import LoopView, PyThread
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM513", "empty-loader-cycled"
-
 _MIN_PASSES = 3
 
 
+@rule("TM513", "empty-loader-cycled")
 def check(stall: Stall) -> Diagnosis | None:
     inner, thread = stall.inner, stall.thread
     if inner is None or thread is None or inner.batches or inner.requests < _MIN_PASSES:
         return None
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "proven",
         "the loader yields no batch, and is started again and again",
@@ -55,6 +54,3 @@ def _asking(thread: PyThread, loop: LoopView | None) -> Location | None:
     inside = Counter(line for line in thread.lines if loop.line <= line <= loop.end_line)
     line = inside.most_common(1)[0][0] if inside else frame.line
     return at(frame, "cause", label) if line == frame.line else line_location("cause", frame.file, line, label)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -14,7 +14,7 @@ inside the loop, or limit the number of iterations.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, main_line
 from torchmedic.records import Diagnosis
@@ -22,11 +22,10 @@ from torchmedic.records.inside import InsideView, LoopView
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM514", "endless-loop"
-
 _LONG, _TIMES = 600.0, 20  # seconds, and times the limit, after which luck will not end it
 
 
+@rule("TM514", "endless-loop")
 def check(stall: Stall) -> Diagnosis | None:
     for process in stall.processes:
         view = stall.inside.get(process.pid)
@@ -64,7 +63,7 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) 
         same = ", ".join(f"`{name}` = {value}" for name, value in zip(loop.unchanged, loop.values, strict=False))
         why = f"no value that could end the loop changes: {same}"
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely" if certain else "possible",
         f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} does not end"
@@ -86,6 +85,3 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) 
     draft.because(f"the thread uses {busy:.0%} of a core and makes no step" if busy is not None else "")
     draft.help("change a value that the condition reads inside the loop, or limit the number of iterations")
     return draft.finish("error" if certain or stall.still > max(_LONG, _TIMES * stall.limit) else "warning")
-
-
-RULE = Rule(CODE, NAME, check)

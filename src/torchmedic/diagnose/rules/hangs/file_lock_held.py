@@ -14,7 +14,7 @@ process ends; a lock file that a script creates itself remains.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._at_work import helpers
 from torchmedic.diagnose.rules.hangs._counterparts import described, doing, find, hopeless, patience_is_over
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
@@ -27,9 +27,9 @@ from torchmedic.records.stall import Stall
 from torchmedic.source.text import relative
 
 _CLOCK_ERROR_SECONDS = 1.5  # seconds
-CODE, NAME = "TM522", "file-lock-held"
 
 
+@rule("TM522", "file-lock-held")
 def check(stall: Stall) -> Diagnosis | None:
     for waiter in reversed(chain(stall)):
         lock = next((lock for lock in waiter.process.locks if lock.tid == waiter.row.tid), None)
@@ -116,11 +116,8 @@ def _is_older(stall: Stall, waiter: Waiter, file: LockFile) -> bool:
 def _told(
     stall: Stall, waiter: Waiter, grade: Grade, message: str, cause: str, advice: str, severity: Severity
 ) -> Diagnosis:
-    draft = StallDraft(RULE, stall, grade, message, cause)
+    draft = StallDraft(check, stall, grade, message, cause)
     draft.at(at(waiter.frame, "cause", "waits for the lock here") or main_line(stall, "cause", "waits here"))
     draft.at(main_line(stall))
     draft.help(advice)
     return draft.finish(severity)
-
-
-RULE = Rule(CODE, NAME, check)

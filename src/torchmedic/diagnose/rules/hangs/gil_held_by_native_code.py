@@ -12,14 +12,12 @@ and `py::call_guard<py::gil_scoped_release>` or `Py_BEGIN_ALLOW_THREADS` in exte
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import InsideView, PyThread
 from torchmedic.records.process import ProcessView, ThreadView
 from torchmedic.records.stall import Stall
-
-CODE, NAME = "TM501", "gil-held-by-native-code"
 
 _LONG_CALL_SECONDS = 60.0  # and
 _LONG_CALL_LIMITS = 10  # times the limit, after which this is not just one long call
@@ -30,6 +28,7 @@ _MIN_WAKES_PER_SECOND = 50.0  # a thread that waits for the GIL asks again every
 _MIN_WORK_SECONDS_PER_WAKE = 0.0002  # to ask for the GIL takes less
 
 
+@rule("TM501", "gil-held-by-native-code")
 def check(stall: Stall) -> Diagnosis | None:
     for pid in stall.mute:
         process, view = stall.process(pid), stall.inside.get(pid)
@@ -105,7 +104,7 @@ def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Diagnosis:
     frame = holder.user_frame or holder.frames[0]
     others = "the main thread and all others wait" if not holder.main else "no other thread can run"
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         f"a native call {how} and holds Python's GIL",
@@ -127,6 +126,3 @@ def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Diagnosis:
     ends = at_work or (row is not None and row.wakes_in is not None)  # by itself, perhaps
     for_good = not ends or stall.still > max(_LONG_CALL_SECONDS, _LONG_CALL_LIMITS * stall.limit)
     return draft.done(severity="error" if for_good else "warning")
-
-
-RULE = Rule(CODE, NAME, check)

@@ -13,21 +13,20 @@ kernels.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._device import device_words, last_mark, power_words, spins, waits_for_device
 from torchmedic.diagnose.words.format import duration
 from torchmedic.diagnose.words.stall import StallDraft, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM530", "gpu-kernel-never-ends"
 
-
+@rule("TM530", "gpu-kernel-never-ends")
 def check(stall: Stall) -> Diagnosis | None:
     if not waits_for_device(stall) or not spins(stall):
         return None
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         f"a kernel has been on the GPU for {duration(stall.still)} and seems to be in an endless loop",
@@ -38,6 +37,3 @@ def check(stall: Stall) -> Diagnosis | None:
     draft.help("run with CUDA_LAUNCH_BLOCKING=1 to see at which line the kernel is launched")
     draft.help("limit the loops and waits in your own kernels")
     return draft.finish()
-
-
-RULE = Rule(CODE, NAME, check)

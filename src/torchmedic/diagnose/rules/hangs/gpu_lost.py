@@ -12,18 +12,17 @@ returns, continue from a checkpoint on another GPU.
 from __future__ import annotations
 
 from torchmedic.detect.trends.gpu_health import health_facts
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.stall import StallDraft, main_line, stands
 from torchmedic.records import Diagnosis
 from torchmedic.records.gpu import GpuState
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM531", "gpu-lost"
-
 # Xids after which nothing on the card goes on: memory, links, the bus, its firmware.
 _FATAL = frozenset((48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 154))
 
 
+@rule("TM531", "gpu-lost")
 def check(stall: Stall) -> Diagnosis | None:
     known = [gpu for gpu in (stall.gpu.gpus if stall.gpu is not None else ()) if gpu.ordinal is not None]
     waits = stands(stall.inner) or stall.pid in stall.mute
@@ -33,7 +32,7 @@ def check(stall: Stall) -> Diagnosis | None:
     gpu = failed[0]
     codes = _errors(gpu, stall)
     said = gpu.lost or f"the driver reported Xid {', '.join(map(str, codes))}"
-    draft = StallDraft(RULE, stall, "proven", f"GPU {gpu.index} has failed, and the run waits for it", said)
+    draft = StallDraft(check, stall, "proven", f"GPU {gpu.index} has failed, and the run waits for it", said)
     draft.at(main_line(stall, "cause", "the main thread waits here; no line of the script is the cause"))
     draft.because(*health_facts(stall.gpu))
     draft.help("end the run, check `nvidia-smi -q` and the kernel log, and continue from a checkpoint")
@@ -47,6 +46,3 @@ def _errors(gpu: GpuState, stall: Stall) -> list[int]:
     """
     at = stall.gpu.time if stall.gpu is not None else 0.0
     return sorted({xid.code for xid in gpu.xids if xid.time > at - stall.still - 30} & _FATAL)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,18 +12,17 @@ threads, or create a new lock in the child (`worker_init_fn`, `os.register_at_fo
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.stall import StallDraft, at, lock_at, main_line, stands, who
 from torchmedic.records import Diagnosis, Grade
 from torchmedic.records.inside import InsideView, LockView, PyThread
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM503", "lock-inherited-through-fork"
-
 _OWN = ("lock", "reentrant lock", "condition", "semaphore")  # which no other process can give back
 
 
+@rule("TM503", "lock-inherited-through-fork")
 def check(stall: Stall) -> Diagnosis | None:
     for process in stall.processes:
         view = stall.inside.get(process.pid)
@@ -83,7 +82,7 @@ def _of_the_parent(stall: Stall, process: ProcessView) -> Diagnosis | None:
 
 def _draft(stall: Stall, process: ProcessView, grade: Grade, what: str) -> StallDraft:
     return StallDraft(
-        RULE,
+        check,
         stall,
         grade,
         f"{who(process)} waits for {what}, which was locked when it was forked",
@@ -110,6 +109,3 @@ def _holder_in_parent(stall: Stall, process: ProcessView, lock: LockView) -> Loc
             if held.identity == lock.identity:
                 return held
     return None
-
-
-RULE = Rule(CODE, NAME, check)

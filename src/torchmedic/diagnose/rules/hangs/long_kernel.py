@@ -11,21 +11,20 @@ Cure: wait. To find the operation that takes the time, profile a step (`torch.pr
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._device import device_words, power_words, spins, waits_for_device
 from torchmedic.diagnose.words.format import duration
 from torchmedic.diagnose.words.stall import StallDraft, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM556", "long-kernel"
 
-
+@rule("TM556", "long-kernel")
 def check(stall: Stall) -> Diagnosis | None:
     if not waits_for_device(stall) or spins(stall):
         return None
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         f"not hung: the GPU is computing, for {duration(stall.still)} so far",
@@ -35,6 +34,3 @@ def check(stall: Stall) -> Diagnosis | None:
     draft.because(*power_words(stall), *device_words(stall))
     draft.help("wait; `torch.profiler` shows which operation takes the time")
     return draft.finish("note")
-
-
-RULE = Rule(CODE, NAME, check)

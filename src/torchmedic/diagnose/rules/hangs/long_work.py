@@ -12,7 +12,7 @@ for very long may still be in an endless loop: py-spy (`pip install torchmedic[p
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._at_work import (
     MOVING,
     demand,
@@ -30,11 +30,10 @@ from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, main_lin
 from torchmedic.records import Diagnosis, Severity
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM558", "long-work"
-
 _IMPORT_LIMITS = 4  # times the limit: until then to import modules is nothing to speak of
 
 
+@rule("TM558", "long-work")
 def check(stall: Stall) -> Diagnosis | None:
     main, inner, view = stall.thread, stall.inner, stall.view
     if main is None or inner is None or view is None:
@@ -68,7 +67,7 @@ def check(stall: Stall) -> Diagnosis | None:
 
 def _told(stall: Stall, cause: str, seen: str, severity: Severity = "note") -> Diagnosis:
     draft = StallDraft(
-        RULE, stall, "likely", f"not hung: the run is at work, for {duration(stall.still)} so far", cause
+        check, stall, "likely", f"not hung: the run is at work, for {duration(stall.still)} so far", cause
     )
     main = stall.thread
     draft.at(main_line(stall, "cause", "the main thread is at work here"))
@@ -84,7 +83,7 @@ def _helped(stall: Stall) -> Diagnosis | None:
     for helper in helpers(stall):
         if helper.sleeps is None:
             draft = StallDraft(
-                RULE,
+                check,
                 stall,
                 "likely" if helper.known else "possible",
                 f"not hung: the run waits for a working thread or process, for {duration(stall.still)} so far",
@@ -96,6 +95,3 @@ def _helped(stall: Stall) -> Diagnosis | None:
             )
             return draft.finish("note")
     return None
-
-
-RULE = Rule(CODE, NAME, check)

@@ -15,7 +15,7 @@ pool.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._nobody_left import Silence, nobody, timer
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
 from torchmedic.diagnose.words.format import duration
@@ -23,8 +23,6 @@ from torchmedic.diagnose.words.stall import StallDraft, at, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import LockView
 from torchmedic.records.stall import Stall
-
-CODE, NAME = "TM528", "nobody-left-to-signal"
 
 _STRANGER_LIMITS = 5  # times the limit: for so long, something that ticks may be what is waited for
 _MAX_TICK_SECONDS = 2.0  # seconds: what acts after longer is not just a heartbeat
@@ -43,6 +41,7 @@ _ENDS = {
 }
 
 
+@rule("TM528", "nobody-left-to-signal")
 def check(stall: Stall) -> Diagnosis | None:
     waiters = chain(stall)
     found = [waiter for waiter in waiters if _waits_for_ever(stall, waiter)]
@@ -62,7 +61,7 @@ def _not_yet(stall: Stall, waiter: Waiter) -> Diagnosis | None:
     if left is None or wanted is None or (left < _MAX_TICK_SECONDS and stall.still > _STRANGER_LIMITS * stall.limit):
         return None
     message = f"not hung yet: the run waits for the {wanted.kind} `{wanted.name}`, and a timer runs"
-    draft = StallDraft(RULE, stall, "possible", message, f"a thread acts in {duration(left)}, and may end the wait")
+    draft = StallDraft(check, stall, "possible", message, f"a thread acts in {duration(left)}, and may end the wait")
     draft.at(at(waiter.frame, "cause", f"waits for {wanted.kind} `{wanted.name}`"), main_line(stall))
     return draft.finish("note")
 
@@ -81,7 +80,11 @@ def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> D
     else:
         message = f"the run waits for the {kind} `{wanted.name}`, and no thread is left to {_ENDS[wanted.kind]}"
     draft = StallDraft(
-        RULE, stall, silence.grade, message, f"the wait for `{wanted.name}` has no time limit, and no thread can end it"
+        check,
+        stall,
+        silence.grade,
+        message,
+        f"the wait for `{wanted.name}` has no time limit, and no thread can end it",
     )
     draft.at(at(waiter.frame, "cause", f"waits for {kind} `{wanted.name}`"), main_line(stall))
     draft.because(*silence.facts)
@@ -93,6 +96,3 @@ def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> D
         draft.help("do not wait in a pool for a task of the same pool, or give it a thread more")
     draft.help("signal in a `finally:` block, and give the wait a time limit, so that it raises an exception")
     return draft.finish(silence.severity)
-
-
-RULE = Rule(CODE, NAME, check)

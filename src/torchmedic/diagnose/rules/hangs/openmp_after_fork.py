@@ -13,14 +13,13 @@ fork before anything is computed.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.stall import StallDraft, at, idle, main_line, stands, who
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM504", "openmp-after-fork"
 
-
+@rule("TM504", "openmp-after-fork")
 def check(stall: Stall) -> Diagnosis | None:
     for process in stall.processes:
         view = stall.inside.get(process.pid)
@@ -35,7 +34,7 @@ def check(stall: Stall) -> Diagnosis | None:
             continue
         named = [name for name in row.native if "gomp" in name or "kmp" in name]
         draft = StallDraft(
-            RULE,
+            check,
             stall,
             "proven" if named else "likely",
             f"{who(process)} waits for OpenMP threads that were lost in a fork",
@@ -54,6 +53,3 @@ def check(stall: Stall) -> Diagnosis | None:
 def _in_python(file: str) -> bool:
     """Whether the innermost frame is of the standard library, which waits by itself."""
     return file.endswith(("threading.py", "queue.py", "connection.py", "selectors.py", "subprocess.py"))
-
-
-RULE = Rule(CODE, NAME, check)

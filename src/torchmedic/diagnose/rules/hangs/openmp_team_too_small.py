@@ -11,14 +11,13 @@ Cure: unset `OMP_THREAD_LIMIT`, or request no more threads than it allows.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.stall import StallDraft, at, busy, stands
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM505", "openmp-team-too-small"
 
-
+@rule("TM505", "openmp-team-too-small")
 def check(stall: Stall) -> Diagnosis | None:
     for process in stall.processes:
         view = stall.inside.get(process.pid)
@@ -29,7 +28,7 @@ def check(stall: Stall) -> Diagnosis | None:
         if thread is None or threads <= int(limit):
             continue
         draft = StallDraft(
-            RULE,
+            check,
             stall,
             "likely",
             f"torch divides its work for {threads} threads, but OpenMP may have only {limit}",
@@ -41,6 +40,3 @@ def check(stall: Stall) -> Diagnosis | None:
         draft.help(f"unset OMP_THREAD_LIMIT, or `torch.set_num_threads({limit})`")
         return draft.finish()
     return None
-
-
-RULE = Rule(CODE, NAME, check)

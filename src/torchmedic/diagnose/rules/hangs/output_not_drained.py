@@ -14,7 +14,7 @@ output to a file or to `DEVNULL`.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._counterparts import described, find, hopeless, patience_is_over
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
 from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line
@@ -22,11 +22,10 @@ from torchmedic.records import Diagnosis, Grade, Severity
 from torchmedic.records.process import FileWait
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM521", "output-not-drained"
-
 _STREAMS = {1: "stdout", 2: "stderr"}
 
 
+@rule("TM521", "output-not-drained")
 def check(stall: Stall) -> Diagnosis | None:
     for waiter in reversed(chain(stall)):
         wait = next((wait for wait in waiter.files if writes_into_pipe(wait)), None)
@@ -79,7 +78,7 @@ def _told(
         message = f"the terminal does not accept what {who} writes to {what}"
     else:
         message = f"no process reads what {who} writes to {what}, and the pipe is full"
-    draft = StallDraft(RULE, stall, grade, message, f"it is blocked in a write to {wait.target} until a process reads")
+    draft = StallDraft(check, stall, grade, message, f"it is blocked in a write to {wait.target} until a process reads")
     frame = waiter.frame
     label = "writes here, and waits" if own or frame is not None else "waits for it here, and does not read"
     draft.at(at(frame, "cause", label) or main_line(stall, "cause", label))
@@ -94,6 +93,3 @@ def _told(
     else:
         draft.help("read while waiting: `communicate()` or `subprocess.run(..., capture_output=True)`")
     return draft.finish(severity)
-
-
-RULE = Rule(CODE, NAME, check)

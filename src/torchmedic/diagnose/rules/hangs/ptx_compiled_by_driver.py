@@ -12,7 +12,7 @@ Cure: wait once; the driver stores the result in `~/.nv/ComputeCache`, if that f
 from __future__ import annotations
 
 from torchmedic.detect.failures.architectures import covers, covers_without_compiling
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._at_work import demand, native
 from torchmedic.diagnose.words.format import duration
 from torchmedic.diagnose.words.stall import BUSY, StallDraft, main_line, stands
@@ -20,11 +20,10 @@ from torchmedic.records import Diagnosis
 from torchmedic.records.inside import InsideView
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM551", "ptx-compiled-by-driver"
-
 _COMPILER = "libnvidia-ptxjitcompiler"
 
 
+@rule("TM551", "ptx-compiled-by-driver")
 def check(stall: Stall) -> Diagnosis | None:
     view, inner = stall.view, stall.inner
     row = native(view, stall.thread)
@@ -38,7 +37,7 @@ def check(stall: Stall) -> Diagnosis | None:
     if not (inside or (gpu and not begun) or (loaded and not begun and inner.device_busy is not True)):
         return None
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         f"not hung: the driver compiles kernels for {gpu or 'this GPU'}, for {duration(stall.still)} so far",
@@ -60,6 +59,3 @@ def _without_code(inner: InsideView) -> str:
         if archs and covers(archs, capability) and not covers_without_compiling(archs, capability):
             return f"{name} (sm_{capability[0]}{capability[1]})"
     return ""
-
-
-RULE = Rule(CODE, NAME, check)

@@ -13,7 +13,7 @@ exceptions; `put(item, timeout=60)` turns the hang into an exception.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._nobody_left import Silence, nobody
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain, children_awaited
 from torchmedic.diagnose.rules.hangs.output_not_drained import writes_into_pipe
@@ -22,9 +22,8 @@ from torchmedic.records import Diagnosis
 from torchmedic.records.inside import LockView
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM512", "queue-not-drained"
 
-
+@rule("TM512", "queue-not-drained")
 def check(stall: Stall) -> Diagnosis | None:
     waiters = chain(stall)
     for waiter in waiters:
@@ -63,7 +62,7 @@ def _joined(stall: Stall, waiter: Waiter, writer: Waiter) -> Diagnosis:
     child = writer.process
     name = waiter.wanted.name if waiter.wanted is not None else "the child"
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "proven",
         f"`{name}` cannot end: items that it put into a queue have not been read",
@@ -80,7 +79,7 @@ def _joined(stall: Stall, waiter: Waiter, writer: Waiter) -> Diagnosis:
 def _full(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> Diagnosis:
     holds = f" of {wanted.room} items" if wanted.room else ""
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         silence.grade,
         f"the queue `{wanted.name}` is full, and no consumer is left",
@@ -90,6 +89,3 @@ def _full(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> D
     draft.because(f"it holds {wanted.count}{holds}" if wanted.count is not None else "", *silence.facts)
     draft.help("find out why its consumer has ended; `put(item, timeout=60)` raises instead of waiting forever")
     return draft.finish(silence.severity)
-
-
-RULE = Rule(CODE, NAME, check)

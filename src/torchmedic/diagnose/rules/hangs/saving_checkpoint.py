@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, native
 from torchmedic.diagnose.words.format import duration, size
 from torchmedic.diagnose.words.stall import BUSY, StallDraft, at
@@ -21,8 +21,6 @@ from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.records.process import FileGrowth
 from torchmedic.records.stall import Stall
 from torchmedic.source.text import relative
-
-CODE, NAME = "TM554", "saving-checkpoint"
 
 _SAVERS = (
     ("torch/serialization.py", ("save", "_save", "_legacy_save")),
@@ -38,6 +36,7 @@ _MIN_FILE_BYTES = 8 << 20
 _MIN_SHARE_WRITTEN = 0.05  # of the state: before that the rate says little
 
 
+@rule("TM554", "saving-checkpoint")
 def check(stall: Stall) -> Diagnosis | None:
     main, view = stall.thread, stall.view
     if main is None or view is None:
@@ -50,7 +49,7 @@ def check(stall: Stall) -> Diagnosis | None:
         return None
     where = f" to {relative(file.path)}" if file is not None else ""
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         f"not hung: a checkpoint is being written{where}, for {duration(stall.still)} so far",
@@ -82,6 +81,3 @@ def _saver(main: PyThread) -> PyFrame | None:
         if frame.user and _CALLS.search(frame.code):
             return frame
     return None
-
-
-RULE = Rule(CODE, NAME, check)

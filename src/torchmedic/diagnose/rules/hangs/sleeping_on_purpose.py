@@ -11,7 +11,7 @@ polls for something that never happens does not end: give it a deadline.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._at_work import (
     demand,
     expires_soon,
@@ -31,11 +31,10 @@ from torchmedic.records.inside import PyThread
 from torchmedic.records.process import ThreadView
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM557", "sleeping-on-purpose"
-
 _WAITS_FOR_LOCK = ("torch/utils/file_baton.py", "/filelock/")
 
 
+@rule("TM557", "sleeping-on-purpose")
 def check(stall: Stall) -> Diagnosis | None:
     main = stall.thread
     row = native(stall.view, main)
@@ -93,7 +92,7 @@ def _waits(stall: Stall, main: PyThread, left: float) -> Diagnosis:
 
 def _draft(stall: Stall, grade: str, cause: str) -> StallDraft:
     message = f"not hung: the script sleeps, for {duration(stall.still)} so far"
-    return StallDraft(RULE, stall, "likely" if grade == "likely" else "possible", message, cause)
+    return StallDraft(check, stall, "likely" if grade == "likely" else "possible", message, cause)
 
 
 def _calls_sleep(main: PyThread) -> bool:
@@ -105,6 +104,3 @@ def _calls_sleep(main: PyThread) -> bool:
 def _waits_directly(main: PyThread) -> bool:
     """Whether the time limit is the script's own: a library that asks in a loop sets one too, for nothing."""
     return main.waits_for is not None and frames_in(main, "/torch/", "/multiprocessing/", "subprocess.py") is None
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,7 +12,7 @@ smaller or preprocessed files, `persistent_workers=True` if every epoch begins w
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._at_work import MOVING, frames_in
 from torchmedic.diagnose.rules.hangs._reading import FETCHING, waits_for_workers, works
 from torchmedic.diagnose.words.format import duration, size
@@ -22,9 +22,8 @@ from torchmedic.records.inside import InsideView
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM555", "slow-data"
 
-
+@rule("TM555", "slow-data")
 def check(stall: Stall) -> Diagnosis | None:
     if waits_for_workers(stall.thread):
         for process in stall.processes:
@@ -44,7 +43,7 @@ def check(stall: Stall) -> Diagnosis | None:
 def _told(stall: Stall, process: ProcessView, view: InsideView, cause: str) -> Diagnosis:
     item = f" item {view.item}" if view.item else ""
     draft = StallDraft(
-        RULE, stall, "likely", f"not hung: the next batch takes long, {duration(stall.still)} so far", cause
+        check, stall, "likely", f"not hung: the next batch takes long, {duration(stall.still)} so far", cause
     )
     thread = view.main
     draft.at(at(thread.user_frame if thread is not None else None, "cause", f"reads{item or ' the data'} here"))
@@ -57,6 +56,3 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, cause: str) -> D
     draft.because(f"{workers} workers read" if workers else "there are no workers: reading and training take turns")
     draft.help("more workers and `prefetch_factor`, or files that are quicker to read")
     return draft.finish("note")
-
-
-RULE = Rule(CODE, NAME, check)

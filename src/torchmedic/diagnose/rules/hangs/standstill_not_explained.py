@@ -13,16 +13,15 @@ frames.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.stall import StallDraft, ends_by_itself, idle, main_line, stands
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM590", "standstill-not-explained"
-
 _MIN_SHARE_OF_CORE = 0.1  # of a core: more than a thread that wakes now and then to look
 
 
+@rule("TM590", "standstill-not-explained")
 def check(stall: Stall) -> Diagnosis | None:
     view = stall.view
     moves = any(inner.main is not None and inner.main.moved for inner in stall.inside.values())
@@ -31,7 +30,7 @@ def check(stall: Stall) -> Diagnosis | None:
     if moves or works or not (stands(stall.inner) or stall.pid in stall.mute) or ends_by_itself(view):
         return None
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "possible",
         "the run makes no progress, and no rule explains why",
@@ -46,6 +45,3 @@ def check(stall: Stall) -> Diagnosis | None:
     excluded = ["threads that wait for each other", "a dead or stuck DataLoader worker", "a full pipe", "a file lock"]
     draft.because("excluded: " + ", ".join(excluded) + (", a busy loop" if idle(view) else ""))
     return draft.finish()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -11,16 +11,15 @@ Cure: use `kill -CONT PID`, or `fg` in the shell that has stopped it. Start back
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._wait_chain import chain
 from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line, who
 from torchmedic.records import Diagnosis
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM524", "stopped-process"
 
-
+@rule("TM524", "stopped-process")
 def check(stall: Stall) -> Diagnosis | None:
     waiter = next((waiter for waiter in chain(stall) if waiter.process.state in "Tt"), None)
     if waiter is None:
@@ -29,7 +28,7 @@ def check(stall: Stall) -> Diagnosis | None:
     own = stopped.pid == stall.pid
     name = "the training process" if own else who(stopped)
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "proven",
         f"{name} is stopped{_by_whom(stopped)}",
@@ -51,6 +50,3 @@ def check(stall: Stall) -> Diagnosis | None:
 
 def _by_whom(process: ProcessView) -> str:
     return " by a debugger" if process.state == "t" else ""
-
-
-RULE = Rule(CODE, NAME, check)

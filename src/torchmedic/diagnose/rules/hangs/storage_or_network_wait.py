@@ -13,7 +13,7 @@ in state D cannot be killed until the storage answers.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._at_work import frames_in
 from torchmedic.diagnose.rules.hangs._counterparts import described, doing, hopeless, patience_is_over
 from torchmedic.diagnose.rules.hangs._nobody_left import goes_on_beside
@@ -24,13 +24,12 @@ from torchmedic.records import Diagnosis, Grade, Severity
 from torchmedic.records.process import FileWait
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM523", "storage-or-network-wait"
-
 _FORKING = ("vfork", "kernel_clone", "do_exit")  # a parent waits so for a child that is about to begin
 _MIN_BYTES_PER_SECOND = 1024  # bytes a second
 _WORDS = {"connect": "to connect to", "accept": "for a connection at", "read": "for data from", "poll": "for data from"}
 
 
+@rule("TM523", "storage-or-network-wait")
 def check(stall: Stall) -> Diagnosis | None:
     for waiter in reversed(chain(stall)):
         if frames_in(waiter.python, "torch/distributed") is not None:
@@ -58,7 +57,7 @@ def _storage(stall: Stall, waiter: Waiter) -> Diagnosis:
     what = "the driver of the GPU" if nvidia else "storage"
     file = next((wait.target for wait in waiter.files if wait.target), "")
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         f"the run waits in the kernel for {what}, which does not answer",
@@ -105,7 +104,7 @@ def _network(stall: Stall, waiter: Waiter, wait: FileWait) -> Diagnosis | None:
         message = f"not hung yet: {who} waits {_WORDS[wait.action]} {where}"
     else:
         message = f"{who} waits {_WORDS[wait.action]} {where} without a time limit, and receives nothing"
-    draft = StallDraft(RULE, stall, grade, message, f"it stands in `{waiter.row.syscall}` on {wait.target}")
+    draft = StallDraft(check, stall, grade, message, f"it stands in `{waiter.row.syscall}` on {wait.target}")
     draft.at(at(waiter.frame, "cause", "waits here") or main_line(stall, "cause", "waits here"), main_line(stall))
     state = f"the connection is {wait.connection}" if wait.connection else ""
     quiet = f"nothing was received for {duration(waiter.row.asleep)}" if waiter.row.asleep is not None else ""
@@ -114,6 +113,3 @@ def _network(stall: Stall, waiter: Waiter, wait: FileWait) -> Diagnosis | None:
     draft.because("the other end is in the same process, where no thread serves it" if own else "")
     draft.help("give it a time limit: `timeout=30`, or `socket.setdefaulttimeout(30)` for all")
     return draft.finish(severity)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,19 +12,18 @@ Python lists in the dataset, which every worker copies. To see which process use
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.stall import StallDraft, command, main_line
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
-
-CODE, NAME = "TM525", "swap-thrash"
 
 _MIN_SHARE_WAITING = 0.2  # of the time, all of the tasks waited for memory
 _MIN_SWAP_BYTES_PER_SECOND = 4 << 20  # bytes a second
 _MIN_FAULTS_PER_SECOND = 100.0  # a second
 
 
+@rule("TM525", "swap-thrash")
 def check(stall: Stall) -> Diagnosis | None:
     rates = stall.pressure
     if rates is None:
@@ -34,7 +33,7 @@ def check(stall: Stall) -> Diagnosis | None:
     if stood < _MIN_SHARE_WAITING or (swapped < _MIN_SWAP_BYTES_PER_SECOND and faults < _MIN_FAULTS_PER_SECOND):
         return None
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         "the run is slow because the host has too little memory and swaps",
@@ -54,6 +53,3 @@ def check(stall: Stall) -> Diagnosis | None:
         draft.because(f"{command(process, process.pid)}: {size(process.rss)}{swap}")
     draft.help("fewer DataLoader workers, a smaller `prefetch_factor` or batch, memory-mapped data")
     return draft.finish("warning")
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,15 +12,14 @@ wait for a thread (`join`, `result`, `get`) while holding a lock that it needs.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.stall import StallDraft, at, lock_at, short
 from torchmedic.records import Diagnosis, Role
 from torchmedic.records.inside import InsideView, PyThread
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM502", "thread-deadlock"
 
-
+@rule("TM502", "thread-deadlock")
 def check(stall: Stall) -> Diagnosis | None:
     for view in stall.inside.values():
         cycle = _cycle(view)
@@ -71,7 +70,7 @@ def _told(stall: Stall, cycle: list[PyThread]) -> Diagnosis:
     assert wanted is not None
     if len(cycle) == 1:
         draft = StallDraft(
-            RULE,
+            check,
             stall,
             "proven",
             f"a thread waits for `{wanted.name}`, which it holds itself",
@@ -79,7 +78,7 @@ def _told(stall: Stall, cycle: list[PyThread]) -> Diagnosis:
         )
     else:
         draft = StallDraft(
-            RULE,
+            check,
             stall,
             "proven",
             f"deadlock: {len(cycle)} threads wait for each other's locks",
@@ -107,6 +106,3 @@ def _told(stall: Stall, cycle: list[PyThread]) -> Diagnosis:
 
 def _name(thread: PyThread) -> str:
     return "the main thread" if thread.main else f"thread `{thread.name}`" if thread.name else f"thread {thread.tid}"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,17 +12,16 @@ Cure: do not wait in a hook: put the work into a queue and wait for it after `ba
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.stall import StallDraft, at
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM515", "wait-inside-backward"
-
 _ENGINE = "_engine_run_backward"
 
 
+@rule("TM515", "wait-inside-backward")
 def check(stall: Stall) -> Diagnosis | None:
     inner = stall.inner
     for thread in inner.threads if inner is not None else ():
@@ -31,7 +30,7 @@ def check(stall: Stall) -> Diagnosis | None:
         if hook is None or wanted is None or thread.moved:
             continue
         draft = StallDraft(
-            RULE,
+            check,
             stall,
             "likely",
             f"`{hook.function}`, which runs inside of the backward pass, waits for {wanted.kind} `{wanted.name}`",
@@ -56,6 +55,3 @@ def _in_backward(thread: PyThread, stall: Stall) -> tuple[PyFrame | None, PyFram
     if main is None or thread.main or started or not main.frames or main.frames[0].function != _ENGINE:
         return None, None
     return thread.user_frame, main.user_frame
-
-
-RULE = Rule(CODE, NAME, check)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._counterparts import described, hopeless, patience_is_over
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
 from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line
@@ -22,8 +22,6 @@ from torchmedic.records import Diagnosis, Grade, Severity
 from torchmedic.records.inside import PyThread
 from torchmedic.records.process import FileWait
 from torchmedic.records.stall import Stall
-
-CODE, NAME = "TM520", "waiting-for-input"
 
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/ipdb/", "/pudb/", "/code.py", "debugger/pdb.py")
@@ -34,6 +32,7 @@ class _Verdict(NamedTuple):
     severity: Severity
 
 
+@rule("TM520", "waiting-for-input")
 def check(stall: Stall) -> Diagnosis | None:
     for waiter in reversed(chain(stall)):
         wait = next((wait for wait in waiter.files if _is_input(wait)), None)
@@ -74,7 +73,7 @@ def _told(stall: Stall, waiter: Waiter, wait: FileWait, verdict: _Verdict) -> Di
     else:
         message = f"{who} waits {for_what}"
     source = "a terminal" if wait.target.startswith(_TERMINALS) else f"descriptor {wait.descriptor}, {wait.target}"
-    draft = StallDraft(RULE, stall, verdict.grade, message, f"it reads from {source}, and receives nothing")
+    draft = StallDraft(check, stall, verdict.grade, message, f"it reads from {source}, and receives nothing")
     draft.at(at(frame, "cause", "waits here") or main_line(stall, "cause", "waits here"))
     draft.at(main_line(stall))
     writers = [pid for pid in wait.peers if pid != process.pid]
@@ -97,6 +96,3 @@ def _question(waiter: Waiter) -> bool:
 def _debugger(thread: PyThread | None) -> object:
     frames = thread.frames if thread is not None else ()
     return next((frame for frame in frames if not frame.user and any(name in frame.file for name in _DEBUGGERS)), None)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,7 +12,7 @@ Cure: check what the child does; for a Python child the diagnosis shows its line
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._counterparts import goes_on
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain, children_awaited
 from torchmedic.diagnose.rules.hangs.worker_stuck import waits_for_batch
@@ -22,9 +22,8 @@ from torchmedic.records import Diagnosis
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM527", "waits-for-child-process"
 
-
+@rule("TM527", "waits-for-child-process")
 def check(stall: Stall) -> Diagnosis | None:
     waiters = chain(stall)
     if waits_for_batch(stall.thread):
@@ -71,7 +70,7 @@ def _told(stall: Stall, waiter: Waiter, below: list[ProcessView], waiters: list[
     child = below[0]
     pool = waiter.wanted is not None and waiter.wanted.kind == "result of a pool"
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         "no process of the pool is at work on what the run waits for"
@@ -105,6 +104,3 @@ def _doing(stall: Stall, process: ProcessView) -> str:
     on = f" on {files[0]}" if files else ""
     asleep = f", for {duration(row.asleep)}" if row.asleep is not None else ""
     return f"in the system call `{row.syscall or '?'}`{on}{place}{asleep}"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -13,7 +13,7 @@ collectives in the same order, and agree on early exits with an all_reduce of a 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._collectives import JOINING, Call, Rank, call_of, on_one_host, peer_states
 from torchmedic.diagnose.words.format import duration, listed
 from torchmedic.diagnose.words.stall import StallDraft, at, short
@@ -21,13 +21,12 @@ from torchmedic.records import Diagnosis
 from torchmedic.records.inside import InsideView, PyFrame
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM532", "waits-for-collective"
-
 _HELP = "every rank must make the same calls in the same order: look for a branch that only some ranks take"
 _START_HELP = "start as many processes as the world size says, with the same `MASTER_ADDR` and `MASTER_PORT`"
 _UNSEEN_RANK_LIMITS = 10  # times the limit: for so long a rank that cannot be seen may be slow
 
 
+@rule("TM532", "waits-for-collective")
 def check(stall: Stall) -> Diagnosis | None:
     for pid, view in stall.inside.items():
         call = call_of(stall, stall.process(pid), view)
@@ -51,7 +50,7 @@ def _told(stall: Stall, view: InsideView, call: Call) -> Diagnosis:
         or (job is None and together is False)
     )
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         f"{_who(view)} waits in {call.words} for other ranks",
@@ -67,7 +66,7 @@ def _told(stall: Stall, view: InsideView, call: Call) -> Diagnosis:
 def _slow(stall: Stall, view: InsideView, call: Call, slow: list[Rank], ranks: list[Rank]) -> Diagnosis:
     first = slow[0]
     draft = StallDraft(
-        RULE,
+        check,
         stall,
         "likely",
         f"not hung: {_who(view)} waits in {call.words} for {first.name}, which is at work",
@@ -125,6 +124,3 @@ def _same(one: PyFrame, other: PyFrame) -> bool:
 
 def _who(view: InsideView) -> str:
     return f"rank {view.job.rank}" if view.job is not None else "this process"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -13,7 +13,7 @@ workers. Set a time limit for the read; `DataLoader(..., timeout=60)` turns the 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.hangs._reading import sleeps_for_long
 from torchmedic.diagnose.words.stall import SLEEPS, StallDraft, at, busy, main_line, short
 from torchmedic.records import Diagnosis
@@ -21,9 +21,8 @@ from torchmedic.records.inside import InsideView, PyThread
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
 
-CODE, NAME = "TM511", "worker-stuck"
 
-
+@rule("TM511", "worker-stuck")
 def check(stall: Stall) -> Diagnosis | None:
     if not waits_for_batch(stall.thread):
         return None
@@ -38,7 +37,7 @@ def check(stall: Stall) -> Diagnosis | None:
         waits = "" if not thread.waits_for else f", waiting for {thread.waits_for.kind} `{thread.waits_for.name}`"
         item = f" item {view.item}" if view.item else ""
         draft = StallDraft(
-            RULE,
+            check,
             stall,
             "proven",
             f"a DataLoader worker is stuck in the dataset{' on' + item if item else ''}",
@@ -88,6 +87,3 @@ def _given(stall: Stall, pid: int) -> list[str]:
             shown = ", ".join(items[:8]) + (", ..." if len(items) > 8 else "")
             return [f"worker {number} of {len(loader.workers)} has not delivered items {shown}"] if items else []
     return []
-
-
-RULE = Rule(CODE, NAME, check)

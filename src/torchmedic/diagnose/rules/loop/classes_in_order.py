@@ -11,19 +11,18 @@ Cure: use `DataLoader(dataset, shuffle=True)`, or a sampler that mixes the class
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ClassesInOrder
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location
 
-CODE, NAME = "TM616", "classes-in-order"
 
-
+@rule("TM616", "classes-in-order")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, ClassesInOrder):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the training data is sorted by class: {incident.classes} classes, sorted, and not shuffled",
@@ -39,6 +38,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft.because("the labels of the whole dataset never decrease")
     draft.help("shuffle=True", safety="changes-training")
     return draft.done(severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

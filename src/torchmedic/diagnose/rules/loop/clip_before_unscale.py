@@ -13,20 +13,19 @@ from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ClipBeforeUnscale
 from torchmedic.diagnose.cures.loop_edits import line_added_before
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
 
-CODE, NAME = "TM606", "clip-before-unscale"
 
-
+@rule("TM606", "clip-before-unscale")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, ClipBeforeUnscale):
         return None
     bound = incident.bound
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         "gradients are clipped before GradScaler has divided them by its scale",
@@ -42,6 +41,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     line = f"{scaler}.unscale_({name})"
     draft.help(f"call {line} before", patch=line_added_before(incident.cause, line), safety="changes-training")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,19 +12,18 @@ Cure: use `F.dropout(x, p, training=self.training)`, `dropout_p=p if self.traini
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import DropoutInEvaluation
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM622", "dropout-in-evaluation"
 
-
+@rule("TM622", "dropout-in-evaluation")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, DropoutInEvaluation):
         return None
     name, share = incident.name, incident.share
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{name} drops {share:.0%} of the values in evaluation mode too",
@@ -34,6 +33,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     told = "training=self.training" if "attention" not in name else "dropout_p=p if self.training else 0.0"
     draft.help(f"pass the mode: `{told}`", safety="changes-training")
     return draft.done(severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

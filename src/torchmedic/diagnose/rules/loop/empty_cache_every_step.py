@@ -12,19 +12,18 @@ Cure: remove the call. If fragmentation is the problem, set `PYTORCH_CUDA_ALLOC_
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import EmptyCacheEveryStep
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM617", "empty-cache-every-step"
 
-
+@rule("TM617", "empty-cache-every-step")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, EmptyCacheEveryStep):
         return None
     share = f"{incident.share:.0%}"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"empty_cache() in every step takes {share} of the time",
@@ -37,6 +36,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.help("remove the call: it does not free memory that is in use", safety="safe")
     return draft.done(severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

@@ -11,19 +11,18 @@ Cure: freeze the parameters that should not change, and give the optimizer the o
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import FrozenOptimizer
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM609", "frozen-optimizer"
 
-
+@rule("TM609", "frozen-optimizer")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, FrozenOptimizer):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the weights do not change: all {count(incident.held, 'parameter')} of the optimizer are frozen",
@@ -40,6 +39,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.help("give the optimizer the parameters that should be trained", safety="changes-training")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -11,20 +11,19 @@ Cure: call `zero_grad()` before `backward()` or after `step()`, never in between
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import GradientsClearedBeforeStep
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM604", "gradients-cleared-before-step"
 
-
+@rule("TM604", "gradients-cleared-before-step")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, GradientsClearedBeforeStep):
         return None
     updates = incident.updates
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the weights do not change: the gradients were cleared before each of {count(updates, 'update')}",
@@ -38,6 +37,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft.because("so in every update that was seen, without exception")
     draft.help("move it before backward, or after step", safety="changes-training")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -11,20 +11,19 @@ Cure: clear the gradients once per update, right after `optimizer.step()`.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import GradientsClearedInsideAccumulation
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM602", "gradients-cleared-inside-accumulation"
 
-
+@rule("TM602", "gradients-cleared-inside-accumulation")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, GradientsClearedInsideAccumulation):
         return None
     lost, kept = incident.lost, incident.kept
     total = lost + kept
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{lost} of {total} micro-batches are thrown away: the gradients are cleared inside of the accumulation cycle",
@@ -43,6 +42,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     name = evidence.optimizer_name(incident.update) or "optimizer"
     draft.help(f"move it behind {name}.step(), so that it is called once per update", safety="changes-training")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -13,21 +13,20 @@ from __future__ import annotations
 
 from torchmedic.detect.loop.incident import GradientsNeverCleared
 from torchmedic.diagnose.cures.loop_edits import line_added_after
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
 
-CODE, NAME = "TM601", "gradients-never-cleared"
 
-
+@rule("TM601", "gradients-never-cleared")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, GradientsNeverCleared):
         return None
     name = evidence.optimizer_name(incident.cause) or "optimizer"
     before, after = incident.norms
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"gradients are never cleared: every update uses those of all {incident.updates} steps so far",
@@ -48,6 +47,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         safety="changes-training",
     )
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

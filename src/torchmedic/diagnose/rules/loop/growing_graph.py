@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 
 from torchmedic.detect.loop.incident import GrowingGraph
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.observe.heap.walk import Held
@@ -25,9 +25,8 @@ from torchmedic.source.live_frames import node_location, syntax_tree
 from torchmedic.source.syntax import FUNCTIONS, nodes_in
 from torchmedic.source.user_variables import user_files
 
-CODE, NAME = "TM620", "growing-graph"
 
-
+@rule("TM620", "growing-graph")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, GrowingGraph):
@@ -35,7 +34,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     held, sizes = incident.held, incident.sizes
     (first, _, small), (last, old, large) = sizes[0], sizes[-1]
     what = f"`{held.name}`" if held is not None else "something"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the graph of the loss grows in every step: {small} operations in step {first}, {large} in step {last}",
@@ -77,6 +76,3 @@ def _assignments(attribute: str) -> list[tuple[str, ast.Assign]]:
             ):
                 found.append((file, node))
     return found
-
-
-RULE = Rule(CODE, NAME, check)

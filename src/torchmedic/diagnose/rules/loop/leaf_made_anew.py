@@ -13,19 +13,18 @@ Cure: compute with the tensor of the optimizer itself, in torch's operations, wi
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import LeafMadeAnew
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM624", "leaf-made-anew"
 
-
+@rule("TM624", "leaf-made-anew")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, LeafMadeAnew):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`step()` changes nothing: {_held(incident.held)} of the optimizer never got a gradient",
@@ -52,6 +51,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
 
 def _held(number: int) -> str:
     return "the tensor" if number == 1 else f"the {number} tensors"
-
-
-RULE = Rule(CODE, NAME, check)

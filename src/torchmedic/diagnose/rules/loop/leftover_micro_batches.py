@@ -12,13 +12,12 @@ Cure: update after the last batch too: `if (i + 1) % N == 0 or i + 1 == len(load
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import LeftoverMicroBatches
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM621", "leftover-micro-batches"
 
-
+@rule("TM621", "leftover-micro-batches")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, LeftoverMicroBatches):
@@ -26,7 +25,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     left = incident.left
     last = f"last {left}" if left > 1 else "last one"
     fate = "thrown away" if incident.is_lost else "mixed into the first update of the next epoch"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the {last} of {incident.length} batches of an epoch make no update of their own"
@@ -37,6 +36,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft.at(evidence.at("cause", incident.cause, f"comes after every {incident.size} batches", "step"))
     draft.help("update after the last batch of an epoch too", safety="changes-training")
     return draft.done(severity="note")
-
-
-RULE = Rule(CODE, NAME, check)

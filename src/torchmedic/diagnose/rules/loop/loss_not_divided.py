@@ -13,19 +13,18 @@ such as Adam, which divide by the size of the gradients, are not reported.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import LossNotDivided
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM603", "loss-not-divided"
 
-
+@rule("TM603", "loss-not-divided")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, LossNotDivided):
         return None
     size = incident.size
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"the gradients are {size} times as large as those of one batch: {size} mean losses are added up",
@@ -42,6 +41,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     name = evidence.receiver(incident.cause, "backward") or "loss"
     draft.help(f"({name} / {size}).backward()", safety="changes-training")
     return draft.done(severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

@@ -14,11 +14,10 @@ later; compute on the device instead of the CPU. For batches: `pin_memory=True` 
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import NeedlessWait
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM619", "needless-wait"
 _WORDS = {
     "__float__": "float",
     "__int__": "int",
@@ -31,6 +30,7 @@ _WORDS = {
 }
 
 
+@rule("TM619", "needless-wait")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, NeedlessWait):
@@ -38,7 +38,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     waited, name = incident.waited, incident.waited.name
     said = _WORDS.get(name, f"{name}()")
     share = f"{waited.share:.0%}"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the device is idle for {share} of every step, because this line waits for it",
@@ -66,6 +66,3 @@ def _advised(draft: Draft, name: str, uploads: bool) -> Draft:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 
 from torchmedic.detect.loop.incident import OptimizerOfOtherModel, ReplacedParameters
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
@@ -21,9 +21,8 @@ from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location, syntax_tree
 from torchmedic.source.syntax import nodes_in
 
-CODE, NAME = "TM608", "optimizer-of-replaced-parameters"
 
-
+@rule("TM608", "optimizer-of-replaced-parameters")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if isinstance(incident, ReplacedParameters):
@@ -35,7 +34,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
 
 def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Diagnosis:
     names = listed([f"`{name}`" for name in incident.names])
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{names} are not trained: the optimizer still holds the parameters that they replaced",
@@ -55,7 +54,7 @@ def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Diagnosis:
 
 
 def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Diagnosis:
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         "the weights do not change: the optimizer holds the parameters of another model",
@@ -88,6 +87,3 @@ def _assigned(evidence: LoopEvidence, names: list[str], label: str) -> Location 
         or (isinstance(target, ast.Subscript) and ast.unparse(target.slice) in wanted)
     ]
     return node_location("writer", built.file, found[0], label) if len(found) == 1 else None
-
-
-RULE = Rule(CODE, NAME, check)

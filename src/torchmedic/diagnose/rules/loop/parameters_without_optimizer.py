@@ -14,21 +14,20 @@ the layers shall stay random, freeze them with `requires_grad_(False)`.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ParametersWithoutOptimizer
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM623", "parameters-without-optimizer"
 
-
+@rule("TM623", "parameters-without-optimizer")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, ParametersWithoutOptimizer):
         return None
     names = listed([f"`{name}`" for name in incident.names])
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"{names} never learn: no optimizer has their parameters",
@@ -51,6 +50,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         safety="changes-training",
     )
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

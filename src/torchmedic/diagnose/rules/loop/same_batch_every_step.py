@@ -11,18 +11,17 @@ Cure: use `for batch in loader:`, or one iterator that is made before the loop.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import SameBatchEveryStep
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM615", "same-batch-every-step"
 
-
+@rule("TM615", "same-batch-every-step")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, SameBatchEveryStep):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"every step trains on the same batch, the first of {incident.batches}",
@@ -32,6 +31,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft.because(f"the last {incident.times} batches were made of the same items of the dataset, in the same order")
     draft.help("go through the loader with `for batch in loader`, or make the iterator once, before the loop")
     return draft.done(severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

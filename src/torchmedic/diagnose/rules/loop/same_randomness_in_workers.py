@@ -13,20 +13,19 @@ Cure: draw from `torch` or `numpy.random` directly, or seed the generator in a `
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import SameRandomnessInWorkers
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location
 
-CODE, NAME = "TM618", "same-randomness-in-workers"
 
-
+@rule("TM618", "same-randomness-in-workers")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, SameRandomnessInWorkers) or not evidence.is_users(incident.cause):
         return None
     name, workers = incident.name, incident.workers
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"all {workers} workers draw the same random numbers from `self.{name}`",
@@ -51,6 +50,3 @@ def _made(evidence: LoopEvidence, incident: SameRandomnessInWorkers, label: str)
             if cls.name == owner and cls.lineno <= node.lineno <= (cls.end_lineno or cls.lineno):
                 return node_location("cause", file, node, label)
     return None
-
-
-RULE = Rule(CODE, NAME, check)

@@ -11,19 +11,18 @@ Cure: call `optimizer.step()` first, then `scheduler.step()`.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ScheduleBeforeUpdate
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
 
-CODE, NAME = "TM611", "schedule-before-update"
 
-
+@rule("TM611", "schedule-before-update")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, ScheduleBeforeUpdate):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         "the first learning rate of the schedule is never used: the schedule advances before the first update",
@@ -36,6 +35,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft.because("the same in every iteration: first the schedule, then the update")
     draft.help("call it after the update", safety="changes-training")
     return draft.done(severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

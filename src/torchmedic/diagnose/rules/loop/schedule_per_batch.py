@@ -11,18 +11,17 @@ Cure: call it once per epoch, after the loop over the batches; or give the perio
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import SchedulePerBatch
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM612", "schedule-per-batch"
 
-
+@rule("TM612", "schedule-per-batch")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, SchedulePerBatch):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"{incident.schedule} advances with every batch, although its numbers are in epochs",
@@ -31,6 +30,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft.at(evidence.at("cause", incident.cause, "called after every update", "step"))
     draft.help("call it once per epoch, or give it its period in batches", safety="changes-training")
     return draft.done(severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

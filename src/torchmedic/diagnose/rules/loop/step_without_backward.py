@@ -10,19 +10,18 @@ Cure: call `backward()` for every update, and clear the gradients in between.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import StepWithoutBackward
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM605", "step-without-backward"
 
-
+@rule("TM605", "step-without-backward")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, StepWithoutBackward):
         return None
     updates = incident.updates
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the last {updates} updates all used the same gradients: no backward came in between",
@@ -32,6 +31,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     draft.because("between these updates nothing has written to the gradients, and backward was not called at all")
     draft.help("call backward before every step, and clear the gradients after it", safety="changes-training")
     return draft.done(severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

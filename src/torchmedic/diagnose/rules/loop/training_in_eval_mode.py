@@ -11,20 +11,19 @@ Cure: call `model.train()` at the start of each epoch, or at the end of the vali
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import TrainingInEvalMode
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM613", "training-in-eval-mode"
 
-
+@rule("TM613", "training-in-eval-mode")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, TrainingInEvalMode):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         "the model is trained in evaluation mode since the first validation",
@@ -46,6 +45,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
 
 def _parts(names: list[str], what: str) -> str:
     return f"{count(len(names), f'{what} layer')} ({listed([f'`{name}`' for name in names], 3)})"
-
-
-RULE = Rule(CODE, NAME, check)

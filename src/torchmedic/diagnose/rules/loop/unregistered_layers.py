@@ -12,7 +12,7 @@ Cure: use `nn.ModuleList` for a list, `nn.ModuleDict` for a dict, `nn.ParameterL
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import UnregisteredLayers
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
@@ -20,16 +20,15 @@ from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.user_code import is_user_file
 
-CODE, NAME = "TM607", "unregistered-layers"
 
-
+@rule("TM607", "unregistered-layers")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, UnregisteredLayers):
         return None
     name, kind = incident.name, incident.kind
     path = ".".join(filter(None, (incident.path, name)))
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{count(incident.elements, 'weight')} in the {kind} `{path}` are not trained: they are not parameters "
@@ -58,6 +57,3 @@ def _assigned(evidence: LoopEvidence, incident: UnregisteredLayers, label: str) 
         if is_user_file(file):
             return node_location("cause", file, statement, label)
     return evidence.at("cause", incident.cause, label)
-
-
-RULE = Rule(CODE, NAME, check)

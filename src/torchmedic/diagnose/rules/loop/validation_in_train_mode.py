@@ -11,21 +11,20 @@ Cure: call `model.eval()` before the validation and `model.train()` after it.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ValidationInTrainMode
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM614", "validation-in-train-mode"
 
-
+@rule("TM614", "validation-in-train-mode")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, ValidationInTrainMode):
         return None
     norms, dropouts = incident.norms, incident.dropouts
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if norms else "likely",
         "the model is validated in training mode"
@@ -44,6 +43,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         draft.because(f"{count(len(dropouts), 'layer')} of dropout: {listed([f'`{name}`' for name in dropouts], 3)}")
     draft.help("call eval() on the model before the validation, and train() after it")
     return draft.done(severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

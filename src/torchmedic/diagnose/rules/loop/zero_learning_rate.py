@@ -12,20 +12,19 @@ every step.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ZeroLearningRate
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM610", "zero-learning-rate"
 
-
+@rule("TM610", "zero-learning-rate")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, ZeroLearningRate):
         return None
     updates = count(incident.updates, "update")
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the weights do not change: the learning rate was exactly 0 in all of {updates}",
@@ -39,6 +38,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         draft.because(f"its schedule has moved {incident.scheduled} times and the rate is still 0")
     draft.help("give it a learning rate above 0", safety="changes-training")
     return draft.done(severity="error" if incident.is_alone else "warning")
-
-
-RULE = Rule(CODE, NAME, check)

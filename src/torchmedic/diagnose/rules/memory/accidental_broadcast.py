@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from torchmedic.diagnose.cures.memory import add_rewritten
-from torchmedic.diagnose.rule import Rule, RuleAnswer
+from torchmedic.diagnose.rule import RuleAnswer, rule
 from torchmedic.diagnose.rules.memory._table import noticed, table
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -34,8 +34,6 @@ from torchmedic.replay.step.trial import Edit
 from torchmedic.source.live_frames import expressions, syntax_tree
 from torchmedic.source.spots import Spot, spot_of_node
 from torchmedic.source.syntax import nodes_in
-
-CODE, NAME = "TM404", "accidental-broadcast"
 
 Shape = tuple[int, ...]
 
@@ -50,6 +48,7 @@ class _Table(NamedTuple):
     nbytes: int
 
 
+@rule("TM404", "accidental-broadcast")
 def check(evidence: RaisedEvidence) -> RuleAnswer | None:
     autopsy = evidence.autopsy
     if autopsy is None:
@@ -80,7 +79,7 @@ def check(evidence: RaisedEvidence) -> RuleAnswer | None:
 
 def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...], edit: Edit | None = None) -> RuleAnswer:
     one, two = found.pair
-    draft = RULE.draft(
+    draft = check.draft(
         autopsy.evidence,
         "proven",
         f"{list(one)} and {list(two)} broadcast to {list(found.shape)}, which takes {size(found.nbytes)}",
@@ -222,6 +221,3 @@ def _grew(one: tuple[int, ...], two: tuple[int, ...], shape: tuple[int, ...]) ->
     except RuntimeError:
         return False
     return together == tuple(shape) and math.prod(shape) >= 16 * math.prod(one)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING
 
-from torchmedic.diagnose.rule import Draft, Rule, RuleAnswer
+from torchmedic.diagnose.rule import Draft, RuleAnswer, rule
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import size
 from torchmedic.observe.memory.headroom import is_lifted
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
     from torchmedic.evidence.exception import RaisedEvidence
     from torchmedic.evidence.memory.autopsy import Autopsy
 
-CODE, NAME = "TM414", "address-space-limit"
-
 _MIN_RESIDENT_SHARE = 0.5  # of what is mapped: where less is in memory, the limit counts mostly what is not used
 
 
+@rule("TM414", "address-space-limit")
 def check(evidence: RaisedEvidence | NoRoom) -> Diagnosis | RuleAnswer | None:
     if isinstance(evidence, NoRoom):
         return _from_outside(evidence)
@@ -48,7 +47,7 @@ def _inside(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     if refusal is None or (bound := refusal.bound) is None:
         return None
     message = refusal.what or "there is no memory"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if bound.certain else "likely",
         f"{message}: the process may have {size(bound.limit)} of {bound.of}",
@@ -89,7 +88,7 @@ def _from_outside(left: NoRoom) -> Diagnosis | None:
     if bound is None:
         return None
     want = f"there is no memory for {size(left.asked)}" if left.asked is not None else "there is no memory"
-    draft = RULE.draft(
+    draft = check.draft(
         left,
         "proven" if bound.certain else "likely",
         f"{want}: the process may have {size(bound.limit)} of {bound.of}",
@@ -139,6 +138,3 @@ def _advise(draft: Draft, bound: Bound, own: bool) -> None:
         draft.help(f"raise {bound.name}, or remove the line that sets it")
     else:
         draft.help(f"raise the limit: `{bound.option} unlimited`, or the memory that the job asks for (`h_vmem`)")
-
-
-RULE = Rule(CODE, NAME, check)

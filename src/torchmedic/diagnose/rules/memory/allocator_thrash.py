@@ -11,17 +11,16 @@ Cure: use a slightly smaller batch; set `PYTORCH_CUDA_ALLOC_CONF=expandable_segm
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.memory._table import most_held, noticed, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM413", "allocator-thrash"
-
 _OFTEN = 8  # retries, and in how many steps at most one each
 
 
+@rule("TM413", "allocator-thrash")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = evidence.autopsy
     if autopsy is None or not autopsy.exhaustion.on_device or autopsy.agent is None:
@@ -29,7 +28,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     retries, updates = autopsy.measured.retries, autopsy.agent.clock.updates
     if retries < _OFTEN or updates < 2 or retries < updates // 4:
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the allocator emptied its cache {retries} times in {updates} steps before it gave up",
@@ -40,6 +39,3 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.help("make the batch a little smaller")
     draft.help("where sizes vary, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", safety="safe")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.kills import NEAR_LIMIT, LastMemory
 from torchmedic.records import Diagnosis
@@ -25,9 +25,8 @@ from torchmedic.records.death import Death
 if TYPE_CHECKING:
     from torchmedic.evidence.exception import RaisedEvidence
 
-CODE, NAME = "TM417", "cgroup-limit"
 
-
+@rule("TM417", "cgroup-limit")
 def check(evidence: RaisedEvidence | Death) -> Diagnosis | None:
     return _killed(evidence) if isinstance(evidence, Death) else _refused(evidence)
 
@@ -45,7 +44,7 @@ def _refused(evidence: RaisedEvidence) -> Diagnosis | None:
     fits_group = (memory.resident or 0) + asked <= memory.cgroup_limit
     if fits_group or asked > memory.available:
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"{refusal.what}: its cgroup may hold {size(memory.cgroup_limit)}",
@@ -74,7 +73,7 @@ def _killed(death: Death) -> Diagnosis | None:
     else:
         return None
     why = f"its cgroup had used up its {size(death.memory_limit)} of memory"
-    draft = memory.draft(RULE, why, proof, lines)
+    draft = memory.draft(check, why, proof, lines)
     peak = f", and the most that it held {size(death.memory_peak)}" if death.memory_peak else ""
     draft.because(f"{group}{peak}; the largest process of the run held {size(memory.used)}")
     if death.memory_high is not None:
@@ -83,6 +82,3 @@ def _killed(death: Death) -> Diagnosis | None:
     holder = memory.holder(draft)
     memory.advise(draft, "`docker run --memory`, `resources.limits.memory`, `sbatch --mem`")
     return memory.blaming(holder, draft.done())
-
-
-RULE = Rule(CODE, NAME, check)

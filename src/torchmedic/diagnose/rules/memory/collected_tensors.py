@@ -18,7 +18,7 @@ import ast
 import re
 from typing import NamedTuple
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.memory._table import kind_of, noticed, shown
 from torchmedic.diagnose.rules.memory._warned import was_warned
 from torchmedic.diagnose.words.format import size
@@ -32,8 +32,6 @@ from torchmedic.evidence.memory.source.fillers import Filler, fillers_of, is_loo
 from torchmedic.evidence.memory.source.run_again import is_run_again
 from torchmedic.records import Diagnosis
 from torchmedic.source.syntax import callee
-
-CODE, NAME = "TM412", "collected-tensors"
 
 _MIN_SHARE = 0.25  # of all tensors
 _MIN_ITEMS = 4
@@ -50,6 +48,7 @@ class Collection(NamedTuple):
     filler: Filler
 
 
+@rule("TM412", "collected-tensors")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = evidence.autopsy
     if autopsy is None:
@@ -91,7 +90,7 @@ def _grown(autopsy: Autopsy) -> Grown | None:
 
 def _of_container(evidence: RaisedEvidence, autopsy: Autopsy, found: Collection) -> Diagnosis:
     name, kind = found.holder.path, kind_of(autopsy, found.holder)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{name}` has collected {size(found.nbytes)} in {count(found.number, kind)}",
@@ -106,7 +105,7 @@ def _of_container(evidence: RaisedEvidence, autopsy: Autopsy, found: Collection)
 
 def _of_tensor(evidence: RaisedEvidence, autopsy: Autopsy, found: Grown) -> Diagnosis:
     name, kind = found.holder.path, kind_of(autopsy, found.holder)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{name}` has grown to {size(found.nbytes)} in one {kind}",
@@ -170,6 +169,3 @@ def _reason(holder: Holder, asked: int) -> str:
     if known.puts and known.puts[0].is_guarded:
         return f"it is a cache that keeps every item that was ever requested; {more}"
     return f"the loop adds items and never removes any; {more}"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.memory._table import differentiated, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -27,12 +27,11 @@ from torchmedic.records import Diagnosis, Location
 from torchmedic.source.lookup.class_calls import constructed_at
 from torchmedic.source.lookup.layers import layer_built_at
 
-CODE, NAME = "TM409", "dense-embedding-gradient"
-
 _LAYERS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _LOOKUPS = ("Embedding", "Index", "Gather", "Take")  # what the nodes are called that look rows up
 
 
+@rule("TM409", "dense-embedding-gradient")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = evidence.autopsy
     if autopsy is None or not autopsy.in_backward or autopsy.asked is None:
@@ -48,7 +47,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if table is None:
         return None
     rows, shape = table.shape[0], list(table.shape)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the gradient of an embedding of {shape} takes {size(table.nbytes)}",
@@ -105,6 +104,3 @@ def _forward_line(autopsy: Autopsy) -> Location | None:
     if place is None or place.spot is None:
         return None
     return place.spot.location("cause", "looked up here: its gradient is as large as the table")
-
-
-RULE = Rule(CODE, NAME, check)

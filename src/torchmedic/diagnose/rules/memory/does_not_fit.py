@@ -15,16 +15,15 @@ that save most (`torch.utils.checkpoint`), or an optimizer with less state.
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.memory import add_cures
-from torchmedic.diagnose.rule import Rule, RuleAnswer
+from torchmedic.diagnose.rule import RuleAnswer, rule
 from torchmedic.diagnose.rules.memory._table import biggest, differentiated, most_held, noticed, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM402", "does-not-fit"
 
-
+@rule("TM402", "does-not-fit")
 def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     exhaustion = evidence.exhaustion
     if exhaustion is None or not exhaustion.on_device:
@@ -37,7 +36,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     if exhaustion.beside:
         free = f": {size(exhaustion.free)} are free" if exhaustion.free is not None else ""
         message = f"{exhaustion.beside} found no memory on {device}{free}"
-    draft = RULE.draft(evidence, "proven", message, _cause(autopsy))
+    draft = check.draft(evidence, "proven", message, _cause(autopsy))
     if autopsy is None:
         draft.at(*evidence.at_user_line("cause", "refused here"))
         draft.because(*(f"{size(use)} are held by process {pid}" for pid, use in exhaustion.other_processes[:3]))
@@ -86,6 +85,3 @@ def _advice(autopsy: Autopsy) -> str:
     if heading == "other processes":
         return "end the other processes on this device, or use another one"
     return "use a smaller batch and accumulate gradients, lower precision, or checkpointing"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,22 +12,21 @@ Cure: evaluate under `with torch.no_grad():` or `torch.inference_mode()`.
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.memory import add_cures
-from torchmedic.diagnose.rule import Rule, RuleAnswer
+from torchmedic.diagnose.rule import RuleAnswer, rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.evaluations import evaluation_of
 
-CODE, NAME = "TM405", "evaluation-with-gradients"
 
-
+@rule("TM405", "evaluation-with-gradients")
 def check(evidence: RaisedEvidence) -> RuleAnswer | None:
     autopsy = evidence.autopsy
     found = evaluation_of(autopsy) if autopsy is not None else None
     if autopsy is None or found is None:
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"an evaluation keeps {size(found.saved)} for a backward that never happens",
@@ -42,6 +41,3 @@ def check(evidence: RaisedEvidence) -> RuleAnswer | None:
     if not cures.is_help:
         draft.help("run it under `with torch.no_grad():`")
     return RuleAnswer(draft.done(), cures.plan)
-
-
-RULE = Rule(CODE, NAME, check)

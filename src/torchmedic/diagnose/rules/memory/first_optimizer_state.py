@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.rules.memory.collected_tensors import is_collecting
 from torchmedic.diagnose.words.format import size
@@ -29,8 +29,6 @@ from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
-
-CODE, NAME = "TM408", "first-optimizer-state"
 
 _MIN_TIMES_STATE = 4
 # Copies of each parameter that an optimizer keeps, by its class.
@@ -47,6 +45,7 @@ _COPIES = {
 }
 
 
+@rule("TM408", "first-optimizer-state")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = evidence.autopsy
     if autopsy is None:
@@ -63,7 +62,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if top is not None and top[1] > _MIN_TIMES_STATE * needed and is_collecting(autopsy):
         return None  # results of many trainings, say: it is only the last straw
     kind = type(optimizer).__name__
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the state of {kind} needs {size(needed)}"
@@ -169,6 +168,3 @@ def _advice(autopsy: Autopsy, kind: str) -> str:
         return "keep fewer of them (`history_size=10`), or use an optimizer with less state"
     other = "SGD or an 8-bit Adam" if kind.startswith(("Adam", "NAdam", "RAdam")) else "one with less state"
     return f"use a smaller batch, or another optimizer ({other}); its state can be sharded over several devices"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import os
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.memory._table import shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM407", "fragmented-memory"
-
 _MIN_UNUSED_SHARE = 0.2  # of what the allocator has reserved
 
 
+@rule("TM407", "fragmented-memory")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = evidence.autopsy
     if autopsy is None or not autopsy.exhaustion.on_device or autopsy.asked is None:
@@ -34,7 +33,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None  # a little lies in pieces in every full memory
     if "expandable_segments:true" in _setting().lower():
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if measured.exact else "likely",
         f"no free block has {size(autopsy.asked)}, although {size(measured.cache)} are reserved and free",
@@ -49,6 +48,3 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _setting() -> str:
     return os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
-
-
-RULE = Rule(CODE, NAME, check)

@@ -13,20 +13,19 @@ Cure: compute gradients with `torch.autograd.grad(..., create_graph=True)`, whic
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.memory._growth import end, measured
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.spots import Place
 
-CODE, NAME = "TM453", "gradient-cycles"
 
-
+@rule("TM453", "gradient-cycles")
 def check(evidence: LeakEvidence) -> Diagnosis | None:
     growth = evidence.growth
     if growth.what != "cycles":
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{growth.held.size} tensors and their gradients keep each other alive, with more in every step",
@@ -43,6 +42,3 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     draft.help("compute these gradients with `torch.autograd.grad(..., create_graph=True)`, which writes to no `.grad`")
     draft.help("or set `.grad` of these tensors to None at the end of the step")
     return draft.done(severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

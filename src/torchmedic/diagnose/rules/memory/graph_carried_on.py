@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.memory._growth import detached, edited, end, graph, measured
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM451", "graph-carried-on"
 
-
+@rule("TM451", "graph-carried-on")
 def check(evidence: LeakEvidence) -> Diagnosis | None:
     growth = evidence.growth
     if growth.what != "chain" or evidence.put is None:
@@ -29,7 +28,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     if (evidence.is_emptied and not evidence.is_notable) or evidence.may_be_given_up:
         return None
     name = growth.held.name
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{name}` carries the autograd graphs of all steps so far, {growth.periods} or more",
@@ -52,6 +51,3 @@ def _added(node: ast.AST) -> ast.expr | None:
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.value, ast.Name):
         return node.value
     return None
-
-
-RULE = Rule(CODE, NAME, check)

@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.memory._growth import detached, edited, end, graph, limit, measured, period, span, where
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.evidence.leaks.source.sites import Site
 from torchmedic.observe.heap.weighing import Weight
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM450", "graphs-kept"
 
-
+@rule("TM450", "graphs-kept")
 def check(evidence: LeakEvidence) -> Diagnosis | None:
     growth, weight = evidence.growth, evidence.growth.weight
     if growth.what != "graphs":
@@ -38,7 +37,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     name = growth.held.name
     pieces = growth.held.kind == "reached"
     things = "tensors" if pieces else "items"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{name}` keeps the autograd graph of every {period(evidence)}: {growth.held.size} {things} by now",
@@ -98,6 +97,3 @@ def _count(rate: float) -> str:
     if rate < 0.75:
         return "one now and then"
     return "one" if rate < 1.5 else f"about {rate:.0f}"
-
-
-RULE = Rule(CODE, NAME, check)

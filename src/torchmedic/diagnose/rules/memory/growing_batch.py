@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.rules.memory.outlier_batch import called_at
 from torchmedic.evidence.exception import RaisedEvidence
@@ -22,11 +22,10 @@ from torchmedic.evidence.memory.batch_sizes import comparable, is_growing
 from torchmedic.evidence.memory.grown_inputs import grown_input
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM411", "growing-batch"
-
 _MIN_ASKED_SHARE = 0.25  # of all tensors: what is asked for must be for what has grown, and not the last straw
 
 
+@rule("TM411", "growing-batch")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = evidence.autopsy
     if autopsy is None or autopsy.agent is None or autopsy.in_optimizer:
@@ -38,7 +37,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not _is_for_batch(autopsy):
         return None
     first, last = calls[0].shape, calls[-1].shape
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the batch has grown from {list(first)} to {list(last)} in {len(calls) - 1} steps",
@@ -70,7 +69,7 @@ def _by_source(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
     if found is None or (autopsy.asked or 0) < _MIN_ASKED_SHARE * autopsy.book.everything:
         return None
     shape = list(found.shape)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"`{found.name}` grows in every iteration of the loop, and now has shape {shape}",
@@ -81,6 +80,3 @@ def _by_source(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
     shown(draft, autopsy)
     draft.help(f"cut `{found.name}` to a fixed size before the model is called with it")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

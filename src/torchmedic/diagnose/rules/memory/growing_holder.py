@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.memory._growth import end, limit, measured, period, span, where
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.syntax import callee
 
-CODE, NAME = "TM452", "growing-holder"
-
 _EACH = 0.9  # items per step
 
 
+@rule("TM452", "growing-holder")
 def check(evidence: LeakEvidence) -> Diagnosis | None:
     growth = evidence.growth
     if growth.what != "data" or not evidence.matters or evidence.is_emptied:
@@ -41,7 +40,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         return None  # it grows layer by layer, or thaws
     name = growth.held.name
     items = f" in {growth.held.size} items" if growth.held.kind == "items" else ""
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"`{name}` holds {size(evidence.bytes_held)}{items} and grows with every {period(evidence)}",
@@ -63,6 +62,3 @@ def _is_model(evidence: LeakEvidence) -> bool:
     if weight is not None and weight.of_modules:
         return True
     return put is not None and isinstance(put.node, ast.Call) and callee(put.node) == "add_param_group"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -13,20 +13,19 @@ Cure: register the hook once, before the loop. If the hook is needed only for a 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.memory._growth import end, measured, period, span
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM454", "hooks-pile-up"
 
-
+@rule("TM454", "hooks-pile-up")
 def check(evidence: LeakEvidence) -> Diagnosis | None:
     growth = evidence.growth
     if growth.what != "hooks":
         return None
     name = growth.held.name
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{name}` has {growth.held.size} hooks by now, and every {period(evidence)} adds more",
@@ -37,6 +36,3 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     draft.help("register it once, before the loop")
     draft.help("or keep the handle that is returned, and call `.remove()` on it at the end of the step")
     return draft.done(severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,7 +12,7 @@ tensors.
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.memory import add_cures
-from torchmedic.diagnose.rule import Rule, RuleAnswer
+from torchmedic.diagnose.rule import RuleAnswer, rule
 from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -20,9 +20,8 @@ from torchmedic.observe.memory.host import HostMemory
 from torchmedic.observe.memory.limits import mappings
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM401", "host-memory-exhausted"
 
-
+@rule("TM401", "host-memory-exhausted")
 def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     refusal = refusal_of_host(evidence)
     if refusal is None or refusal.bound is not None:
@@ -31,7 +30,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     message = refusal.what or "the host's memory is exhausted"
     room = asked is not None and memory.available is not None and asked < memory.available
     explained = not room or refusal.overflow is not None or memory.committed is not None
-    draft = RULE.draft(evidence, "proven" if explained else "possible", message, _cause(asked, memory))
+    draft = check.draft(evidence, "proven" if explained else "possible", message, _cause(asked, memory))
     refusal.place(draft)
     if not explained:
         draft.because(mappings() or "no limit was found that explains the failure")
@@ -61,6 +60,3 @@ def _cause(asked: int | None, memory: HostMemory) -> str:
         return want
     free = f", of which {size(memory.available)} are free" if memory.available is not None else ""
     return f"{want}; the host has {size(memory.total)}{free}"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -18,13 +18,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchmedic.detect.trends.host_memory import WINDOW
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import size
 from torchmedic.records import Diagnosis
 from torchmedic.records.memory import HeldMemory, HostAlarm, comparable
-
-CODE, NAME = "TM455", "host-memory-running-out"
 
 _MIN_OWN_SHARE = 0.5  # of what came lately, from which on the run itself is to blame
 _MIN_PROCESS_SHARE = 0.25  # of what a process holds, from which on one of its holders is to blame
@@ -41,6 +39,7 @@ class _Rise(NamedTuple):
     in_shm: bool  # mostly in /dev/shm, and the run is not known to be to blame
 
 
+@rule("TM455", "host-memory-running-out")
 def check(alarm: HostAlarm) -> Diagnosis | None:
     last = alarm.last
     if last.used is None or last.limit is None:
@@ -53,7 +52,7 @@ def check(alarm: HostAlarm) -> Diagnosis | None:
         message = f"all processes wait for memory {last.waiting:.0f} % of the time"
     rise = _rise(alarm, last.used)
     blamed, in_shm = rise.is_blamed, rise.in_shm
-    draft = RULE.draft(
+    draft = check.draft(
         alarm,
         "likely" if blamed or in_shm else "possible",
         message,
@@ -139,6 +138,3 @@ def _advice(alarm: HostAlarm, top: HeldMemory | None, *, blamed: bool, in_shm: b
     if in_shm:
         return "keep fewer tensors that are shared between processes: batches of workers lie in /dev/shm until they go"
     return "use a smaller batch, fewer workers, mapped instead of loaded data, or a job with more memory"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -13,7 +13,7 @@ instead of its number of items.
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.memory import add_cures
-from torchmedic.diagnose.rule import Rule, RuleAnswer
+from torchmedic.diagnose.rule import RuleAnswer, rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.words.format import listed, size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -33,13 +33,12 @@ from torchmedic.evidence.memory.source.model_call import trained_call
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location, place
 
-CODE, NAME = "TM406", "outlier-batch"
-
 _MIN_FACTOR = 1.5
 _MIN_FACTOR_PROVEN = 2.0
 _MIN_SHARE_OF_BATCH = 0.5  # of all memory that is for the batch
 
 
+@rule("TM406", "outlier-batch")
 def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     autopsy = evidence.autopsy
     if autopsy is not None and (one := _of_one_sample(evidence, autopsy)) is not None:
@@ -58,7 +57,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     longest = longest_row(incident.batch, incident.batch_indices, length)
     largest = largest_item(incident.batch, incident.batch_indices)
     has, had = ("has a tensor of", "had") if calls[-1].nested else ("is", "was")
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if found.factor >= _MIN_FACTOR_PROVEN else "likely",
         f"this batch {has} {list(found.shape)}, {found.factor:.1f} times as large as any before it",
@@ -88,7 +87,7 @@ def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | No
     if giant is None:
         return None
     who = f"dataset item {giant.item}" if giant.item is not None else f"sample {giant.position} of the batch"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if autopsy.asked == giant.padded else "likely",
         f"{who} is {list(giant.shape)}, the other {giant.samples - 1} samples of its batch about {list(giant.usual)}",
@@ -108,7 +107,7 @@ def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> RuleAnswer | N
     if of_batch < _MIN_SHARE_OF_BATCH * (book.everything + asked) or not is_whole_data_set(incident.batch_indices):
         return None
     number = len(incident.batch_indices)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"this batch is the whole data set: {number} items at once",
@@ -147,6 +146,3 @@ def called_at(evidence: RaisedEvidence, label: str) -> Location | None:
         return place("cause", *called, label)
     found = evidence.at_user_line("cause", label)
     return found[0] if found else None
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import resource
 
 from torchmedic.detect.failures.device_errors import fault_in
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.data_loading import Loading, loading_of
 from torchmedic.evidence.devices.device_room import LITTLE, free_on_device
@@ -29,11 +29,10 @@ from torchmedic.observe.memory.usage import pinned_bytes
 from torchmedic.records import Diagnosis, Role
 from torchmedic.source.lookup.loader_lines import loader_call
 
-CODE, NAME = "TM416", "pinned-memory-refused"
-
 _OS_FAILED = 304  # cudaErrorOperatingSystem: the kernel refused what the driver asked of it
 
 
+@rule("TM416", "pinned-memory-refused")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     worker = evidence.incident.worker
     fault = fault_in(worker.message if worker is not None else evidence.message)
@@ -45,7 +44,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None  # then it may as well be the device that has none left
     asked, memory = _asked(evidence), host_memory()
     what = f"{size(asked)} of the host's memory" if asked else "memory of the host"
-    draft = RULE.draft(evidence, "proven", f"{what} could not be pinned (page-locked) for the GPU", fault.words[:200])
+    draft = check.draft(evidence, "proven", f"{what} could not be pinned (page-locked) for the GPU", fault.words[:200])
     _place(draft, evidence, loading_of(evidence))
     _numbers(draft, asked, memory)
     if room is not None:
@@ -113,6 +112,3 @@ def _numbers(draft: Draft, asked: int, memory: HostMemory) -> None:
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if locked != resource.RLIM_INFINITY and locked < asked:
         draft.because(f"the process may lock {size(locked)} (`ulimit -l`), which some drivers go by")
-
-
-RULE = Rule(CODE, NAME, check)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.diagnose.rule import Rule, RuleAnswer
+from torchmedic.diagnose.rule import RuleAnswer, rule
 from torchmedic.diagnose.rules.memory._table import noticed, table
 from torchmedic.diagnose.rules.memory._warned import grown_meanwhile, was_warned
 from torchmedic.diagnose.words.format import size
@@ -36,8 +36,6 @@ from torchmedic.evidence.memory.source.fillers import Filler, assigned_at, fille
 from torchmedic.evidence.memory.wanted_graphs import in_parts, is_wanted
 from torchmedic.records import Diagnosis
 from torchmedic.source.syntax import nodes_in
-
-CODE, NAME = "TM403", "retained-graph"
 
 _MIN_SHARE = 0.25  # of all tensors
 _MIN_SHARE_WANTED = 0.5  # of all tensors, of graphs that a backward is still to go through
@@ -60,6 +58,7 @@ class _Blamed(NamedTuple):
         return "the gradients" if self.held.holder.path == ".grad" else f"`{self.held.holder.path}`"
 
 
+@rule("TM403", "retained-graph")
 def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     autopsy = evidence.autopsy
     blamed = _blamed(evidence, autopsy) if autopsy is not None else None
@@ -68,7 +67,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     held, filler, name = blamed.held, blamed.filler, blamed.name
     of_gradients = held.holder.path == ".grad"
     made = _create_graph(autopsy) if of_gradients else None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if blamed.is_enough and (filler is not None or made is not None) else "likely",
         f"{name} {'keep' if of_gradients else 'keeps'} {size(held.nbytes)} "
@@ -205,6 +204,3 @@ def _create_graph(autopsy: Autopsy) -> Filler | None:
             if isinstance(node, ast.Call) and any(each.arg == "create_graph" for each in node.keywords):
                 return Filler(frame.file, node, None, True)
     return None
-
-
-RULE = Rule(CODE, NAME, check)

@@ -10,18 +10,17 @@ Cure: end the other process (`nvidia-smi` lists them), or choose another device 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.memory._table import shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM410", "shared-device"
-
 _MIN_SHARE_OF_DEVICE = 0.1  # of the device
 _CONTEXT = 2 << 30  # bytes
 
 
+@rule("TM410", "shared-device")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     autopsy = evidence.autopsy
     if autopsy is None or not autopsy.exhaustion.on_device or autopsy.asked is None:
@@ -35,7 +34,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     others = measured.others if measured.others is not None else max(0, measured.outside - _CONTEXT)
     if others < _MIN_SHARE_OF_DEVICE * measured.capacity or others + measured.free < autopsy.asked:
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if measured.others is not None else "likely",
         f"other processes hold {size(others)} of the device's {size(measured.capacity)}",
@@ -46,6 +45,3 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     shown(draft, autopsy)
     draft.help("end the other processes (`nvidia-smi` lists them), or use another device (CUDA_VISIBLE_DEVICES)")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

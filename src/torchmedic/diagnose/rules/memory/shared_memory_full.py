@@ -18,7 +18,7 @@ import os
 from typing import TYPE_CHECKING
 
 from torchmedic.detect.failures.exhaustion import SHARED
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.death import draft_of, who
 from torchmedic.diagnose.words.format import size
 from torchmedic.observe.memory.shared_memory import SharedMemory, shared_memory
@@ -29,14 +29,13 @@ if TYPE_CHECKING:
     from torchmedic.evidence.data_loading import Loading
     from torchmedic.evidence.exception import RaisedEvidence
 
-CODE, NAME = "TM415", "shared-memory-full"
-
 _MAX_FREE_WHEN_FULL = 1 << 20  # bytes: less than one page of a batch
 _DOCKER_DEFAULT_BYTES = 64 << 20  # bytes that a container gets if nobody asks for more
 _MIN_SHARE, _MIN_TENSORS = 0.4, 3  # of all shared memory, and of tensors, from which on a name is to blame
 _OWNERS = ("synchronize.py", "shared_memory.py", "heap.py")  # of multiprocessing, which keep their files there
 
 
+@rule("TM415", "shared-memory-full")
 def check(evidence: RaisedEvidence | Death) -> Diagnosis | None:
     return _of_death(evidence) if isinstance(evidence, Death) else _raised(evidence)
 
@@ -52,7 +51,7 @@ def _raised(evidence: RaisedEvidence) -> Diagnosis | None:
     room = shared_memory()
     of = f" ({size(room.size)})" if room is not None else ""
     want = f": there is no room for {size(asked)}" if asked else ""
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"shared memory is full{want} in /dev/shm{of}",
@@ -183,7 +182,7 @@ def _of_death(death: Death) -> Diagnosis | None:
         return None
     of = f" ({size(death.shm_size)})" if death.shm_size else ""
     draft = draft_of(
-        RULE,
+        check,
         death,
         "proven" if full else "likely",
         f"{who(death)} died of a bus error: shared memory is {'full' if full else 'small'}, in /dev/shm{of}",
@@ -197,6 +196,3 @@ def _of_death(death: Death) -> Diagnosis | None:
         _room(draft, room)
     _advise(draft, room, of_loader=death.part == "worker")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

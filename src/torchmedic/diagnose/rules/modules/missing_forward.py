@@ -15,16 +15,15 @@ import difflib
 
 from torch import nn
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import layer_name
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.layer_construction import class_node
 
-CODE, NAME = "TM172", "missing-forward"
 
-
+@rule("TM172", "missing-forward")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     frame = evidence.inside("_forward_unimplemented")
     module = frame.module if frame is not None else None
@@ -32,7 +31,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     kind = type(module).__name__
     container = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{layer_name(evidence, module)} was called, and has no `forward`",
@@ -75,6 +74,3 @@ def _look_alike(module: nn.Module, draft: Draft) -> None:
         draft.at(place("origin", file, body.lineno, "this class defines no `forward`"))
         break
     draft.help("define `forward(self, ...)` in the class")
-
-
-RULE = Rule(CODE, NAME, check)

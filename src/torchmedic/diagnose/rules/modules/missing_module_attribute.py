@@ -18,7 +18,7 @@ import inspect
 
 from torch import nn
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import built_here, layer_name
 from torchmedic.evidence.exception import RaisedEvidence
@@ -27,18 +27,17 @@ from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.lookup.origins import attribute_assignments
 
-CODE, NAME = "TM170", "missing-module-attribute"
-
 _WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")
 
 
+@rule("TM170", "missing-module-attribute")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     found = _asked(evidence)
     if found is None:
         return _missing_member(evidence)
     module, name = found
     kind = type(module).__name__
-    draft = RULE.draft(evidence, "proven", f"`{kind}` has no attribute `{name}`", _inventory(module))
+    draft = check.draft(evidence, "proven", f"`{kind}` has no attribute `{name}`", _inventory(module))
     draft.at(*evidence.at_user_line("cause", f"`{kind}` has no `{name}`"))
     if (
         _property(module, name, draft)
@@ -78,7 +77,7 @@ def _missing_member(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     name = layer_name(evidence, module)
     members = f"it holds {listed(held, 8)}" if held else "it is empty"
-    draft = RULE.draft(evidence, "proven", f"{name} has no member {asked!r}", members)
+    draft = check.draft(evidence, "proven", f"{name} has no member {asked!r}", members)
     draft.at(*evidence.at_user_line("cause", f"no member {asked!r}"))
     draft.at(built_here(evidence, module, members))
     close = difflib.get_close_matches(str(asked), list(module._modules), n=1) if isinstance(asked, str) else []
@@ -147,6 +146,3 @@ def _is_name(node: ast.expr, name: str) -> bool:
 
 def _head(file: str, node: ast.FunctionDef, label: str) -> Location:
     return node_location("origin", file, node, label)
-
-
-RULE = Rule(CODE, NAME, check)

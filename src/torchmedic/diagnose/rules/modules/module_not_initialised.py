@@ -16,15 +16,14 @@ from typing import Any
 
 from torch import nn
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.layer_construction import class_node
 
-CODE, NAME = "TM171", "module-not-initialised"
 
-
+@rule("TM171", "module-not-initialised")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not isinstance(evidence.error, AttributeError):
         return None
@@ -32,7 +31,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if module is None or "_modules" in module.__dict__:
         return None
     kind = type(module).__name__
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{kind}` was used before `nn.Module.__init__` had run for it",
@@ -69,6 +68,3 @@ def _is_super_init(node: Any) -> bool:
     """`super().__init__` or `Base.__init__`, called or not."""
     function = node.func if isinstance(node, ast.Call) else node
     return isinstance(function, ast.Attribute) and function.attr == "__init__"
-
-
-RULE = Rule(CODE, NAME, check)

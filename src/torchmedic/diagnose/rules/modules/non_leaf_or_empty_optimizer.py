@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -30,9 +30,8 @@ from torchmedic.source.lookup.layers import roots
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.syntax import nodes_in
 
-CODE, NAME = "TM176", "non-leaf-or-empty-optimizer"
 
-
+@rule("TM176", "non-leaf-or-empty-optimizer")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     optimizer = next(
         (found for frame in evidence.library_frames if (found := _optimizer(frame.variables)) is not None), None
@@ -55,7 +54,7 @@ def _optimizer(variables: dict[str, Any]) -> torch.optim.Optimizer | None:
 
 
 def _draft(evidence: RaisedEvidence, message: str, cause: str, label: str) -> Draft:
-    draft = RULE.draft(evidence, "proven", message, cause)
+    draft = check.draft(evidence, "proven", message, cause)
     draft.at(*evidence.at_user_line("cause", label))
     return draft
 
@@ -214,6 +213,3 @@ def _sparse(evidence: RaisedEvidence, optimizer: torch.optim.Optimizer) -> Draft
     )
     draft.help("build the embedding with `sparse=False`, or use `torch.optim.SparseAdam` or `SGD` for it")
     return draft
-
-
-RULE = Rule(CODE, NAME, check)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import built_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
@@ -24,11 +24,10 @@ from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import UNKNOWN
 
-CODE, NAME = "TM175", "state-dict-mismatch"
-
 _PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "_fsdp_wrapped_module.", "backbone.", "encoder.")
 
 
+@rule("TM175", "state-dict-mismatch")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     frame = evidence.inside("load_state_dict")
     if frame is None or not evidence.kinds & {"RuntimeError", "TypeError", "ValueError", "KeyError"}:
@@ -51,7 +50,7 @@ def _module(evidence: RaisedEvidence, frame: Frame, module: nn.Module) -> Diagno
     saved = frame.variables.get("state_dict")
     kind = type(module).__name__
     if not isinstance(saved, Mapping):
-        draft = RULE.draft(
+        draft = check.draft(
             evidence,
             "proven",
             f"`{kind}.load_state_dict` was given a {type(saved).__name__}, not a dict of tensors",
@@ -74,7 +73,7 @@ def _module(evidence: RaisedEvidence, frame: Frame, module: nn.Module) -> Diagno
         parts.append(f"{len(extra)} names are unknown to it")
     if sized:
         parts.append(f"{len(sized)} of {len(own)} tensors have another shape")
-    draft = RULE.draft(
+    draft = check.draft(
         evidence, "proven", f"the saved state does not fit `{kind}`: {', '.join(parts)}", ", ".join(parts)
     )
     draft.at(*evidence.at_user_line("cause", parts[0]))
@@ -134,7 +133,7 @@ def _optimizer(evidence: RaisedEvidence, optimizer: torch.optim.Optimizer, saved
     if have == given:
         return None
     kind = type(optimizer).__name__
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the saved state of an optimizer does not fit this `{kind}`: {given} parameters per group, not {have}",
@@ -143,6 +142,3 @@ def _optimizer(evidence: RaisedEvidence, optimizer: torch.optim.Optimizer, saved
     draft.at(*evidence.at_user_line("cause", f"{given} parameters, not {have}"))
     draft.help("build the optimizer over the same parameters, in the same groups, as when it was saved")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,16 +17,15 @@ import re
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import layer_name, layer_of, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.layers import roots
 
-CODE, NAME = "TM174", "uninitialised-parameters"
 
-
+@rule("TM174", "uninitialised-parameters")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     return _lazy(evidence) or _meta(evidence)
 
@@ -53,7 +52,7 @@ def _lazy(evidence: RaisedEvidence) -> Diagnosis | None:
     values = [known.get("self"), *(known.get("args") or ()), *(known.get("kwargs") or {}).values()]
     used = any(is_lazy(value) for value in values)
     owners = _owners(evidence)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if used else "likely",
         "a parameter of a lazy layer was used before its first input gave it a shape",
@@ -81,7 +80,7 @@ def _meta(evidence: RaisedEvidence) -> Diagnosis | None:
     layer = layer_of(evidence)
     subject = layer_name(evidence, layer) if layer is not None else f"`{type(held[0][0]).__name__}`"
     _, name, parameter = held[0]
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{subject} was used while its parameters are on the `meta` device, without values",
@@ -96,6 +95,3 @@ def _meta(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _modules_in(evidence: RaisedEvidence) -> list[nn.Module]:
     return [frame.module for frame in reversed(evidence.library_frames) if frame.module is not None]
-
-
-RULE = Rule(CODE, NAME, check)

@@ -22,16 +22,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM180", "unpickling-refused"
-
 _UNPICKLER = "torch._weights_only_unpickler"
 
 
+@rule("TM180", "unpickling-refused")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     loading, reading = evidence.inside("load"), _reading_frame(evidence.error)
     if loading is None or reading is None or "UnpicklingError" not in evidence.kinds:
@@ -58,7 +57,7 @@ def _blocked(evidence: RaisedEvidence, reading: FrameType) -> Draft | None:
     if not evidence.says("whose module", "is blocked"):
         return None
     path = reading.f_locals.get("full_path", "")
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`torch.load` refused the file: it wants to call `{path}`",
@@ -73,7 +72,7 @@ def _not_allowed(evidence: RaisedEvidence, reading: FrameType, loading: dict[str
     path = reading.f_locals.get("full_path")
     if not isinstance(path, str) or not evidence.says(f"GLOBAL {path} was not an allowed global"):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`torch.load` refused the file: it holds `{path}`, not only weights",
@@ -96,7 +95,7 @@ def _not_allowed(evidence: RaisedEvidence, reading: FrameType, loading: dict[str
 
 def _foreign(evidence: RaisedEvidence) -> Draft:
     """An instruction of pickle that the restricted unpickler does not have."""
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         "`torch.load` refused the file: its pickle has more than `torch.save` writes for weights",
@@ -121,6 +120,3 @@ def _is_layer(path: str) -> bool:
     module, _, name = path.rpartition(".")
     found = vars(sys.modules[module]).get(name) if module in sys.modules else None
     return isinstance(found, type) and issubclass(found, nn.Module)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,18 +17,17 @@ from typing import Any
 
 from torch import nn
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import fed_by, layer_name
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.failing_call import raising_call
 
-CODE, NAME = "TM173", "wrong-forward-arguments"
-
 _CALLING = ("_call_impl", "inner", "_wrapped_call_impl")
 
 
+@rule("TM173", "wrong-forward-arguments")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     frame = evidence.frames[-1] if evidence.frames else None
     if frame is None or "TypeError" not in evidence.kinds:
@@ -72,7 +71,7 @@ def _without_self(module: nn.Module) -> str:
 def _diagnosis(evidence: RaisedEvidence, module: nn.Module, why: str, args: Any, kwargs: Any) -> Diagnosis:
     given = [*(type(value).__name__ for value in args), *(f"{name}=" for name in kwargs)]
     taken = f"`forward{_signature(module)}`"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{layer_name(evidence, module)} was called with arguments that its `forward` does not take: {why}",
@@ -104,6 +103,3 @@ def _signature(module: nn.Module) -> str:
     except (TypeError, ValueError):
         names = []
     return f"({', '.join(names)})"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,15 +17,14 @@ import inspect
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.origins import attribute_assignments
 
-CODE, NAME = "TM178", "wrong-kind-of-attribute"
 
-
+@rule("TM178", "wrong-kind-of-attribute")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     frame = evidence.inside("__setattr__", "add_module", "register_buffer", "register_parameter")
     module = frame.module if frame is not None else None
@@ -59,7 +58,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _draft(evidence: RaisedEvidence, message: str, cause: str, label: str) -> Draft:
-    draft = RULE.draft(evidence, "proven", message, cause)
+    draft = check.draft(evidence, "proven", message, cause)
     draft.at(*evidence.at_user_line("cause", label))
     return draft
 
@@ -98,6 +97,3 @@ def _taken(evidence: RaisedEvidence, module: nn.Module, name: str) -> Diagnosis 
         draft.at(node_location("origin", file, statement, f"`{name}` is assigned here"))
     draft.help("register it under another name, or leave out the other assignment")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

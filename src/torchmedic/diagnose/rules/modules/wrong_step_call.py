@@ -14,14 +14,13 @@ from __future__ import annotations
 import torch
 from torch.optim import lr_scheduler
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import raising_call
 
-CODE, NAME = "TM179", "wrong-step-call"
 
-
+@rule("TM179", "wrong-step-call")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     owner = _stepped(evidence)
     draft: Draft | None = None
@@ -63,9 +62,6 @@ def _stepped(evidence: RaisedEvidence) -> object:
 
 
 def _draft(evidence: RaisedEvidence, message: str, cause: str) -> Draft:
-    draft = RULE.draft(evidence, "proven", message, cause)
+    draft = check.draft(evidence, "proven", message, cause)
     draft.at(*evidence.at_user_line("cause", cause))
     return draft
-
-
-RULE = Rule(CODE, NAME, check)

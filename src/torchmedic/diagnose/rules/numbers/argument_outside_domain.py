@@ -25,13 +25,11 @@ from torchmedic.diagnose.cures.numbers import (
     with_operand,
     written,
 )
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, origin, rows, share
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Captured, Op
-
-CODE, NAME = "TM207", "argument-outside-domain"
 
 Outside = Callable[[torch.Tensor], torch.Tensor]
 
@@ -75,6 +73,7 @@ _DOMAINS = {
 }
 
 
+@rule("TM207", "argument-outside-domain")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived:
@@ -88,7 +87,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     worst = argument[wrong].flatten()[argument[wrong].abs().argmax()].item()
     draft = begin(
-        RULE,
+        check,
         evidence,
         f"`{op.kind}` outside its domain",
         share(
@@ -142,6 +141,3 @@ def _cures(evidence: NumbersEvidence, op: Op, domain: Domain) -> Iterator[Cure]:
     for clamp in (domain.clamp, domain.clamp.replace("1e-12", "1e-8").replace("1e-6", "1e-4")):
         clamped = fill(clamp, A=argument)
         yield Cure("clamp the argument to the domain", written(with_operand(node, argument, clamped), node), spot)
-
-
-RULE = Rule(CODE, NAME, check)

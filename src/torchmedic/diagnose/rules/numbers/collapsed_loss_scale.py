@@ -11,22 +11,21 @@ Cure: find the first bad value in a step without the scaler; bfloat16 needs no s
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import noticed
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.values import number
 
-CODE, NAME = "TM224", "collapsed-loss-scale"
 
-
+@rule("TM224", "collapsed-loss-scale")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     incident, watch = evidence.incident, evidence.agent.finite
     scaling = _is_scaling(evidence)
     if incident.quantity != "scale" or (evidence.births and not scaling):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if scaling else "likely",
         f"GradScaler has skipped the last {watch.skipped} steps",
@@ -51,6 +50,3 @@ def _is_scaling(evidence: NumbersEvidence) -> bool:
     if op is None or spot is None or op.kind != "mul" or evidence.loss_is_bad:
         return False
     return ".scale(" in source_of(spot)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,7 +17,7 @@ import math
 import msgspec
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import described, noticed, victim
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Location
@@ -30,14 +30,13 @@ from torchmedic.source.lookup.layer_construction import built_at
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.syntax import nodes_in
 
-CODE, NAME = "TM221", "damaged-weights"
-
 _WRITERS = frozenset(
     "copy_ fill_ mul_ div_ add_ sub_ sqrt_ log_ uniform_ normal_ clamp_ zero_ load_state_dict pow_ reciprocal_ "
     "lerp_".split()
 )
 
 
+@rule("TM221", "damaged-weights")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     leaf = evidence.birth.leaf if evidence.birth is not None else None
     if leaf is None:
@@ -50,7 +49,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     bad = int((~torch.isfinite(leaf.tensor.detach())).sum().item())
     place, sure = _written_at(evidence, leaf, name)
     late = evidence.is_unexplained and evidence.agent.finite.bad_call is not None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "possible" if late else "proven" if sure and evidence.faithful is not False else "likely",
         f"{called}, damaged before step {incident.step}, made {victim(evidence)}",
@@ -155,6 +154,3 @@ def _writes(node: ast.AST, attr: str) -> str:
             written = f".{attr}.data" in text or f".{attr}[" in text or text.endswith(f".{attr}")
             return "written to here" if attr and written and not text.startswith("self.") else ""
     return ""
-
-
-RULE = Rule(CODE, NAME, check)

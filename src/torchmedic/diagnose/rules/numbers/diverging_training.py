@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._divergence import growth
 from torchmedic.diagnose.rules.numbers._wording import noticed
 from torchmedic.evidence.numbers import NumbersEvidence
@@ -21,9 +21,8 @@ from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
 from torchmedic.source.lookup.optimizers import built_at
 
-CODE, NAME = "TM222", "diverging-training"
 
-
+@rule("TM222", "diverging-training")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     found = growth(evidence)
     incident = evidence.incident
@@ -31,7 +30,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     optimizer = incident.stepping or (incident.optimizers[0] if len(incident.optimizers) == 1 else None)
     factor = abs(found.end) / max(abs(found.start), 1e-12)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"training diverged: the loss grew {factor:.3g} times in {found.steps} steps, then overflowed",
@@ -62,6 +61,3 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     draft.help("clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)", safety="changes-training")
     draft.because(noticed(evidence))
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.cures.numbers import divisor_cures, first_that_passes
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import (
     begin,
     described,
@@ -30,8 +30,6 @@ from torchmedic.diagnose.rules.numbers._wording import (
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Captured, Op
-
-CODE, NAME = "TM201", "division-by-zero"
 
 # The position of the divisor among the arguments.
 _DIVISOR = {
@@ -49,6 +47,7 @@ _DIVISOR = {
 }
 
 
+@rule("TM201", "division-by-zero")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None:
@@ -63,7 +62,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     bad = not_finite(captured.outputs[0])
     draft = begin(
-        RULE,
+        check,
         evidence,
         f"division by zero in the {'backward' if op.is_backward else 'forward'} pass",
         share(zeros, "the divisor is exactly 0", "divisors are exactly 0"),
@@ -122,7 +121,7 @@ def _in_backward(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagn
         return None
     tiny = divisor.abs() == smallest
     draft = begin(
-        RULE,
+        check,
         evidence,
         "division by almost zero",
         f"the divisor goes down to {smallest:.3g}; the result is finite, but its gradient divides by it again",
@@ -132,6 +131,3 @@ def _in_backward(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagn
     draft.because(f"the divisor is {described(divisor)}")
     draft.treat(first_that_passes(evidence, divisor_cures(evidence)))
     return finish(draft, evidence)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -19,15 +19,13 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.diagnose.cures.numbers import Cure, first_that_passes
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._expressions import spot_of
 from torchmedic.diagnose.rules.numbers._wording import begin, finish
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Captured, Op, Value
-
-CODE, NAME = "TM206", "epsilon-lost-to-rounding"
 
 # Where the operand stands that must not be zero.
 _OPERAND = {"div": 1, "reciprocal": 0, "rsqrt": 0, "sqrt": 0, "log": 0, "log2": 0, "log10": 0, "pow": 0, "xlogy": 1}
@@ -43,6 +41,7 @@ class Lost(NamedTuple):
     dtype: torch.dtype
 
 
+@rule("TM206", "epsilon-lost-to-rounding")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     forward = evidence.forward_op
     if forward is None or forward.derived or forward.kind not in _OPERAND:
@@ -57,7 +56,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     dtype = str(lost.dtype).removeprefix("torch.")
     draft = begin(
-        RULE,
+        check,
         evidence,
         f"a constant that is lost in {dtype}",
         f"{lost.constant!r} is {lost.rounded:g} in {dtype}, so it does not keep the operand of `{forward.kind}` from 0",
@@ -156,6 +155,3 @@ def _value(node: ast.expr) -> Any:
                 return None
             return a + b if isinstance(operator, ast.Add) else a - b
     return None
-
-
-RULE = Rule(CODE, NAME, check)

@@ -26,7 +26,7 @@ from torchmedic.diagnose.cures.numbers import (
     with_operand,
     written,
 )
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._divergence import is_diverging
 from torchmedic.diagnose.rules.numbers._expressions import enclosing, only_use
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite, share
@@ -34,11 +34,10 @@ from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Spot
 
-CODE, NAME = "TM204", "exp-overflow"
-
 _EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh")
 
 
+@rule("TM204", "exp-overflow")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived or op.kind not in _EXPONENTIALS or is_diverging(evidence):
@@ -52,7 +51,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     limit = torch.finfo(captured.outputs[0].dtype).max
     dtype = str(captured.outputs[0].dtype).removeprefix("torch.")
     draft = begin(
-        RULE,
+        check,
         evidence,
         f"overflow of `{op.kind}`",
         share(
@@ -134,6 +133,3 @@ def _dim_of(call: ast.Call, operand: ast.expr) -> str:
     rest = [part for part in call.args if part is not operand]
     named = [word.value for word in call.keywords if word.arg in ("dim", "axis")]
     return ast.unparse([*named, *rest][0]) if named or rest else "tuple(range(A.dim()))"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,7 +17,7 @@ import msgspec
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import noticed, victim
 from torchmedic.evidence.growth import growths_at_start
 from torchmedic.evidence.numbers import NumbersEvidence
@@ -26,12 +26,11 @@ from torchmedic.replay.trace.values import number
 from torchmedic.source.live_frames import node_location, syntax_tree
 from torchmedic.source.lookup.layer_construction import built_at
 
-CODE, NAME = "TM233", "exploding-depth"
-
 _MIN_FACTOR = 2.0  # per layer
 _WRITERS = ("normal_", "uniform_", "fill_", "constant_", "orthogonal_", "trunc_normal_", "ones_", "mul_")
 
 
+@rule("TM233", "exploding-depth")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     grown, is_start = growths_at_start(evidence)
     found = next(
@@ -39,7 +38,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     )
     if found is None:
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if is_start else "likely",
         f"the activations grow {found.factor:.3g} times in each layer and made {victim(evidence)}",
@@ -82,6 +81,3 @@ def _owner(evidence: NumbersEvidence, weight: torch.Tensor) -> nn.Module | None:
             if any(each is weight for each in module.parameters(recurse=False)):
                 return module
     return None
-
-
-RULE = Rule(CODE, NAME, check)

@@ -11,25 +11,24 @@ weights, clip the gradients, or use shorter sequences.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import noticed, victim
 from torchmedic.evidence.growth import growths_at_start
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
 
-CODE, NAME = "TM232", "exploding-recurrence"
-
 _MIN_TURNS = 6
 
 
+@rule("TM232", "exploding-recurrence")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     grown, is_start = growths_at_start(evidence)
     found = next((each for each in grown if each.is_recurrence and each.turns >= _MIN_TURNS), None)
     if found is None:
         return None
     what = "the gradients of a recurrence grow" if found.is_gradient else "the values of a recurrence grow"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if is_start else "likely",
         f"{what} {found.factor:.3g} times in each turn and made {victim(evidence)}",
@@ -45,6 +44,3 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         draft.help("clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)", safety="changes-training")
     draft.because(noticed(evidence))
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 
 from torchmedic.diagnose.cures.numbers import Cure, first_that_passes
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._expressions import spot_of
 from torchmedic.diagnose.rules.numbers._wording import begin, finish, rows
 from torchmedic.evidence.numbers import NumbersEvidence
@@ -26,11 +26,10 @@ from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Captured, Leaf, Op
 
-CODE, NAME = "TM208", "fully-masked-row"
-
 _SOFTMAXES = frozenset("softmax log_softmax safe_softmax logsumexp softmax_backward_data masked_softmax".split())
 
 
+@rule("TM208", "fully-masked-row")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     birth = evidence.birth
     if birth is None or evidence.scope is None:
@@ -90,7 +89,7 @@ def _diagnosis(evidence: NumbersEvidence, op: Op, values: Captured, masked: torc
     name = op.kind.replace("safe_", "")
     where = rows(masked, evidence)
     draft = begin(
-        RULE,
+        check,
         evidence,
         f"`{name}` of a row in which everything is masked",
         f"{hit} of {masked.numel()} rows that `{name}` runs over contain only -inf ({width} entries)",
@@ -147,6 +146,3 @@ def _is_minus_infinity(node: ast.expr) -> bool:
         "-numpy.inf",
         "float('-infinity')",
     )
-
-
-RULE = Rule(CODE, NAME, check)

@@ -25,14 +25,12 @@ from torchmedic.diagnose.cures.numbers import (
     with_operand,
     written,
 )
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._slopes import singular
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, origin, rows, share, why_zero
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Op
-
-CODE, NAME = "TM203", "gradient-at-singularity"
 
 _AWAY = {
     "sqrt": ("A + 1e-12", "A + 1e-8", "A.clamp(min=1e-8)"),
@@ -49,6 +47,7 @@ _AWAY = {
 _DECOMPOSITIONS = frozenset("linalg_eigh linalg_eig linalg_svd linalg_qr linalg_lu linalg_cholesky_ex".split())
 
 
+@rule("TM203", "gradient-at-singularity")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, forward = evidence.op, evidence.forward_op
     if op is None or forward is None or not op.derived or forward.derived:
@@ -66,7 +65,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     worst = argument[wrong].flatten()[0].item() if wrong.shape == argument.shape else None
     at = f" at {worst:.4g}" if worst is not None else ""
     draft = begin(
-        RULE,
+        check,
         evidence,
         f"the gradient of `{forward.kind}`{at}",
         f"`{forward.kind}` is finite here, but its slope is not: "
@@ -113,7 +112,7 @@ def _of_decomposition(evidence: NumbersEvidence, forward: Op) -> Diagnosis | Non
     closest = gaps.min().item()
     what = "singular values" if "svd" in forward.kind else "eigenvalues"
     draft = begin(
-        RULE,
+        check,
         evidence,
         f"the gradient of `{forward.kind}` at repeated {what}",
         f"two {what} differ by {closest:.3g}, and the gradient divides by their difference",
@@ -122,6 +121,3 @@ def _of_decomposition(evidence: NumbersEvidence, forward: Op) -> Diagnosis | Non
     draft.because(f"the {what} are {described(lines[0])}")
     draft.help(f"use a loss that depends on the {what} only, or add a little noise to the matrix")
     return finish(draft, evidence)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from torchmedic.diagnose.cures.numbers import Cure, expression, first_that_passes, operand_of
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import begin, finish, not_finite
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Treatment
@@ -27,11 +27,10 @@ from torchmedic.replay.step.trial import describe, passes
 from torchmedic.replay.trace.bad_value_origins import is_deliberate
 from torchmedic.replay.trace.microscope import Captured, Op
 
-CODE, NAME = "TM212", "infinite-loss-by-definition"
-
 _CTC = frozenset("ctc_loss cudnn_ctc_loss".split())
 
 
+@rule("TM212", "infinite-loss-by-definition")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     birth, op = evidence.birth, evidence.op
     if birth is None:
@@ -59,7 +58,7 @@ def _of_ctc(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
             detail = f"{wanted} labels" + (f" with {repeats} repeated, so {need} steps are needed" if repeats else "")
             facts.append(f"row {row}: {detail}, {length} steps of input")
     draft = begin(
-        RULE,
+        check,
         evidence,
         "a CTC target that does not fit into its input",
         f"{int(bad.sum().item())} of {losses.numel()} targets need more steps than the input has, "
@@ -141,7 +140,7 @@ def _of_mask(evidence: NumbersEvidence) -> Diagnosis | None:
         if by_label
         else f"`{counted.kind}` runs over entries that were set to -inf on purpose"
     )
-    draft = begin(RULE, evidence, event, why, spot=counted.spot)
+    draft = begin(check, evidence, event, why, spot=counted.spot)
     spot = evidence.spot
     if spot is not None:
         draft.at(spot.location("origin", "set to -inf here"))
@@ -159,6 +158,3 @@ def _first_to_count(path: list[Op], evidence: NumbersEvidence) -> Op | None:
         if given < taken:
             return op
     return path[0] if path else None
-
-
-RULE = Rule(CODE, NAME, check)

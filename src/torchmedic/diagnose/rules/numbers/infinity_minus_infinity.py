@@ -17,18 +17,17 @@ from collections.abc import Iterator
 import torch
 
 from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_that_passes, written
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.trace.microscope import Captured, Leaf, Op
 
-CODE, NAME = "TM210", "infinity-minus-infinity"
-
 _SUMS = frozenset("add sub rsub sum mean cumsum logcumsumexp diff logaddexp addmm baddbmm var std".split())
 _PRODUCTS = frozenset("mul mm bmm matmul addcmul dot mv addmv linear prod".split())
 
 
+@rule("TM210", "infinity-minus-infinity")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or evidence.birth is None or evidence.birth.kind != "nan":
@@ -42,7 +41,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if formula is None:
         return None
     draft = begin(
-        RULE,
+        check,
         evidence,
         formula,
         f"`{op.kind}` was given infinities that are there on purpose, and {formula} is NaN",
@@ -100,6 +99,3 @@ def _cures(evidence: NumbersEvidence) -> Iterator[Cure]:
 def _is_infinite(node: ast.expr) -> bool:
     text = ast.unparse(node).replace('"', "'").replace(" ", "").lower()
     return "inf" in text and len(text) < 24
-
-
-RULE = Rule(CODE, NAME, check)

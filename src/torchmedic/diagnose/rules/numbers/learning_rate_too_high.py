@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate, rates_of
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
@@ -21,14 +21,13 @@ from torchmedic.records import Diagnosis, Grade, Location
 from torchmedic.replay.trajectory.course import Change, Course
 from torchmedic.source.lookup.optimizers import built_at, rate_set_at
 
-CODE, NAME = "TM230", "learning-rate-too-high"
-
 _DIVISORS = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 _LAST_OF_ORDINARY = 1000  # an ordinary rate is not divided by more
 _LAST_ORDINARY = 1 / 100  # a rate that is ordinary and has to be lowered further than that is not the whole cause
 _SHOWN = 2  # courses that did not turn
 
 
+@rule("TM230", "learning-rate-too-high")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     divergence = evidence.divergence
     if divergence is None or divergence.is_falling or evidence.incident.quantity == "rate":
@@ -48,7 +47,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     rate, lower = rates[0], _rounded(rates[0] * factor)
     grade: Grade = "likely" if is_ordinary_rate(divergence) and factor < _LAST_ORDINARY else "proven"
     draft = begin(
-        RULE,
+        check,
         evidence,
         divergence,
         f"the learning rate of {rate:.6g} is too high",
@@ -90,7 +89,7 @@ def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: list[tupl
     if spot is None:
         return None
     draft = begin(
-        RULE,
+        check,
         evidence,
         divergence,
         "the step size of the update is too high",
@@ -123,6 +122,3 @@ def _location(evidence: NumbersEvidence, optimizer: Any, rate: float) -> Locatio
     is_built = built is not None and rate <= float(built) * 1.001
     find = built_at if is_built else rate_set_at
     return find(evidence.frames, optimizer, "cause", label)
-
-
-RULE = Rule(CODE, NAME, check)

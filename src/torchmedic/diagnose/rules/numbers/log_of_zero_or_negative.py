@@ -26,14 +26,12 @@ from torchmedic.diagnose.cures.numbers import (
     with_operand,
     written,
 )
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, origin, rows, share, why_zero
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Captured, Op, Spot
-
-CODE, NAME = "TM202", "log-of-zero-or-negative"
 
 _LOGS = ("log", "log2", "log10", "log1p")
 # Where the logarithm's own argument stands, and the value at which it becomes minus infinity.
@@ -41,6 +39,7 @@ _ARGUMENT = {"log": (0, 0.0), "log2": (0, 0.0), "log10": (0, 0.0), "log1p": (0, 
 _ARGUMENT |= {"special_xlog1py": (1, -1.0), "special_entr": (0, 0.0)}
 
 
+@rule("TM202", "log-of-zero-or-negative")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived:
@@ -61,7 +60,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     what = "a negative number" if limit == 0 and negative else "zero" if limit == 0 else "minus one or less"
     lowest = argument[wrong].min().item()
     draft = begin(
-        RULE,
+        check,
         evidence,
         f"the logarithm of {what}",
         share(wrong, f"the argument of `{op.kind}` is {what}", f"arguments of `{op.kind}` are {what}"),
@@ -87,7 +86,7 @@ def _why_negative(evidence: NumbersEvidence, wrong: torch.Tensor) -> object:
 def _of_determinant(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
     matrix = captured.argument(0)
     draft = begin(
-        RULE,
+        check,
         evidence,
         "the logarithm of a determinant that is zero",
         f"the matrix of shape {list(matrix.shape)} is singular, so its determinant is 0",
@@ -189,6 +188,3 @@ def _made_by(evidence: NumbersEvidence, op: Op, spot: Spot, depth: int = 1) -> a
         value = made.inputs[0] if made.inputs else value
     found = node_at(place) if place is not None else None
     return found[0] if found is not None else None
-
-
-RULE = Rule(CODE, NAME, check)

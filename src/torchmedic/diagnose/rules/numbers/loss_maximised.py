@@ -11,7 +11,7 @@ Cure: turn the sign round.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, location_of
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
@@ -19,8 +19,6 @@ from torchmedic.records import Diagnosis, Grade
 from torchmedic.replay.trace.microscope import Microscope, Op
 from torchmedic.replay.trajectory.course import Change, Course
 from torchmedic.source.lookup.optimizers import built_at
-
-CODE, NAME = "TM236", "loss-maximised"
 
 _NEVER_NEGATIVE = (
     "mse_loss",
@@ -34,6 +32,7 @@ _NEVER_NEGATIVE = (
 )
 
 
+@rule("TM236", "loss-maximised")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     divergence = evidence.divergence
     if divergence is None:
@@ -61,7 +60,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
 
 def _begin(evidence: NumbersEvidence, divergence: Divergence, message: str, grade: Grade) -> Draft:
     why = "at the same learning rate the loss runs away, and with the opposite sign it does not"
-    return begin(RULE, evidence, divergence, message, why, grade=grade)
+    return begin(check, evidence, divergence, message, why, grade=grade)
 
 
 def _finish(draft: Draft, evidence: NumbersEvidence, divergence: Divergence, course: Course) -> Diagnosis | None:
@@ -87,6 +86,3 @@ def _last(scope: Microscope) -> tuple[Op, bool] | None:
         if op.kind in ("mean", "sum"):
             return op, False
     return None
-
-
-RULE = Rule(CODE, NAME, check)

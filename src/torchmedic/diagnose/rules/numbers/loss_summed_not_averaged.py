@@ -10,18 +10,17 @@ Cure: take the mean: `loss.mean()`, `reduction="mean"`.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate, location_of
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Microscope, Spot
 from torchmedic.replay.trajectory.course import Change
 
-CODE, NAME = "TM231", "loss-summed-not-averaged"
-
 _MIN_ELEMENTS = 8
 
 
+@rule("TM231", "loss-summed-not-averaged")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     divergence = evidence.divergence
     if divergence is None or not is_ordinary_rate(divergence):
@@ -35,7 +34,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     whole = f"{count:.6g}"
     draft = begin(
-        RULE,
+        check,
         evidence,
         divergence,
         f"the loss is summed over {whole} elements, not averaged",
@@ -53,6 +52,3 @@ def _line(scope: Microscope) -> Spot | None:
         if is_loss and not op.derived and not op.node and op.spot is not None:
             return op.spot
     return None
-
-
-RULE = Rule(CODE, NAME, check)

@@ -19,7 +19,7 @@ import torch
 
 from torchmedic.diagnose.cures.edits import statement_at, whole
 from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_that_passes, with_operand
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._divergence import is_diverging
 from torchmedic.diagnose.rules.numbers._expressions import same_place, spot_of
 from torchmedic.diagnose.rules.numbers._slopes import in_float32
@@ -30,11 +30,10 @@ from torchmedic.replay.trace.microscope import Captured, Op
 from torchmedic.replay.trace.values import number
 from torchmedic.source.live_frames import syntax_tree
 
-CODE, NAME = "TM205", "low-precision-overflow"
-
 _LOW = (torch.float16, torch.bfloat16)
 
 
+@rule("TM205", "low-precision-overflow")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or not captured.outputs or is_diverging(evidence):
@@ -56,7 +55,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     blamed = evidence.forward_op.kind if op.derived and evidence.forward_op is not None else op.kind
     what = f"{side}`{blamed}`" if op.derived else name
     draft = begin(
-        RULE,
+        check,
         evidence,
         f"overflow of {what} in {dtype}",
         f"{what} reaches {number(peak)}, and the largest {dtype} is {number(limit)}; in float32 it is finite",
@@ -145,6 +144,3 @@ def _wider(evidence: NumbersEvidence) -> Iterator[Cure]:
                         "changes-training",
                         False,
                     )
-
-
-RULE = Rule(CODE, NAME, check)

@@ -16,17 +16,16 @@ from collections.abc import Iterator
 import torch
 
 from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_that_passes, operand_of, written
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import begin, finish, origin
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Captured, Op
 
-CODE, NAME = "TM211", "mean-of-nothing"
-
 _NLL = frozenset("nll_loss_forward nll_loss2d_forward nll_loss_nd".split())
 
 
+@rule("TM211", "mean-of-nothing")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived:
@@ -38,7 +37,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return _nanmean(evidence, op, captured)
     operand = captured.tensors[empty[0]]
     draft = begin(
-        RULE,
+        check,
         evidence,
         f"`{op.kind}` of nothing",
         f"`{op.kind}` was given a tensor of shape {list(operand.shape)}, which has no elements",
@@ -70,7 +69,7 @@ def _ignored(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
         why, label = "the class weights of all labels in this batch are 0", "all labels have weight 0"
     else:
         return None
-    draft = begin(RULE, evidence, "a loss averaged over nothing", why, label=label)
+    draft = begin(check, evidence, "a loss averaged over nothing", why, label=label)
     draft.because(f"the scores are {list(scores.shape)}, the labels {list(labels.shape)}")
     draft.treat(first_that_passes(evidence, _label_cures(evidence, int(ignored))))
     return finish(draft, evidence)
@@ -81,7 +80,7 @@ def _nanmean(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagnosis
     if op.kind != "div" or found is None or operand_of(found[0], "nanmean") is None:
         return None
     draft = begin(
-        RULE,
+        check,
         evidence,
         "`nanmean` of nothing but NaN",
         "every value that `nanmean` averages over is NaN, so nothing is left",
@@ -117,6 +116,3 @@ def _label_cures(evidence: NumbersEvidence, ignored: int) -> Iterator[Cure]:
         return
     text = written(fill(f"E if (Y != {ignored}).any() else X.sum() * 0", E=node, X=arguments[0], Y=arguments[1]), node)
     yield Cure("leave the term out when no label counts", text, spot)
-
-
-RULE = Rule(CODE, NAME, check)

@@ -26,14 +26,12 @@ from torchmedic.diagnose.cures.numbers import (
     with_operand,
     written,
 )
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Captured, Op
-
-CODE, NAME = "TM223", "nan-hidden-by-where"
 
 _DISCARDING = frozenset(
     "where masked_fill index masked_select gather index_select take nan_to_num clamp clamp_min clamp_max minimum "
@@ -42,6 +40,7 @@ _DISCARDING = frozenset(
 _FURTHER = 6
 
 
+@rule("TM223", "nan-hidden-by-where")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     birth, op, forward = evidence.birth, evidence.op, evidence.forward_op
     if birth is None or op is None or forward is None or evidence.loss_is_bad or forward.derived:
@@ -58,7 +57,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     argument = _argument(evidence, forward)
     draft = begin(
-        RULE,
+        check,
         evidence,
         f"the discarded part of `{forward.kind}`",
         f"`{mask.kind}` discards these entries in the forward pass; their gradient is 0 * infinity, which is NaN",
@@ -184,6 +183,3 @@ def _is_torch(call: ast.Call) -> bool:
 
 def _holds(outer: ast.expr, node: ast.expr) -> bool:
     return ast.dump(node) in ast.dump(outer)
-
-
-RULE = Rule(CODE, NAME, check)

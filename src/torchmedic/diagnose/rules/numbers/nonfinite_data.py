@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import noticed, rows, victim
 from torchmedic.evidence.dataset_item import Fetched, datasets_in_use, fetch_again
 from torchmedic.evidence.numbers import NumbersEvidence
@@ -28,9 +28,8 @@ from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.objects.finite import is_bad
 
-CODE, NAME = "TM220", "nonfinite-data"
 
-
+@rule("TM220", "nonfinite-data")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     leaf = evidence.birth.leaf if evidence.birth is not None else None
     if leaf is None or evidence.scope is None:
@@ -44,7 +43,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     what = _counted(leaf.tensor.detach(), bad)
     called = _called(evidence, leaf, kind, name)
     where = ", ".join(part for part in (rows(bad, evidence), _column(bad)) if part)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely" if evidence.faithful is False else "proven",
         f"{what} in {called} made {victim(evidence)}",
@@ -200,6 +199,3 @@ def _without(evidence: NumbersEvidence, leaf: Leaf, bad: torch.Tensor, kind: str
         return None
     where = rows(bad, evidence)
     return Treatment(title=f"leave out {where}", safety="changes-training", proven=True, result=describe(played))
-
-
-RULE = Rule(CODE, NAME, check)

@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._divergence import is_diverging
 from torchmedic.diagnose.rules.numbers._slopes import in_double
 from torchmedic.diagnose.rules.numbers._wording import begin, cause_location, described, finish, not_finite, victim
@@ -24,9 +24,8 @@ from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Captured, Op
 from torchmedic.replay.trace.values import number
 
-CODE, NAME = "TM299", "nonfinite-operation"
 
-
+@rule("TM299", "nonfinite-operation")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None:
@@ -37,7 +36,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     name = op.kind if forward is None or forward is op else f"{forward.kind}"
     if captured is None:
         draft = begin(
-            RULE,
+            check,
             evidence,
             f"`{name}`",
             "its result is the first that is not finite; a second replay did not go the same way, so the operands are "
@@ -55,7 +54,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         event, why, label = _finite_in(op, captured, name)
     if op.derived and forward is not op:
         event = f"the gradient of {event}"
-    draft = begin(RULE, evidence, event, why, label=label, bad=not_finite(captured.outputs[0]))
+    draft = begin(check, evidence, event, why, label=label, bad=not_finite(captured.outputs[0]))
     draft.because(*(f"operand {number}: {described(tensor)}" for number, tensor in enumerate(captured.tensors[:4], 1)))
     if op.derived:
         draft.because(f"made by `{op.name}` in `{op.node}`")
@@ -89,7 +88,7 @@ def _without_origin(evidence: NumbersEvidence) -> Diagnosis:
         kind, name = evidence.name_of(leaf)
         called = f"`{name}`, a {kind}," if name else f"a {kind}"
         why = f"{called} was not finite before the step began: {described(leaf.tensor)}"
-        draft = RULE.draft(evidence, "likely", f"a value from before the step made {victim(evidence)}", why)
+        draft = check.draft(evidence, "likely", f"a value from before the step made {victim(evidence)}", why)
         reader = (
             evidence.scope.ops[leaf.reader].spot if evidence.scope and leaf.reader < len(evidence.scope.ops) else None
         )
@@ -98,7 +97,7 @@ def _without_origin(evidence: NumbersEvidence) -> Diagnosis:
         )
         return finish(draft, evidence)
     why = f"the step could not be traced: {evidence.why_not}" if evidence.why_not else "the origin was not found"
-    draft = RULE.draft(evidence, "possible", f"an operation that is not known made {victim(evidence)}", why)
+    draft = check.draft(evidence, "possible", f"an operation that is not known made {victim(evidence)}", why)
     draft.at(cause_location(evidence, f"noticed here, step {evidence.incident.step}"))
     names = _named(evidence)
     draft.because(f"gradients that are not finite: {names}" if names else "")
@@ -116,6 +115,3 @@ def _named(evidence: NumbersEvidence) -> str:
         if id(tensor) in bad
     ]
     return ", ".join(f"`{name}`" for name in names[:4]) + (" and more" if len(names) > 4 else "")
-
-
-RULE = Rule(CODE, NAME, check)

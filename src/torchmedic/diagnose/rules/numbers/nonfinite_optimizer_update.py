@@ -16,14 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._divergence import is_diverging
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Role
 from torchmedic.replay.trace.values import number
 from torchmedic.source.lookup.optimizers import built_at, rate_set_at
-
-CODE, NAME = "TM298", "nonfinite-optimizer-update"
 
 
 class Reason(NamedTuple):
@@ -33,6 +31,7 @@ class Reason(NamedTuple):
     help: str
 
 
+@rule("TM298", "nonfinite-optimizer-update")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     incident = evidence.incident
     optimizer = incident.stepping
@@ -47,7 +46,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if damaged is None or group is None:
         return None
     reason = _reason(optimizer, group, damaged)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if reason is not None else "likely",
         (reason.event if reason else "the update of the optimizer") + " made the weights " + _kind(damaged),
@@ -119,7 +118,7 @@ def _of_rate(evidence: NumbersEvidence, optimizer: Any) -> Diagnosis:
         if isinstance(group["lr"], float) and not math.isfinite(group["lr"])
     )
     text = "NaN" if math.isnan(rate) else "infinite"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the learning rate is {text} in step {incident.step}",
@@ -133,6 +132,3 @@ def _of_rate(evidence: NumbersEvidence, optimizer: Any) -> Diagnosis:
     draft.because(f"the loss was finite until now: {number(losses[-1])}" if losses else "")
     draft.help("correct the schedule: a division by zero, a logarithm or a power of the step number")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

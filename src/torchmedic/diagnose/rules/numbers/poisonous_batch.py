@@ -16,7 +16,7 @@ from statistics import median
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
@@ -26,13 +26,12 @@ from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trajectory.course import Change, Unit
 
-CODE, NAME = "TM235", "poisonous-batch"
-
 _OUTLIER = 30.0  # times the loss of the other batches
 _OUTLYING_ITEM = 30.0  # times the usual size of an item
 _MIN_BATCHES = 3
 
 
+@rule("TM235", "poisonous-batch")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     divergence = evidence.divergence
     position = _outlier(divergence) if divergence is not None else None
@@ -44,7 +43,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     step, ratio = unit.call.step, _ratio(divergence, position)
     draft = begin(
-        RULE,
+        check,
         evidence,
         divergence,
         f"the batch of step {step} threw the weights off",
@@ -99,6 +98,3 @@ def _items(unit: Unit, rows: list[int]) -> str:
         names = ", ".join(str(known[row]) for row in rows[:5])
         return f"dataset item{'s' if len(rows) > 1 else ''} {names}"
     return f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:5]))} of the batch"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -19,20 +19,19 @@ from collections.abc import Iterator
 import torch
 
 from torchmedic.diagnose.cures.numbers import Cure, expression, first_that_passes, operand_of
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._expressions import enclosing
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Captured, Op
 
-CODE, NAME = "TM209", "statistics-of-one-element"
-
 _STATISTICS = ("std", "var", "std_mean", "var_mean")
 _NORMALISATIONS = frozenset("native_layer_norm native_group_norm native_batch_norm batch_norm_impl_index".split())
 _NORMALISATIONS |= frozenset("native_batch_norm_legit cudnn_batch_norm fused_rms_norm rms_norm".split())
 
 
+@rule("TM209", "statistics-of-one-element")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived:
@@ -63,7 +62,7 @@ def _of_constant(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagn
     bad = not_finite(captured.outputs[0])
     name = op.kind.removeprefix("native_").removesuffix("_legit")
     draft = begin(
-        RULE,
+        check,
         evidence,
         f"`{name}` of values that are all equal",
         f"the standard deviation of equal values is 0, and eps is {eps[-1]:g}, so `{name}` divides by 0",
@@ -91,7 +90,7 @@ def _covariance(evidence: NumbersEvidence) -> Diagnosis | None:
 def _diagnosis(evidence: NumbersEvidence, kind: str, count: int, what: str) -> Diagnosis:
     values = "one value" if count == 1 else f"{count} values"
     draft = begin(
-        RULE,
+        check,
         evidence,
         f"`{kind}` of {values}",
         f"`{kind}` divides by the number of values minus one, which is {count - 1} here",
@@ -122,6 +121,3 @@ def _cures(evidence: NumbersEvidence) -> Iterator[Cure]:
     divided = any(isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Div) for outer, _ in enclosing(node, spot))
     title = "do not correct for the sample size" + (", and keep the divisor away from zero" if divided else "")
     yield Cure(title, f"({text} + 1e-6)", spot, same_values=False)
-
-
-RULE = Rule(CODE, NAME, check)

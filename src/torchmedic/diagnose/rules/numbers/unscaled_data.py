@@ -11,16 +11,15 @@ Cure: standardise the data: subtract the mean of every column and divide by its 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.step_data import data_of, made_at
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trajectory.course import Change
 
-CODE, NAME = "TM234", "unscaled-data"
 
-
+@rule("TM234", "unscaled-data")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     divergence = evidence.divergence
     if divergence is None or not is_ordinary_rate(divergence):
@@ -33,7 +32,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
             continue
         column = data.widest
         draft = begin(
-            RULE,
+            check,
             evidence,
             divergence,
             f"the data in `{data.name}` is not scaled",
@@ -47,6 +46,3 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         draft.treat(cure(divergence, title, [("standardised", divergence.course(change))]))
         return finish(draft, evidence)
     return None
-
-
-RULE = Rule(CODE, NAME, check)

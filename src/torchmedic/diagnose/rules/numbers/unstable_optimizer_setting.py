@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trajectory.course import Change
 from torchmedic.source.lookup.optimizers import built_at
 
-CODE, NAME = "TM237", "unstable-optimizer-setting"
 
-
+@rule("TM237", "unstable-optimizer-setting")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     divergence = evidence.divergence
     if divergence is None or not is_ordinary_rate(divergence):
@@ -33,7 +32,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
             if not divergence.turns(course):
                 continue
             draft = begin(
-                RULE,
+                check,
                 evidence,
                 divergence,
                 f"`{name}={value}` of the optimizer is out of range",
@@ -61,6 +60,3 @@ def _unusual(optimizer: Any) -> list[tuple[str, Any, Any]]:
     if isinstance(decay, int | float) and decay < 0:
         found.append(("weight_decay", decay, 0.0))
     return found
-
-
-RULE = Rule(CODE, NAME, check)

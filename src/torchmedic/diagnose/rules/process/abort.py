@@ -13,17 +13,16 @@ that the marked line calls.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.process._fatal_signals import died_of
 from torchmedic.diagnose.words.death import native_package
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
-CODE, NAME = "TM802", "abort"
 
-
+@rule("TM802", "abort")
 def check(death: Death) -> Diagnosis | None:
-    draft = died_of("SIGABRT", RULE, death)
+    draft = died_of("SIGABRT", check, death)
     if draft is None:
         return None
     package = native_package(death)
@@ -32,6 +31,3 @@ def check(death: Death) -> Diagnosis | None:
     else:
         draft.help("read what was printed last: it names the check that failed")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -10,20 +10,16 @@ Cure: check the sizes that the marked line passes to native code, and do not pas
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.process._fatal_signals import died_of
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
-CODE, NAME = "TM807", "arithmetic-fault"
 
-
+@rule("TM807", "arithmetic-fault")
 def check(death: Death) -> Diagnosis | None:
-    draft = died_of("SIGFPE", RULE, death)
+    draft = died_of("SIGFPE", check, death)
     if draft is None:
         return None
     draft.help("look for an empty batch, a size or a stride of zero in what this line hands to native code")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

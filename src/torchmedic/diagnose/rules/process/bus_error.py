@@ -12,19 +12,18 @@ Cure: never rewrite a mapped file in place: write a new file and rename it. Give
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.process._fatal_signals import died_of
 from torchmedic.diagnose.words.format import size
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
-CODE, NAME = "TM803", "bus-error"
-
 _SMALL_SHM_BYTES = 256 << 20  # bytes: a batch of every worker may well be more
 
 
+@rule("TM803", "bus-error")
 def check(death: Death) -> Diagnosis | None:
-    draft = died_of("SIGBUS", RULE, death)
+    draft = died_of("SIGBUS", check, death)
     if draft is None:
         return None
     if death.shm_low is not None:
@@ -34,6 +33,3 @@ def check(death: Death) -> Diagnosis | None:
     if death.shm_size is not None and death.shm_size < _SMALL_SHM_BYTES:
         draft.help("give the container more shared memory: `docker run --shm-size=8g`, or `--ipc=host`")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -11,15 +11,14 @@ Cure: call `dataset[index]` with the reported index: the call fails in the same 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.evidence.data_loading import Loading, loading_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
 
-CODE, NAME = "TM820", "dataset-exception"
 
-
+@rule("TM820", "dataset-exception")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     loading = loading_of(evidence)
     if loading is None:
@@ -33,7 +32,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if failure.stage == "other" and failure.worker is None:
         what = "pinning a batch"
     first_line = failure.message.strip().splitlines()[0][:200] if failure.message.strip() else "no message"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{what} raised {failure.exception}" + (f" for {item}" if item else ""),
@@ -61,7 +60,7 @@ def _nothing(evidence: RaisedEvidence, loading: Loading) -> Diagnosis | None:
     position = failure.sample_shapes.index("NoneType")
     at = failure.batch_indices[position] if position < len(failure.batch_indices) else None
     item = f"item {at}" if at is not None else f"sample {position} of the batch"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the dataset returned None for {item}",
@@ -98,16 +97,13 @@ def _explained(evidence: RaisedEvidence) -> str:
         return ""
     from torchmedic.diagnose import registry
 
-    for rule in registry.RAISED:
-        if not rule.startswith(("shapes.", "modules.", "devices.")):
+    for name in registry.RAISED:
+        if not name.startswith(("shapes.", "modules.", "devices.")):
             continue
         try:
-            found = registry.load(rule).check(evidence)
+            found = registry.load(name).check(evidence)
         except Exception:  # the rule is asked out of turn; its own faults are not the point here
             continue
         if isinstance(found, Diagnosis) and found.grade == "proven":
             return f"{found.code} explains it: {found.message}"
     return ""
-
-
-RULE = Rule(CODE, NAME, check)

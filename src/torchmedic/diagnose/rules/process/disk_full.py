@@ -19,7 +19,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.data_loading import loading_of
 from torchmedic.evidence.exception import RaisedEvidence
@@ -28,8 +28,6 @@ from torchmedic.observe.memory.host import free_space
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import Frame, frames_of
 from torchmedic.source.text import relative
-
-CODE, NAME = "TM830", "disk-full"
 
 _REFUSED = {
     errno.ENOSPC: "no space is left on the file system",
@@ -41,6 +39,7 @@ _CUT_SHORT = re.compile(r"unexpected pos \d+|failed writing file|iostream error|
 _TARGETS = ("f", "file", "filename", "fname", "path", "filepath", "fp", "dst")
 
 
+@rule("TM830", "disk-full")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     chain = list(_chain(evidence.incident.error))
     why = next((_REFUSED[code] for error in chain if (code := _errno(error)) in _REFUSED), "")
@@ -55,7 +54,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     shown = relative(os.path.abspath(path)) if path else ""
     what = f"`{shown}`" if shown else "a file"
-    draft = RULE.draft(evidence, "proven", f"{what} could not be written: {why}", _cause(why, need, room))
+    draft = check.draft(evidence, "proven", f"{what} could not be written: {why}", _cause(why, need, room))
     worker = evidence.incident.worker
     if worker is not None and (loading := loading_of(evidence)) is not None:
         draft.at(
@@ -167,6 +166,3 @@ def _cause(why: str, need: int, room: tuple[int, int, int] | None) -> str:
     if room is not None and room[1]:
         facts.append(f"{size(room[0])} of {size(room[1])} are free on its file system now")
     return "; ".join(facts) or why
-
-
-RULE = Rule(CODE, NAME, check)

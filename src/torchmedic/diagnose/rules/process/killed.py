@@ -15,22 +15,21 @@ from __future__ import annotations
 
 import time
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.death import draft_of, last_line, who
 from torchmedic.diagnose.words.format import size
 from torchmedic.records import BoxContents, Diagnosis
 from torchmedic.records.death import Death
 
-CODE, NAME = "TM805", "killed"
 
-
+@rule("TM805", "killed")
 def check(death: Death) -> Diagnosis | None:
     if death.from_outside:
         return _sent(death)
     if death.signal != "SIGKILL":
         return None
     draft = draft_of(
-        RULE,
+        check,
         death,
         "likely" if last_line(death) is not None else "possible",
         f"{who(death)} was killed from outside (SIGKILL); the sender is not known",
@@ -53,7 +52,7 @@ def _sent(death: Death) -> Diagnosis:
     sender = f"process {death.origin.pid}" + (f" (`{death.sender}`)" if death.sender else "")
     return (
         draft_of(
-            RULE,
+            check,
             death,
             "proven",
             f"{who(death)} was killed from outside: {sender} sent it {death.signal}",
@@ -67,7 +66,7 @@ def _sent(death: Death) -> Diagnosis:
 def with_torchmedic(pid: int, box: BoxContents | None) -> Diagnosis:
     """The end of a run whose torchmedic process was killed; the kernel then ends the script."""
     death = Death(pid=pid if box is None else box.pid, box=box, ended=time.time())
-    draft = RULE.draft(
+    draft = check.draft(
         death,
         "likely",
         "the run was killed together with torchmedic, which could not say how it ended",
@@ -79,6 +78,3 @@ def with_torchmedic(pid: int, box: BoxContents | None) -> Diagnosis:
     draft.because("the black box is saved once a minute for this case, so the line may be older than the end")
     draft.help("ask the scheduler or the container runtime why it ended the job; then `dmesg`")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -14,15 +14,14 @@ the data instead of loading it, or use a machine with more memory.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.kills import NEAR_LIMIT, LastMemory
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
-CODE, NAME = "TM806", "killed-for-memory"
 
-
+@rule("TM806", "killed-for-memory")
 def check(death: Death) -> Diagnosis | None:
     if death.signal != "SIGKILL":
         return None
@@ -39,7 +38,7 @@ def check(death: Death) -> Diagnosis | None:
         proof = words, f"/proc/vmstat: oom_kill rose by {death.host_oom_kills} in the last seconds"
     else:
         return None
-    draft = memory.draft(RULE, "memory ran out", proof, lines)
+    draft = memory.draft(check, "memory ran out", proof, lines)
     if death.host_memory is not None:
         draft.because(
             f"the memory of this host is {size(death.host_memory)}; the largest process of the run held "
@@ -49,6 +48,3 @@ def check(death: Death) -> Diagnosis | None:
     holder = memory.holder(draft)
     memory.advise(draft, "another machine, or fewer programs on this one")
     return memory.blaming(holder, draft.done())
-
-
-RULE = Rule(CODE, NAME, check)

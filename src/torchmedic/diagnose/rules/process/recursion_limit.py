@@ -17,7 +17,7 @@ import sys
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.data_loading import loading_of
 from torchmedic.evidence.exception import RaisedEvidence
@@ -29,13 +29,12 @@ from torchmedic.source.syntax import FUNCTIONS
 from torchmedic.source.text import relative
 from torchmedic.source.user_code import is_user_file
 
-CODE, NAME = "TM840", "recursion-limit"
-
 _PLAIN = ast.Return | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr
 _OPEN = ast.IfExp | ast.BoolOp | ast.GeneratorExp | ast.ListComp | ast.DictComp | ast.SetComp
 _LEAVES = ast.Return | ast.Raise | ast.Assert | ast.Yield
 
 
+@rule("TM840", "recursion-limit")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     worker = evidence.incident.worker
     if not isinstance(evidence.incident.error, RecursionError) and (
@@ -55,7 +54,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     names = list(dict.fromkeys(frame.function for frame in own or cycle.turn))
     circle = f"`{names[0]}` calls itself" if len(names) == 1 else f"`{names[0]}` calls itself through `{names[1]}`"
     endless = back is not None and _is_endless([frame for frame in frames[cycle.start :] if frame.is_user][: len(own)])
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if back is not None else "likely",
         f"{circle} " + ("without end" if endless else f"deeper than Python's limit of {sys.getrecursionlimit()}"),
@@ -152,7 +151,7 @@ def _module_circle(
 ) -> Diagnosis:
     owner, name, module = held
     who, whom = type(owner).__name__, type(module).__name__
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{who}.{name}` is the `{whom}` that holds it: the modules form a circle",
@@ -167,6 +166,3 @@ def _module_circle(
         draft.at(*evidence.at_user_line("cause", "this walks in a circle"))
     draft.help(f"keep `{name}` out of the submodules: `object.__setattr__(self, {name!r}, ...)` or a weak reference")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -13,17 +13,16 @@ recursion. A native debugger shows the function: `gdb -ex run -ex bt --args pyth
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.process._fatal_signals import died_of
 from torchmedic.diagnose.words.death import native_package, overflowed
 from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
-CODE, NAME = "TM801", "segmentation-fault"
 
-
+@rule("TM801", "segmentation-fault")
 def check(death: Death) -> Diagnosis | None:
-    draft = died_of("SIGSEGV", RULE, death)
+    draft = died_of("SIGSEGV", check, death)
     if draft is None:
         return None
     package = native_package(death)
@@ -37,6 +36,3 @@ def check(death: Death) -> Diagnosis | None:
     else:
         draft.help("find the C function with `gdb -ex run -ex bt --args python ...`, and check what it is given here")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.data_loading import loading_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, WorkerFailure
-
-CODE, NAME = "TM821", "unequal-samples"
 
 # What the stacking functions say when shapes, lengths or keys differ; with workers the batch is made in shared memory.
 _REFUSALS = ("equal size", "must match", "not resizable", "same shape")
 
 
+@rule("TM821", "unequal-samples")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     loading = loading_of(evidence)
     if loading is None or loading.failure.stage != "collate":
@@ -34,7 +33,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     first, second = pair
     shapes = failure.sample_shapes[first], failure.sample_shapes[second]
     names = [_name(failure, position) for position in pair]
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"samples of different shapes cannot be made into a batch: {shapes[0]} and {shapes[1]}",
@@ -78,6 +77,3 @@ def _name(failure: WorkerFailure, position: int) -> str:
     if position < len(failure.batch_indices):
         return f"dataset item {failure.batch_indices[position]}"
     return f"sample {position} of the batch"
-
-
-RULE = Rule(CODE, NAME, check)

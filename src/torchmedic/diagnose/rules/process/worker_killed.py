@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Any
 
 from torchmedic.detect.failures.death import lost_senders
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.evidence.data_loading import Request, function_node, iterator_in, samples_code
 from torchmedic.evidence.exception import RaisedEvidence
@@ -29,12 +29,11 @@ from torchmedic.source.returns import code_of
 from torchmedic.source.syntax import callee
 from torchmedic.source.user_code import is_user_file
 
-CODE, NAME = "TM822", "worker-killed"
-
 _NEWS = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is killed by signal)")
 _ENDS = frozenset({"exit", "_exit", "quit", "abort", "kill", "killpg", "raise_signal"})
 
 
+@rule("TM822", "worker-killed")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     error = evidence.incident.error
     frames = frames_of(error.__traceback__)
@@ -52,7 +51,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     endings = [_ending(worker.exitcode) for worker in workers if worker.exitcode is not None]
     how = endings[0] if endings else "ended"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"a DataLoader worker {how} and left no exception",
@@ -128,6 +127,3 @@ def _codes_of_worker(iterator: Any) -> list[CodeType]:
     functions = [getattr(each, "func", each) for each in given]  # behind a `partial`
     codes = [samples_code(getattr(iterator, "_dataset", None)), *(code_of(each) for each in functions)]
     return list(dict.fromkeys(code for code in codes if code is not None and is_user_file(code.co_filename)))
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,14 +12,13 @@ the same source on all ranks.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, show, words
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Collective, Job
 
-CODE, NAME = "TM703", "collective-contents-differ"
 
-
+@rule("TM703", "collective-contents-differ")
 def check(job: Job) -> Diagnosis | None:
     difference = job.difference
     if difference is None or difference.kind != "content" or difference.call is None or difference.expected is None:
@@ -29,7 +28,7 @@ def check(job: Job) -> Diagnosis | None:
     if not what:
         return None
     who, others = ranks(difference.culprits), ranks(difference.others)
-    draft = RULE.draft(
+    draft = check.draft(
         job,
         "proven",
         f"{words(call)} was called with {what} {own} on {who} and {theirs} on {others}",
@@ -62,6 +61,3 @@ def _difference(call: Collective, expected: Collective) -> tuple[str, str, str]:
     if call.peer != expected.peer:
         return "source rank", str(call.peer), str(expected.peer)
     return "", "", ""
-
-
-RULE = Rule(CODE, NAME, check)

@@ -14,7 +14,7 @@ decides, let all ranks decide alike: `all_reduce` a flag first, or multiply the 
 from __future__ import annotations
 
 from torchmedic.detect.ranks.culprit import deciding_branch
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.ranks._side_by_side import (
     at_branch,
     at_call,
@@ -29,9 +29,8 @@ from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Difference, Job
 
-CODE, NAME = "TM701", "collective-on-some-ranks"
 
-
+@rule("TM701", "collective-on-some-ranks")
 def check(job: Job) -> Diagnosis | None:
     difference = job.difference
     if difference is None or difference.kind == "content":
@@ -45,7 +44,7 @@ def check(job: Job) -> Diagnosis | None:
     who, others = ranks(difference.culprits), ranks(difference.others)
     certain = difference.by not in ("nothing", "end")
     instead = f", while {others} went on to {words(expected)} at {place(expected)}" if expected else ""
-    draft = RULE.draft(
+    draft = check.draft(
         job,
         "proven" if certain else "likely",
         f"{who} called {words(call)}, which {others} did not call",
@@ -69,7 +68,7 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
     assert expected is not None
     who = ranks(difference.culprits)
     what = "backward" if expected.native else words(expected)
-    draft = RULE.draft(
+    draft = check.draft(
         job,
         "likely",
         f"{who} left out {what}, which the other ranks called",
@@ -86,6 +85,3 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
         draft.because("fewer turns of the loop on this rank would look the same")
     draft.help("let all ranks decide alike: all_reduce a flag before the branch, or multiply the loss by zero")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -11,15 +11,14 @@ Cure: make the calls in one order on all ranks; sort what is looped over.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, ranks, show, words
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Collective, Difference, Job
 from torchmedic.source.branches import is_after_in_block
 
-CODE, NAME = "TM702", "collectives-in-different-order"
 
-
+@rule("TM702", "collectives-in-different-order")
 def check(job: Job) -> Diagnosis | None:
     difference = job.difference
     if difference is None or difference.call is None or difference.expected is None:
@@ -28,7 +27,7 @@ def check(job: Job) -> Diagnosis | None:
     if difference.kind not in ("other", "missing", "extra") or not _is_swapped(difference):
         return None
     who, others = ranks(difference.culprits), ranks(difference.others)
-    draft = RULE.draft(
+    draft = check.draft(
         job,
         "proven" if difference.by != "nothing" else "likely",
         f"{who} called {words(call)} before {words(expected)}, {others} after it",
@@ -59,6 +58,3 @@ def _comes_after(first: Collective, second: Collective) -> bool:
         return False
     below = is_after_in_block(frame.file, frame.line, second.op)
     return below is not None and below != frame.line
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,14 +12,13 @@ from one value that all stages share.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, words
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Collective, Job
 
-CODE, NAME = "TM705", "message-without-partner"
 
-
+@rule("TM705", "message-without-partner")
 def check(job: Job) -> Diagnosis | None:
     if not job.unmatched:
         return None
@@ -37,7 +36,7 @@ def check(job: Job) -> Diagnosis | None:
         if both
         else f"rank {rank} waits in {words(call, contents=True)}; {there} {_last(last)}"
     )
-    draft = RULE.draft(
+    draft = check.draft(
         job,
         "proven" if both else "likely",
         f"rank {rank} waits in {words(call, contents=True)}, which rank {call.peer} does not answer",
@@ -55,6 +54,3 @@ def check(job: Job) -> Diagnosis | None:
 
 def _last(call: Collective | None) -> str:
     return f"{words(call)} at {place(call)}" if call is not None else "nothing"
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,16 +17,15 @@ import math
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import finish, victim
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Location, Role
 from torchmedic.source.live_frames import node_location, syntax_tree
 from torchmedic.source.syntax import nodes_in
 
-CODE, NAME = "TM708", "nonfinite-from-exchange"
 
-
+@rule("TM708", "nonfinite-from-exchange")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     incident, played = evidence.incident, evidence.played
     if incident.quantity != "gradient" or not incident.bad or incident.damaged or evidence.births or played is None:
@@ -36,7 +35,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     averaged = _averaged_by(evidence)
     if not averaged:
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely",
         f"the exchange with other ranks made {victim(evidence)}",
@@ -82,6 +81,3 @@ def _hook_registration(evidence: NumbersEvidence) -> Location | None:
         and node.func.attr == "register_comm_hook"
     ]
     return calls[0] if len(calls) == 1 else None
-
-
-RULE = Rule(CODE, NAME, check)

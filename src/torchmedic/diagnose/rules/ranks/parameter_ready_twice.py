@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location
@@ -28,11 +28,10 @@ from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.syntax import callee, has_line, nodes_in
 from torchmedic.source.user_code import is_user_file
 
-CODE, NAME = "TM709", "parameter-ready-twice"
-
 _NAME = re.compile(r"with name (\S+) has been marked as ready twice")
 
 
+@rule("TM709", "parameter-ready-twice")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.says("expected to mark a variable ready only once"):
         return None
@@ -46,7 +45,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         or _by_second_backward(evidence, message)
     )
     if draft is None:
-        draft = RULE.draft(evidence, "possible", message, "why backward reached the parameter twice is not known")
+        draft = check.draft(evidence, "possible", message, "why backward reached the parameter twice is not known")
         draft.at(*evidence.at_user_line("cause", "noticed here"))
     return draft.done()
 
@@ -60,7 +59,7 @@ def _by_checkpoint(evidence: RaisedEvidence, message: str, name: str) -> Draft |
         return None
     layer = getattr(frame.variables.get("ctx"), "run_function", None)
     unseen = any(each.find_unused_parameters for each in _wrappers(evidence))
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         message,
@@ -128,7 +127,7 @@ def _outside_forward(evidence: RaisedEvidence, message: str, name: str) -> Draft
         called = ast.unparse(node.func).split(".")
         if "module" in called[1:-1] and path[: len(below := called[called.index("module", 1) + 1 :])] == below:
             layer = ".".join(below)
-            draft = RULE.draft(
+            draft = check.draft(
                 evidence,
                 "likely",
                 message,
@@ -160,7 +159,7 @@ def _by_second_backward(evidence: RaisedEvidence, message: str) -> Draft | None:
     ]
     if not earlier:
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence, "likely", message, "this is the second `backward` for one forward, and both reach the parameter"
     )
     draft.at(*evidence.at_user_line("cause", "the second `backward`"))
@@ -192,6 +191,3 @@ def _sources(evidence: RaisedEvidence) -> Iterator[tuple[str, ast.AST]]:
         written = class_node(kind)
         if written is not None and is_user_file(written[0]):
             yield written
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,17 +17,16 @@ from typing import Any
 import msgspec
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.layer_construction import built_at
-
-CODE, NAME = "TM707", "parameters-differ-between-ranks"
 
 _SHAPE = re.compile(r"params\[(\d+)\] in this process with sizes (\[[\d, ]*\])")
 _COUNT = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent (\d+)")
 
 
+@rule("TM707", "parameters-differ-between-ranks")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if evidence.inside("_verify_param_shape_across_processes", "_verify_params_across_processes") is None:
         return None
@@ -45,7 +44,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         built = None
     else:
         return None
-    draft = RULE.draft(evidence, "proven", message, "a size or a part of the model was decided by each rank on its own")
+    draft = check.draft(
+        evidence, "proven", message, "a size or a part of the model was decided by each rank on its own"
+    )
     built = msgspec.structs.replace(built, role="cause") if built is not None else None
     draft.at(built, *evidence.at_user_line("surfaced" if built is not None else "cause", "compared with rank 0 here"))
     draft.help("compute what decides the size on rank 0, and broadcast it before the model is built")
@@ -61,6 +62,3 @@ def _owner(evidence: RaisedEvidence, index: int) -> tuple[str, Any]:
             if index < len(names):
                 return names[index], module.get_submodule(names[index].rpartition(".")[0])
     return "", None
-
-
-RULE = Rule(CODE, NAME, check)

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.branches import branches_around
@@ -28,12 +28,11 @@ from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.layer_construction import built_at, class_node
 from torchmedic.source.user_code import is_user_file
 
-CODE, NAME = "TM706", "parameters-without-gradient"
-
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _MAX_NAMED = 6  # parameters
 
 
+@rule("TM706", "parameters-without-gradient")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     wrapper = _wrapper(evidence)
     if wrapper is None or not evidence.says("expected to have finished reduction in the prior iteration"):
@@ -45,7 +44,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
     what = ", ".join(f"`{layer}`" for layer in layers[:_MAX_NAMED]) or "some parameters"
     place_, why = _skipped(wrapper.module, layers, evidence)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if names else "likely",
         f"{what} got no gradient in the last step, and DistributedDataParallel waits for it",
@@ -99,6 +98,3 @@ def _uses(root: torch.nn.Module, layer: str) -> Iterator[tuple[str, ast.expr]]:
     for node in ast.walk(written[1]):
         if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load):
             yield written[0], node
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,16 +17,15 @@ import re
 
 import psutil
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-
-CODE, NAME = "TM710", "port-taken"
 
 _PORT = re.compile(r"port: (\d+)")
 _MAX_COMMAND = 80  # characters
 
 
+@rule("TM710", "port-taken")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.says("EADDRINUSE") and not evidence.says("address already in use"):
         return None
@@ -35,7 +34,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     found = _PORT.search(evidence.message)
     port = found[1] if found is not None else os.environ.get("MASTER_PORT", "")
     holder = _holder(int(port)) if port.isdecimal() else ""
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"port {port}, on which the ranks were to meet, is taken" if port else "the port of the job is taken",
@@ -56,6 +55,3 @@ def _holder(port: int) -> str:
                 command = " ".join(psutil.Process(each.pid).cmdline())[:_MAX_COMMAND]
                 return f"process {each.pid} (`{command}`) listens on it"
     return ""
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,15 +12,14 @@ Cure: give all ranks the same number of batches (`DistributedSampler`, or `drop_
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, left_loop, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Job
 
-CODE, NAME = "TM704", "rank-left-the-loop"
 
-
+@rule("TM704", "rank-left-the-loop")
 def check(job: Job) -> Diagnosis | None:
     difference = job.difference
     if difference is None or difference.expected is None or difference.kind == "content":
@@ -33,7 +32,7 @@ def check(job: Job) -> Diagnosis | None:
     leaves = loop.exits[0] if len(loop.exits) == 1 else None
     turns = difference.usual
     what = "backward" if difference.expected.native else words(difference.expected)
-    draft = RULE.draft(
+    draft = check.draft(
         job,
         "likely" if leaves is not None else "proven",
         f"{who} left the loop `{loop.header}` while {others} went on",
@@ -53,6 +52,3 @@ def check(job: Job) -> Diagnosis | None:
     else:
         draft.help("give every rank the same number of batches, or wrap the loop in `Join([model])`")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

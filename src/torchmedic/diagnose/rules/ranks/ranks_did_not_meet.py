@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-
-CODE, NAME = "TM711", "ranks-did-not-meet"
 
 _JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 _UNREACHABLE = re.compile(r"while trying to connect to \(([^,()]+), (\d+)\)")
@@ -26,6 +24,7 @@ _KEY = re.compile(r"keys: /default_pg/\S*/(\d+)$", re.M)  # under which a rank o
 _WAITED = re.compile(r"[Tt]imed out after (\d+) seconds|timeout after (\d+) ?ms|timed out after (\d+) ?ms")
 
 
+@rule("TM711", "ranks-did-not-meet")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     joining = evidence.inside("init_process_group")
     waited = _WAITED.search(evidence.message)
@@ -37,7 +36,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return _not_all(evidence, int(joined[1]), int(joined[2]), seconds)
     if unreachable is not None:
         where = f"{unreachable[1]}:{unreachable[2]}"
-        draft = RULE.draft(
+        draft = check.draft(
             evidence,
             "likely",
             f"rank {evidence.rank} could not reach rank 0 at {where}",
@@ -48,7 +47,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     else:
         # Rank 0 waits for each of the others; those wait for rank 0, which answers when all have come.
         key = _KEY.search(evidence.message) if evidence.rank == 0 else None
-        draft = RULE.draft(
+        draft = check.draft(
             evidence,
             "likely",
             f"{f'rank {key[1]}' if key is not None else 'another rank'} did not join the job in {seconds:g} s",
@@ -62,7 +61,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 def _not_all(evidence: RaisedEvidence, joined: int, world: int, seconds: float) -> Diagnosis:
     """Rank 0 counts who has come. It counts itself."""
     missing = "rank 1" if world == 2 else "every other rank" if joined == 1 else f"{world - joined} of them"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{joined} of {world} ranks joined the job in {seconds:g} s",
@@ -77,6 +76,3 @@ def _not_all(evidence: RaisedEvidence, joined: int, world: int, seconds: float) 
 
 def _placed(draft: Draft, evidence: RaisedEvidence) -> Draft:
     return draft.at(*evidence.at_user_line("cause", "the ranks meet here"))
-
-
-RULE = Rule(CODE, NAME, check)

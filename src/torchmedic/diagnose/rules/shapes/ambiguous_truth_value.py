@@ -17,16 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import raising_call, read
 
-CODE, NAME = "TM157", "ambiguous-truth-value"
 
-
+@rule("TM157", "ambiguous-truth-value")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("Boolean value of Tensor", "ambiguous"):
         return None
@@ -36,13 +35,13 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     tensor = _tested(evidence.frames[-1]) if evidence.frames else None
     many = "no elements" if evidence.says("no values") else "several elements"
     if tensor is None:
-        draft = RULE.draft(
+        draft = check.draft(
             evidence, "likely", f"a tensor with {many} was used as a truth value", "torch refused to choose"
         )
         draft.at(*evidence.at_user_line("cause", f"a tensor with {many}"))
     else:
         elements = count(tensor.numel(), "element")
-        draft = RULE.draft(
+        draft = check.draft(
             evidence,
             "proven",
             f"a tensor with {elements} was used as a truth value",
@@ -102,7 +101,7 @@ def _tested(frame: Frame) -> torch.Tensor | None:
 
 def _unbuilt_loss(evidence: RaisedEvidence, loss: nn.Module) -> Diagnosis:
     kind = type(loss).__name__
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{kind}` was given tensors where it takes options: it was built, not called",
@@ -111,6 +110,3 @@ def _unbuilt_loss(evidence: RaisedEvidence, loss: nn.Module) -> Diagnosis:
     draft.at(*evidence.at_user_line("cause", "this builds a loss and does not compute one"))
     draft.help(f"build it first, then call it: `{kind}()(input, target)`")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

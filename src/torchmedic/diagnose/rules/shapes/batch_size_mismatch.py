@@ -10,17 +10,16 @@ Cure: flatten and cut both in the same way; keep the batch dimension when reshap
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, given_to_loss
 from torchmedic.diagnose.words.tensors import count, incomplete_batch, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM156", "batch-size-mismatch"
-
 _LOSSES = (*CLASSIFYING, "multi_margin_loss", "multilabel_margin_loss", "cosine_embedding_loss")
 
 
+@rule("TM156", "batch-size-mismatch")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.kinds & {"RuntimeError", "ValueError"}:
         return None
@@ -30,7 +29,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     rows, labels = int(given.input.shape[0]), int(given.target.shape[0])
     if rows == labels:
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{given.loss}` was given {rows} rows of scores and {labels} labels",
@@ -52,6 +51,3 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         )
     draft.help("reshape and cut input and target in the same way, so that each row keeps its label")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

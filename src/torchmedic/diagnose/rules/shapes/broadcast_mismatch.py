@@ -12,16 +12,15 @@ Cure: `squeeze`, `unsqueeze`, `transpose` or cut one of the tensors so that the 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.shapes._elementwise import ELEMENTWISE, Misfit, misfit_of, misfit_of_loss, misfit_of_mask
 from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
 from torchmedic.diagnose.words.tensors import argument_text, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM153", "broadcast-mismatch"
 
-
+@rule("TM153", "broadcast-mismatch")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "IndexError", "AssertionError"}:
         return None
@@ -37,7 +36,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _proven(evidence: RaisedEvidence, found: Misfit) -> Diagnosis:
     a, b = found.left.value, found.right.value
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{found.what} of {shape(a)} and {shape(b)}: {found.why}",
@@ -78,7 +77,7 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
     if why is None:
         return None
-    draft = RULE.draft(evidence, "likely", f"shapes that do not broadcast: {why}", f"torch names these sizes: {why}")
+    draft = check.draft(evidence, "likely", f"shapes that do not broadcast: {why}", f"torch names these sizes: {why}")
     draft.at(*evidence.at_user_line("cause", why))
     call = evidence.calls[-1] if evidence.calls else None
     for known in call.tensors if call is not None else []:
@@ -86,6 +85,3 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.at(made_here(evidence, known.value, f"becomes {shape(known.value)}"))
     draft.help("make the sizes agree: squeeze, unsqueeze, transpose or cut one of the two")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

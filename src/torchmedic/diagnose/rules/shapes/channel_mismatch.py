@@ -18,14 +18,12 @@ import msgspec
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
 from torchmedic.diagnose.words.tensors import built_here, count, fed_by, layer_name, layer_of, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Call
-
-CODE, NAME = "TM152", "channel-mismatch"
 
 _CONV = re.compile(r"conv(_transpose)?([123])d")
 _NORMS = ("layer_norm", "rms_norm", "batch_norm", "group_norm", "prelu", "instance_norm")
@@ -41,6 +39,7 @@ class _Finding(msgspec.Struct, frozen=True):
     spatial: int = 0
 
 
+@rule("TM152", "channel-mismatch")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "NotImplementedError"}:
         return None
@@ -51,7 +50,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return _from_message(evidence)
     op = call.op if call is not None else evidence.calls[0].op if evidence.calls else "layer"
     name = layer_name(evidence, layer) if layer is not None else f"`{op.lstrip('_')}`"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{name} was given {found.given} where it takes {found.wanted}",
@@ -202,10 +201,7 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
     if why is None:
         return None
-    draft = RULE.draft(evidence, "likely", f"a layer was given {why}", f"torch names these sizes: {why}")
+    draft = check.draft(evidence, "likely", f"a layer was given {why}", f"torch names these sizes: {why}")
     draft.at(*evidence.at_user_line("cause", why))
     draft.help("bring the input to the number of channels that the layer was built for, or rebuild the layer")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
 from torchmedic.diagnose.words.tensors import argument_text, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import UNKNOWN, Argument, Call, raising_call
 
-CODE, NAME = "TM154", "concat-size-mismatch"
-
 _ALONG = {"hstack": 1, "column_stack": 1, "vstack": 0, "row_stack": 0, "dstack": 2}
 _JOINS = ("cat", "concat", "concatenate", "stack", *_ALONG)
 
 
+@rule("TM154", "concat-size-mismatch")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.kinds & {"RuntimeError", "ValueError"} or _is_collating(evidence):
         return None
@@ -95,7 +94,7 @@ def _mismatch(
     else:
         one, other = _sizes(call.op, a)[dimension], _sizes(call.op, b)[dimension]
         why = f"dimension {dimension} is {one} in tensor 0 and {other} in tensor {position}"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{call.op}` of tensors that differ: {why}",
@@ -116,7 +115,7 @@ def _fits_along(a: torch.Tensor, b: torch.Tensor, dimension: int) -> bool:
 
 
 def _empty(evidence: RaisedEvidence, call: Call, listed: Argument) -> Diagnosis:
-    draft = RULE.draft(evidence, "proven", f"`{call.op}` of an empty list", f"`{listed.text}` holds no tensor")
+    draft = check.draft(evidence, "proven", f"`{call.op}` of an empty list", f"`{listed.text}` holds no tensor")
     draft.at(*evidence.at_user_line("cause", f"`{listed.text}` is empty"))
     draft.at(made_here(evidence, listed.value, "is made"))
     draft.help("see why nothing was added to it: a loop that never ran, a filter that let nothing through")
@@ -137,10 +136,7 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     why = in_our_words(evidence, _MESSAGES)
     if why is None:
         return None
-    draft = RULE.draft(evidence, "likely", f"tensors that cannot be joined: {why}", f"torch names the sizes: {why}")
+    draft = check.draft(evidence, "likely", f"tensors that cannot be joined: {why}", f"torch names the sizes: {why}")
     draft.at(*evidence.at_user_line("cause", why))
     draft.help("crop, pad or reshape the tensor that differs before they are joined")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,16 +17,15 @@ import re
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import count, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Call, read
 from torchmedic.source.lookup.origins import origin_of
 
-CODE, NAME = "TM163", "dimension-out-of-range"
 
-
+@rule("TM163", "dimension-out-of-range")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.is_torchs:
         return None
@@ -34,7 +33,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _draft(evidence: RaisedEvidence, tensor: torch.Tensor, message: str, why: str) -> Draft:
-    draft = RULE.draft(
+    draft = check.draft(
         evidence, "proven", message, f"the tensor is {shape(tensor)}: {count(tensor.dim(), 'dimension')}"
     )
     draft.at(*evidence.at_user_line("cause", why))
@@ -58,7 +57,7 @@ def _named(evidence: RaisedEvidence) -> Diagnosis | None:
         call_or_none = evidence.call
         op = f"`{call_or_none.op}`" if call_or_none is not None else "an operation"
         what = f"dimension {wrong[1]}" if wrong else "another number of dimensions"
-        draft = RULE.draft(
+        draft = check.draft(
             evidence, "likely", f"{op} was asked for {what}, which the tensor does not have", evidence.message[:200]
         )
         draft.at(*evidence.at_user_line("cause", "no such dimension"))
@@ -95,7 +94,7 @@ def _indexed(evidence: RaisedEvidence) -> Diagnosis | None:
     ):
         sizes = list(owner.value)
         message = f"size {index} of a shape with {count(len(sizes), 'size')} was asked for"
-        draft = RULE.draft(evidence, "proven", message, f"the shape is {sizes}")
+        draft = check.draft(evidence, "proven", message, f"the shape is {sizes}")
         draft.at(*evidence.at_user_line("cause", f"{sizes} has no number {index}"))
         if owner.node is not None and isinstance(owner.node, ast.Attribute | ast.Call):
             node = owner.node.func if isinstance(owner.node, ast.Call) else owner.node
@@ -131,7 +130,7 @@ def _unpacked(evidence: RaisedEvidence) -> Diagnosis | None:
     names = len(frame.node.elts)
     if not isinstance(value, torch.Size) or len(value) == names:
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"a shape with {count(len(value), 'size')} was taken apart into {names} names",
@@ -155,6 +154,3 @@ def _without_dimensions(evidence: RaisedEvidence) -> Diagnosis | None:
     verb = "counted" if frame is not None and frame.function == "__len__" else "looped over"
     message = f"a tensor that is one number, without dimensions, was {verb}"
     return _finish(evidence, _draft(evidence, tensor, message, "one number, no dimensions"))
-
-
-RULE = Rule(CODE, NAME, check)

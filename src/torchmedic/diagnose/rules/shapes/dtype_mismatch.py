@@ -17,13 +17,11 @@ import re
 
 import torch
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._dtypes import Odd, odd_one
 from torchmedic.diagnose.words.tensors import came_to_be, dtype, layer_name, layer_of, origin, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-
-CODE, NAME = "TM160", "dtype-mismatch"
 
 _ABOUT_DTYPE = re.compile(
     r"dtype|scalar type|Input type \(.*\) and (bias|weight) type|not implemented for '|can't be cast|"
@@ -33,6 +31,7 @@ _ABOUT_DTYPE = re.compile(
 )
 
 
+@rule("TM160", "dtype-mismatch")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "IndexError", "TypeError"} or not evidence.is_torchs:
         return None
@@ -45,7 +44,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return _from_message(evidence)
     layer = layer_of(evidence, found.call)
     name = layer_name(evidence, layer) if layer is not None else found.what
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"a result of {found.wanted} cannot be written into a tensor of {dtype(found.tensor)}"
@@ -92,10 +91,7 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     first = evidence.message.strip().splitlines()[0][:160] if evidence.message.strip() else ""
     if not re.search(r"same dtype|scalar type|not implemented for '|can't be cast|should be the same|type", first):
         return None
-    draft = RULE.draft(evidence, "likely", "an operation was given a tensor of a type that it does not take", first)
+    draft = check.draft(evidence, "likely", "an operation was given a tensor of a type that it does not take", first)
     draft.at(*evidence.at_user_line("cause", "a tensor of the wrong dtype"))
     draft.help("compare the dtypes of the operands, and convert the odd one where it is made")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

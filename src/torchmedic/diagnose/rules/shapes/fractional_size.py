@@ -17,13 +17,11 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Argument, Call
 from torchmedic.source.lookup.origins import origin_of
-
-CODE, NAME = "TM168", "fractional-size"
 
 # Everything that these take, but for a tensor in front and options by name, is a size.
 _SIZED = frozenset(
@@ -32,6 +30,7 @@ _SIZED = frozenset(
 )
 
 
+@rule("TM168", "fractional-size")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "TypeError" not in evidence.kinds or not evidence.is_torchs:
         return None
@@ -80,7 +79,7 @@ def _diagnosis(evidence: RaisedEvidence, call: Call, odd: Argument) -> Diagnosis
     name = user.op if user.frame.is_user and given is not None else call.op
     kind = "text" if isinstance(odd.value, str) else "a float"
     shown = repr(odd.value)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{name}` was given {shown}, {kind}, as a size" if name != "index" else f"a slice ends at {shown}, {kind}",
@@ -93,6 +92,3 @@ def _diagnosis(evidence: RaisedEvidence, call: Call, odd: Argument) -> Diagnosis
     whole = isinstance(odd.value, float) and odd.value.is_integer()
     draft.help("divide with `//`, which gives an int" if whole else "convert it with `int(...)` where it comes from")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -14,15 +14,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count, incomplete_batch, layer_name, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import UNKNOWN
 
-CODE, NAME = "TM166", "hidden-state-mismatch"
 
-
+@rule("TM166", "hidden-state-mismatch")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "IndexError"}:
         return None
@@ -83,7 +82,7 @@ def _was_unbatched(evidence: RaisedEvidence, given: torch.Tensor) -> bool:
 def _diagnosis(
     evidence: RaisedEvidence, layer: nn.Module, state: torch.Tensor, wanted: str, have: str, given: torch.Tensor
 ) -> Diagnosis:
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{layer_name(evidence, layer)} was given a hidden state of {have} where it takes {wanted}",
@@ -104,6 +103,3 @@ def _diagnosis(
             "make the state from the input: `[layers x directions, batch, hidden]`, also with `batch_first=True`"
         )
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

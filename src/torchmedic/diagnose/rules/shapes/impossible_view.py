@@ -17,18 +17,17 @@ import math
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
 from torchmedic.diagnose.words.tensors import argument_text, count, incomplete_batch, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Argument, Call
 
-CODE, NAME = "TM155", "impossible-view"
-
 _VIEWS = ("view", "reshape", "view_as", "reshape_as", "_unsafe_view")
 
 
+@rule("TM155", "impossible-view")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds:
         return None
@@ -125,7 +124,7 @@ def _unflatten(evidence: RaisedEvidence) -> Diagnosis | None:
 def _done(
     evidence: RaisedEvidence, source: Argument, message: str, why: str, help_text: str, fact: str = ""
 ) -> Diagnosis:
-    draft = RULE.draft(evidence, "proven", message, f"the tensor is {argument_text(source)}; {why}")
+    draft = check.draft(evidence, "proven", message, f"the tensor is {argument_text(source)}; {why}")
     draft.at(*evidence.at_user_line("cause", why))
     draft.at(made_here(evidence, source.value, f"becomes {shape(source.value)}"))
     draft.because(fact)
@@ -145,10 +144,7 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
     if why is None:
         return None
-    draft = RULE.draft(evidence, "likely", f"a view that is not possible: {why}", f"torch says: {why}")
+    draft = check.draft(evidence, "likely", f"a view that is not possible: {why}", f"torch says: {why}")
     draft.at(*evidence.at_user_line("cause", why))
     draft.help("compute the sizes from the tensor (`x.size(0)`, `-1`); after a transpose use `reshape`")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-
-CODE, NAME = "TM177", "indivisible-sizes"
 
 _PAIRS = (
     ("embed_dim", "num_heads"),
@@ -27,6 +25,7 @@ _PAIRS = (
 )
 
 
+@rule("TM177", "indivisible-sizes")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.kinds & {"ValueError", "AssertionError", "RuntimeError"}:
         return None
@@ -51,7 +50,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 
 
 def _diagnosis(evidence: RaisedEvidence, name: str, whole: str, part: str, size: int, count: int) -> Diagnosis:
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{name}: {whole} is not a multiple of {part}",
@@ -62,6 +61,3 @@ def _diagnosis(evidence: RaisedEvidence, name: str, whole: str, part: str, size:
         f"use {size - size % count or count} or {size + count - size % count} in place of {size}, or another divisor"
     )
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,18 +17,17 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import built_here, fed_by, layer_name, layer_of, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Call
 
-CODE, NAME = "TM162", "kernel-larger-than-input"
-
 _CONV = re.compile(r"conv([123])d")
 _POOL = re.compile(r"_?(?:max|avg|lp)_pool([123])d(?:_with_indices)?")
 
 
+@rule("TM162", "kernel-larger-than-input")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds:
         return None
@@ -44,7 +43,7 @@ def _diagnosis(
 ) -> Diagnosis:
     layer = layer_of(evidence, call)
     name = layer_name(evidence, layer) if layer is not None else f"`{call.op.lstrip('_')}`"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the {what} of {name} reaches over {reach}, and its input is only {size} wide",
@@ -112,6 +111,3 @@ def _each(value: Any, spatial: int, default: int) -> list[int]:
         return list(value) * spatial if len(value) == 1 else list(value)[:spatial]
     # "same" never makes the output too small, whatever the kernel.
     return [1 << 30 if value == "same" else default] * spatial
-
-
-RULE = Rule(CODE, NAME, check)

@@ -11,15 +11,14 @@ Cure: `squeeze(1)` the labels; `transpose(1, 2)` or flatten the scores; bring bo
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, Given, given_to_loss
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM164", "loss-shape-mismatch"
 
-
+@rule("TM164", "loss-shape-mismatch")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.kinds & {"RuntimeError", "ValueError"}:
         return None
@@ -32,7 +31,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     scores, labels = list(given.input.shape), list(given.target.shape)
     if labels in (given.expected_target, scores) or (labels and len(scores) > 1 and labels[0] != scores[0]):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{given.loss}` was given a target of {shape(given.target)}; scores of {scores} take {given.expected_target}",
@@ -62,7 +61,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 def _weights(evidence: RaisedEvidence, given: Given, classes: int) -> Diagnosis:
     assert given.weight is not None
     have = given.weight.numel()
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{given.loss}` was given {have} class weights for {classes} classes",
@@ -72,6 +71,3 @@ def _weights(evidence: RaisedEvidence, given: Given, classes: int) -> Diagnosis:
     draft.at(made_here(evidence, given.input, f"becomes {shape(given.input)}"))
     draft.help(f"give one weight for each of the {classes} classes")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,7 +17,7 @@ import math
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.shapes._shapes import PRODUCTS, Clash, product_clash
 from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
 from torchmedic.diagnose.words.tensors import argument_text, built_here, fed_by, layer_name, layer_of, made_here, shape
@@ -25,11 +25,10 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Call
 
-CODE, NAME = "TM151", "matmul-shape-mismatch"
-
 _CELLS = frozenset("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split())
 
 
+@rule("TM151", "matmul-shape-mismatch")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "AssertionError"}:
         return None
@@ -70,7 +69,7 @@ def _width(evidence: RaisedEvidence) -> Diagnosis | None:
 
 def _layer(evidence: RaisedEvidence, layer: nn.Module, given: torch.Tensor, wanted: int) -> Diagnosis:
     have = int(given.shape[-1])
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{layer_name(evidence, layer)} was given {have} features where it takes {wanted}",
@@ -95,7 +94,7 @@ def _layer(evidence: RaisedEvidence, layer: nn.Module, given: torch.Tensor, want
 def _operation(evidence: RaisedEvidence, call: Call, clash: Clash) -> Diagnosis:
     left, right = clash.left.value, clash.right.value
     op = call.op.rstrip("_")
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{op}` of {shape(left)} and {shape(right)}: {clash.why}" if clash.wanted else clash.why,
@@ -126,10 +125,7 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
     if why is None:
         return None
-    draft = RULE.draft(evidence, "likely", f"in a matrix product {why}", f"torch names these sizes: {why}")
+    draft = check.draft(evidence, "likely", f"in a matrix product {why}", f"torch names these sizes: {why}")
     draft.at(*evidence.at_user_line("cause", why))
     draft.help("make the inner sizes agree: transpose or reshape an operand, or build the layer for its input")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

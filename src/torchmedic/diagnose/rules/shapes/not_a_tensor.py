@@ -17,19 +17,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import fed_by, layer_of, origin
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import UNKNOWN, Argument, Call, read
 from torchmedic.source.lookup.origins import Origin, origin_of
 
-CODE, NAME = "TM165", "not-a-tensor"
-
 _MUST_BE = re.compile(r"argument '?(\w+)'?.* must be (?:a )?Tensor, not ([\w.]+)|expected Tensor as element (\d+)")
 _OPERANDS = re.compile(r"unsupported operand type\(s\) for (\S+): '(\w+)' and '(\w+)'")
 
 
+@rule("TM165", "not-a-tensor")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.is_torchs:
         return None
@@ -64,13 +63,13 @@ def _argument(evidence: RaisedEvidence) -> Diagnosis | None:
         None,
     )
     if odd is None:
-        draft = RULE.draft(
+        draft = check.draft(
             evidence, "likely", f"`{call.op}` was given {wanted or 'something else'} where it takes a tensor", named[0]
         )
         draft.at(*evidence.at_user_line("cause", f"{wanted or 'this'} is not a tensor"))
         return _advised(evidence, draft, UNKNOWN, None)
     made = origin(evidence, odd.value)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{call.op}` was given {_kind(odd.value)} where it takes a tensor",
@@ -86,7 +85,7 @@ def _first_argument(evidence: RaisedEvidence, call: Call) -> Diagnosis | None:
     first = call.arguments[0] if call.arguments else None
     if first is None or not isinstance(first.value, tuple | list | dict | type(None)) or not _wants_tensor(evidence):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{call.op}` was given {_kind(first.value)} where it takes a tensor",
@@ -115,7 +114,7 @@ def _attribute(evidence: RaisedEvidence) -> Diagnosis | None:
     # A plain Python slip is not ours to explain: the value must come out of torch.
     if made is None or not (_from_module(evidence, made) or _from_tensor(made) or name == "backward"):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{_kind(value)} was used as a tensor: it has no `{name}`",
@@ -136,7 +135,7 @@ def _subscript(evidence: RaisedEvidence) -> Diagnosis | None:
     made = origin_of(evidence.frames, call.frame, call.arguments[0].node)
     if made is None or not _from_module(evidence, made):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{_kind(value)} was indexed like a tensor",
@@ -156,7 +155,7 @@ def _operand(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     odd: Argument = call.arguments[1 if found[2] in ("Tensor", "Parameter") else 0]
     kind = found[3] if odd is call.arguments[1] else found[2]
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if odd.value is not UNKNOWN else "likely",
         f"`{found[1]}` of a tensor and a {kind}",
@@ -214,6 +213,3 @@ def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | 
     else:
         draft.help("convert it with `torch.as_tensor(...)`, or pass the tensor that was meant")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

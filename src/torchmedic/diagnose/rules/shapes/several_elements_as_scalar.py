@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-
-CODE, NAME = "TM159", "several-elements-as-scalar"
 
 _SAYS = (
     ("cannot be converted to scalar",),
@@ -28,6 +26,7 @@ _SAYS = (
 )
 
 
+@rule("TM159", "several-elements-as-scalar")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "TypeError"}:
         return None
@@ -38,7 +37,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if frame is not None and isinstance(shown := frame.variables.get("self"), torch.Tensor) and shown.numel() != 1:
         tensors.insert(0, shown)
     if not tensors:
-        draft = RULE.draft(
+        draft = check.draft(
             evidence, "likely", "a tensor with several elements was used as one number", evidence.message[:200]
         )
         draft.at(*evidence.at_user_line("cause", "more than one element"))
@@ -46,7 +45,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return draft.done()
     tensor = tensors[0]
     elements = count(tensor.numel(), "element")
-    draft = RULE.draft(
+    draft = check.draft(
         evidence, "proven", f"a tensor with {elements} was used as one number", f"its shape is {shape(tensor)}"
     )
     draft.at(*evidence.at_user_line("cause", f"{shape(tensor)}: {elements}"))
@@ -56,6 +55,3 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     else:
         draft.help("reduce it first (`.mean()`, `.sum()`), pick one element, or use `.tolist()`")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import (
     built_here,
     fed_by,
@@ -28,9 +28,8 @@ from torchmedic.diagnose.words.tensors import (
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM167", "single-value-normalised"
 
-
+@rule("TM167", "single-value-normalised")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     frame = evidence.inside("batch_norm", "instance_norm")
     given = frame.variables.get("input") if frame is not None else None
@@ -42,7 +41,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     layer = layer_of(evidence)
     name = layer_name(evidence, layer) if layer is not None else f"`{frame.function}`"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"{name} has 1 value per channel to normalise in training",
@@ -62,6 +61,3 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     else:
         draft.help("normalise before the image has shrunk to one point, or leave this layer out")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)

@@ -14,16 +14,15 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Call, read
 from torchmedic.source.syntax import nodes_in
 
-CODE, NAME = "TM158", "tensor-to-numpy-with-gradient"
 
-
+@rule("TM158", "tensor-to-numpy-with-gradient")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("numpy()", "requires grad"):
         return None
@@ -31,7 +30,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     tensor = call.arguments[0].tensor if call is not None and call.arguments else None
     tracked = call is not None and _is_tracked(call)
     described = f" of shape {shape(tensor)}" if tensor is not None else ""
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if tracked else "likely",
         f"a tensor{described} that requires a gradient was turned into a NumPy array",
@@ -56,6 +55,3 @@ def _is_tracked(call: Call) -> bool:
         return True
     values = (read(node, call.frame) for node in nodes_in(first.node) if isinstance(node, ast.Name | ast.Attribute))
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
-
-
-RULE = Rule(CODE, NAME, check)

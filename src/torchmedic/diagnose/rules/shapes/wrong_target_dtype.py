@@ -15,7 +15,7 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, Given, given_to_loss
 from torchmedic.diagnose.words.tensors import dtype, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
@@ -23,11 +23,10 @@ from torchmedic.records import Diagnosis, Location
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.origins import origin_of
 
-CODE, NAME = "TM161", "wrong-target-dtype"
-
 _BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 
 
+@rule("TM161", "wrong-target-dtype")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "NotImplementedError"}:
         return None
@@ -55,7 +54,7 @@ def _wanted(given: Given) -> str | None:
 
 def _diagnosis(evidence: RaisedEvidence, given: Given, wanted: str, places: tuple[Location, ...]) -> Diagnosis:
     indices = wanted == "int64"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"`{given.loss}` was given a target of {dtype(given.target)} where it takes {wanted}",
@@ -91,6 +90,3 @@ def _noticed_in_backward(evidence: RaisedEvidence) -> Diagnosis | None:
     wanted = dtype(tensors[0])
     place = made.location("cause", f"the target is {dtype(tensors[1])}, not {wanted}")
     return _diagnosis(evidence, given, wanted, (place, *evidence.at_user_line("surfaced", "noticed here")))
-
-
-RULE = Rule(CODE, NAME, check)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
@@ -25,9 +25,8 @@ from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.origins import origin_of
 
-CODE, NAME = "TM169", "wrong-unpacking"
 
-
+@rule("TM169", "wrong-unpacking")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     frame = evidence.frames[-1] if evidence.frames else None
     if frame is None or "ValueError" not in evidence.kinds or not evidence.says("values to unpack"):
@@ -68,7 +67,7 @@ def _is_batch(evidence: RaisedEvidence, value: Any) -> bool:
 
 
 def _batch(evidence: RaisedEvidence, parts: int, names: int, text: str) -> Diagnosis:
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"a batch of {count(parts, 'part')} was taken apart into {count(names, 'name')}",
@@ -84,7 +83,7 @@ def _batch(evidence: RaisedEvidence, parts: int, names: int, text: str) -> Diagn
 
 
 def _tensor(evidence: RaisedEvidence, value: torch.Tensor, names: int) -> Diagnosis:
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"a tensor of {shape(value)} was taken apart into {count(names, 'name')}",
@@ -93,6 +92,3 @@ def _tensor(evidence: RaisedEvidence, value: torch.Tensor, names: int) -> Diagno
     draft.at(*evidence.at_user_line("cause", f"one tensor of {shape(value)}, not {names} values"))
     draft.help("give it one name; a layer that returns one tensor has no second value")
     return draft.done()
-
-
-RULE = Rule(CODE, NAME, check)
