@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from running import marked_line, torchmedic
+from running import marked_line, run_script, torchmedic
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -56,8 +56,7 @@ def test_a_script_that_ends_well_is_told_of_its_lost_children(tmp_path: Path, me
 )
 def test_what_several_children_do_is_told_once(tmp_path: Path, work: str, how: str, code: str) -> None:
     source = SCRIPT.format(work=work, method="fork")
-    (tmp_path / "train.py").write_text(source)
-    finished = torchmedic(tmp_path, "train.py", *how.split())
+    finished = run_script(tmp_path, source, *how.split())
 
     found = finished.only
     assert found.cause_location is not None
@@ -68,8 +67,7 @@ def test_what_several_children_do_is_told_once(tmp_path: Path, work: str, how: s
 
 def test_what_a_pool_raises_again_is_blamed_on_the_line_of_the_child(tmp_path: Path) -> None:
     source = SCRIPT.format(work=PLAIN, method="fork")
-    (tmp_path / "train.py").write_text(source)
-    finished = torchmedic(tmp_path, "train.py", "pool")
+    finished = run_script(tmp_path, source, "pool")
 
     found = finished.only
     assert found.cause_location is not None
@@ -78,8 +76,6 @@ def test_what_a_pool_raises_again_is_blamed_on_the_line_of_the_child(tmp_path: P
 
 
 def test_a_thread_that_fails_is_no_lost_child(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import threading, torch\nthread = threading.Thread(target=lambda: 1 / 0)\nthread.start()\nthread.join()\n"
-    )
-    finished = torchmedic(tmp_path, "train.py")
+    source = "import threading, torch\nthread = threading.Thread(target=lambda: 1 / 0)\nthread.start()\nthread.join()\n"
+    finished = run_script(tmp_path, source)
     assert (finished.returncode, finished.report.diagnoses) == (0, ())

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from running import clean_environment
+from zygote import Zygote
 
 from torchmedic.records import Report
 from torchmedic.runfolder import confidential, files, layout
@@ -140,16 +141,10 @@ def run(folder: Path, source: str, *options: str, **environment: str) -> subproc
     place.mkdir()
     script = place / f"{SECRET}_train.py"
     script.write_text(START + source)
-    return subprocess.run(
-        [sys.executable, "-m", "torchmedic", "run", "--confidential", "--stall-after", "2", *options, str(script)],
-        cwd=place,
-        env={**clean_environment(), "XDG_RUNTIME_DIR": str(folder / "private"), **environment},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    command = ["run", "--confidential", "--stall-after", "2", *options, str(script)]
+    environment = clean_environment(XDG_RUNTIME_DIR=str(folder / "private"), **environment)
+    status, out, err = Zygote.run(place, command, environment, 250)
+    return subprocess.CompletedProcess(command, status, out, err)
 
 
 def leaks(run_folder: Path) -> list[str]:
