@@ -110,6 +110,7 @@ def serve() -> None:
     import torch
 
     import torchmedic
+    from torchmedic.report.html import page
 
     for module in ("torch._dynamo", "torch.profiler._cupti_monitor"):  # the first optimizer, and the first of its steps
         with contextlib.suppress(ImportError):  # would import them in every script; not all versions have both
@@ -117,6 +118,9 @@ def serve() -> None:
     for found in pkgutil.walk_packages(torchmedic.__path__, "torchmedic."):
         if not found.name.startswith(("torchmedic.inject", "torchmedic.demos", "torchmedic.__main__")):
             importlib.import_module(found.name)
+    templates = page._environment()
+    for name in templates.list_templates(extensions=["j2"]):
+        templates.get_template(name)  # compiled once, and not in every run that has a diagnosis
     torch.set_num_threads(1)
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False  # torch takes its 170 operator libraries apart again, in every process that ends

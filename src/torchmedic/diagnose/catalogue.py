@@ -42,16 +42,20 @@ def entries() -> list[Entry]:
 def find(code: str) -> Entry | None:
     """A rule by its code or its name, in any case."""
     wanted = code.strip().lower()
-    return next((entry for entry in entries() if wanted in (entry.code.lower(), entry.name)), None)
+    naming = (rule for rule in registry.ALL if f'"{wanted}"' in _source(rule).lower())  # to parse all takes long
+    return next((entry for entry in map(read, naming) if wanted in (entry.code.lower(), entry.name)), None)
 
 
 def read(rule: str) -> Entry:
     """What the source of one registered rule says."""
-    path = Path(__file__).parent / "rules" / (rule.replace(".", "/") + ".py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse(_source(rule))
     doc = inspect.cleandoc(ast.get_docstring(tree) or "")
     code, name = _identity(tree)
     return Entry(code=code, name=name, summary=doc.splitlines()[0].rstrip("."), doc=doc)
+
+
+def _source(rule: str) -> str:
+    return (Path(__file__).parent / "rules" / (rule.replace(".", "/") + ".py")).read_text(encoding="utf-8")
 
 
 def _identity(tree: ast.Module) -> tuple[str, str]:

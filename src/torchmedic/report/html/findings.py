@@ -65,7 +65,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 def finding(number: int, diagnosis: Diagnosis, call: str = "") -> Finding:
     """A diagnosis, prepared. `number` is its place in the report."""
-    entry = _entries().get(diagnosis.code)
+    entry = _entry(diagnosis.code)
     return Finding(
         diagnosis=diagnosis,
         number=number,
@@ -82,9 +82,7 @@ def _paragraphs(doc: str) -> tuple[str, ...]:
     return tuple(part if re.search(r"^(\s|[-*] )", part, re.MULTILINE) else " ".join(part.split()) for part in parts)
 
 
-@cache
-def _entries() -> dict[str, catalogue.Entry]:
-    return {entry.code: entry for entry in catalogue.entries()}  # the source of every rule is read for this
+_entry = cache(catalogue.find)  # the page is written again whenever something is found
 
 
 def _code_frame(frame: Frame) -> CodeFrame:
