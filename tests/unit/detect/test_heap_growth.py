@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from torchmedic.detect.trends.heap_growth import Growth, growths
+from torchmedic.evidence.leaks.evidence import is_read
 from torchmedic.evidence.leaks.grown_memory import own_bytes
 from torchmedic.evidence.leaks.keys import counts, is_bounded, is_by_identity, never_returns
 from torchmedic.evidence.leaks.lifetimes import Lifetime
-from torchmedic.evidence.leaks.readers import is_read
 from torchmedic.evidence.leaks.source.sites import Traffic
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.leaks.source.training_loops import training_loops

@@ -40,8 +40,8 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.reused_results import reusable_result
 from torchmedic.replay.step.side_effects import no_side_effects
 from torchmedic.replay.step.tensor_writes import RestoreWrites
-from torchmedic.source.lookup.lost_arguments import lost_arguments
-from torchmedic.source.name_use import names_read, names_written, read_first
+from torchmedic.source.assignments import names_read, names_written, read_first
+from torchmedic.source.lookup.failing_call import lost_arguments
 from torchmedic.source.objects.finite import is_finite
 from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.segment.cut import Segment

@@ -12,23 +12,28 @@ import copy
 from types import FrameType
 from typing import Any
 
-from torchmedic.source.blocks import (
+from torchmedic.source.assignments import names_read, names_written, read_first
+from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.segment.standalone import Standalone
+from torchmedic.source.syntax import (
+    CALLABLES,
+    LOOPS,
     Block,
     blocks,
     body_of,
+    callee,
     innermost_block,
     loop_names,
     spans,
     spans_block,
 )
-from torchmedic.source.live_frames import syntax_tree
-from torchmedic.source.name_use import names_read, names_written, read_first
-from torchmedic.source.segment.bookkeeping import BOOKKEEPING, needed
-from torchmedic.source.segment.standalone import Standalone
-from torchmedic.source.syntax import CALLABLES, LOOPS
 from torchmedic.source.vocabulary import calls_backward
 
 _LINE_END = 1 << 30
+BOOKKEEPING = frozenset(
+    "append extend add insert put write log info debug warning warn print add_scalar add_scalars add_histogram "
+    "set_postfix set_description update_postfix record save dump flush update log_metrics appendleft".split()
+)
 
 
 class CannotCut(Exception):
@@ -208,3 +213,25 @@ def _runs_backward(statement: ast.stmt) -> bool:
 def _tensor_names(frame: FrameType) -> set[str]:
     # Asked of the type: some views raise at the mere look at their `grad_fn`.
     return {name for name, value in frame.f_locals.items() if hasattr(type(value), "grad_fn")}
+
+
+def needed(statements: Block, tensors: set[str]) -> Block:
+    """Leave out what only keeps books: an expression statement whose call is known to do no more than that."""
+    last = len(statements) - 1
+    return [
+        statement
+        for position, statement in enumerate(statements)
+        if position == last or not _is_bookkeeping(statement, statements[position + 1 :], tensors)
+    ]
+
+
+def _is_bookkeeping(statement: ast.stmt, rest: Block, tensors: set[str]) -> bool:
+    if isinstance(statement, ast.Assert | ast.Pass | ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal):
+        return not isinstance(statement, ast.Import | ast.ImportFrom)
+    if isinstance(statement, ast.AugAssign):
+        # `total += loss.item()` keeps books; `loss += aux` does not, nor does what writes to a tensor's memory.
+        name = statement.target.id if isinstance(statement.target, ast.Name) else None
+        return name is not None and name not in tensors and not any(name in names_read(later) for later in rest)
+    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
+        return False
+    return callee(statement.value) in BOOKKEEPING

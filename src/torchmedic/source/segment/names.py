@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from types import FrameType
 
+from torchmedic.source.assignments import names_written, read_first
 from torchmedic.source.live_frames import syntax_tree
-from torchmedic.source.name_use import names_written, read_first
 from torchmedic.source.segment.cut import CannotCut, Segment, cut
 from torchmedic.source.syntax import FUNCTIONS, LOOPS, has_line, nodes_in
 

@@ -23,7 +23,7 @@ from torchmedic.supervise.gpu.gpu_health import uses_gpu
 from torchmedic.supervise.gpu.nvml import connect
 from torchmedic.supervise.host import host_pressure
 from torchmedic.supervise.host.cgroups import text
-from torchmedic.supervise.proc import growing_files, outsiders, process, tree, waits
+from torchmedic.supervise.proc import growing_files, process, tree, waits
 from torchmedic.supervise.proc.process import PROC
 from torchmedic.supervise.proc.syscalls import RUNNING
 
@@ -85,8 +85,8 @@ def look(pid: int, *, seconds: float = SECONDS, native: bool = False) -> Seen:
         host=later,
         pressure=host_pressure.difference(pressure, later),
         gpu=gpu,
-        outsiders=outsiders.at_other_ends(after),
-        above=outsiders.above(pid),
+        outsiders=waits.at_other_ends(after),
+        above=waits.above(pid),
     )
     peers = [Peer(process=view, inside=inside.get(view.pid)) for view in trains]
     return Seen(
