@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from torchmedic.records import Location, Role
-from torchmedic.source.text import relative, source_line
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_code import is_user_file, relative, source_line
 
 # Frames with the line and column that each is at, innermost first.
 Stack = list[tuple[FrameType, int, int | None]]

@@ -30,7 +30,7 @@ from torchmedic.observe.heap.walk import Held, Walk
 from torchmedic.observe.heap.weighing import Weight, weigh
 from torchmedic.source import user_variables
 from torchmedic.source.objects.containers import keys_of
-from torchmedic.source.own_locals import looks_at_locals
+from torchmedic.source.user_variables import looks_at_locals
 
 WITH_GRAPH = Weight(1, 1, 4, 0, None, frozenset({"Tensor"}))
 BIG = Weight(1, 0, 1 << 20, 0, None, frozenset({"Tensor"}))
@@ -247,8 +247,7 @@ def test_a_key_that_is_asked_for_first_makes_a_cache() -> None:
 
 
 def test_the_gauge_writes_no_more_than_a_line_a_second(tmp_path: Path) -> None:
-    from torchmedic.observe.memory.memory_series import MemorySeries
-    from torchmedic.observe.memory.usage import DeviceMemory
+    from torchmedic.observe.memory.usage import DeviceMemory, MemorySeries
 
     lines: list[dict[str, object]] = []
     pressed: list[float] = []

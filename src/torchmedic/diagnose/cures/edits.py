@@ -12,7 +12,7 @@ from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.spots import Place, spot_of_node
 from torchmedic.source.syntax import callee, nodes_in
-from torchmedic.source.text import relative, source_line
+from torchmedic.source.user_code import relative, source_line
 
 Candidate = tuple[str, Edit]  # the title of a treatment, and what it changes
 Change = tuple[ast.expr, str]  # a part of a statement, and other text for it

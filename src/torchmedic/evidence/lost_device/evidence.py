@@ -32,7 +32,7 @@ from torchmedic.replay.step.step import Step, whole_step
 from torchmedic.runfolder.gpu import read_gpu_health
 from torchmedic.source.live_frames import Frame, Stack, stack_at, stack_of_traceback
 from torchmedic.source.segment.cut import CannotCut
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 _PAST_CALLS = 3  # backward calls before the last, whose step may have been the one
 

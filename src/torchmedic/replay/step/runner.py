@@ -34,8 +34,7 @@ from torchmedic.replay.isolation.sandbox import harmless
 from torchmedic.replay.isolation.torch_state import muted, preserved, rewind_rng
 from torchmedic.replay.shadow.cpu_shadow import Shadow
 from torchmedic.replay.shadow.fake_cuda import shaded
-from torchmedic.replay.step.batch_names import bind_batch
-from torchmedic.replay.step.iterators import draws_from_iterator
+from torchmedic.replay.step.iterators import bind_batch, draws_from_iterator
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.reused_results import reusable_result
 from torchmedic.replay.step.side_effects import no_side_effects

@@ -20,8 +20,7 @@ from torchmedic.source.lookup.layer_construction import _built_in_class, built_a
 from torchmedic.source.lookup.origins import origin_of, user_argument
 from torchmedic.source.objects.graph import walk
 from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in
-from torchmedic.source.text import relative
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_code import is_user_file, relative
 
 _MAX_NODES = 64  # of the graph behind a tensor: far enough for a head with its softmax and its reshaping
 

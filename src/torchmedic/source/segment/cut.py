@@ -2,7 +2,7 @@
 
 The cut goes from the start of the innermost block that holds both the forward pass and the failing line (a loop body or
 a function body) to the failing statement. What only keeps books (appending to lists, printing, saving, stepping the
-optimizer) is left out unless the step depends on it.
+optimizer) is left out unless the step depends on it. The names of a cut tell which variables hold the data of the step.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.segment.standalone import Standalone
 from torchmedic.source.syntax import (
     CALLABLES,
+    FUNCTIONS,
     LOOPS,
     Block,
     blocks,
     body_of,
     callee,
+    has_line,
     innermost_block,
     loop_names,
+    nodes_in,
     spans,
     spans_block,
 )
@@ -235,3 +238,42 @@ def _is_bookkeeping(statement: ast.stmt, rest: Block, tensors: set[str]) -> bool
     if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
         return False
     return callee(statement.value) in BOOKKEEPING
+
+
+def data_names(frame: FrameType, line: int, forward_line: int | None) -> frozenset[str]:
+    """Names that the statements up to a line read before they assign them, or assign from a call.
+
+    Only such as get another value from step to step: the others can be asked when they are needed.
+    """
+    try:
+        segment = cut(frame, line, forward_line)
+    except CannotCut:
+        return frozenset()
+    return frozenset((read_first(segment.statements) | names_fetched(segment)) & names_renewed(frame, line))
+
+
+def names_renewed(frame: FrameType, line: int) -> set[str]:
+    """Names that the loops around a line bind; where there is none, a function is called anew for each step."""
+    tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
+    around = [node for node in nodes_in(tree) if isinstance(node, FUNCTIONS | LOOPS) and has_line(node, line)]
+    function = max((node.lineno for node in around if isinstance(node, FUNCTIONS)), default=0)
+    loops = [node for node in around if isinstance(node, LOOPS) and node.lineno >= function]
+    if loops:
+        return {name for loop in loops for name in names_written(loop)}
+    return set(frame.f_code.co_varnames) | set(frame.f_code.co_cellvars)
+
+
+def names_fetched(segment: Segment) -> set[str]:
+    """Names whose value comes from a call, which may be one that a replay cannot make again."""
+    return {
+        name
+        for statement in segment.statements
+        if any(isinstance(node, ast.Call) for node in ast.walk(statement))
+        for name in names_written(statement)
+    }
+
+
+def names_changed(segment: Segment) -> set[str]:
+    """Names that the step reads and then gives another value: what they hold at its end is not what it began with."""
+    written = {name for statement in segment.statements for name in names_written(statement)}
+    return read_first(segment.statements) & written

@@ -22,7 +22,7 @@ from torchmedic.runfolder import gpu, layout, questions
 from torchmedic.source.user_code import is_user_file
 from torchmedic.supervise.boxes import read_box, recent_box_of
 from torchmedic.supervise.host import host_pressure
-from torchmedic.supervise.proc import file_locks, growing_files, process, pyspy, sleeps, tree, waits
+from torchmedic.supervise.proc import file_locks, open_files, process, pyspy, sleeps, tree, waits
 from torchmedic.supervise.proc.thread_numbers import numbers_of
 from torchmedic.supervise.stall.progress import Progress
 
@@ -48,11 +48,11 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
     asked = [pid for pid in pids if questions.ask(run, pid)]
     pressure = host_pressure.read(progress.pid, pids)
     peers = Peers(run, pids)
-    files = growing_files.sizes(pids, run)
+    files = open_files.sizes(pids, run)
     before = tree.tree(progress.pid)
     yield from _until(begun + _LOOK_SECONDS)
     after = waits.with_waits(tree.compare_all(before, tree.tree(progress.pid)))
-    after = growing_files.with_growth(after, files, growing_files.sizes(pids, run))
+    after = open_files.with_growth(after, files, open_files.sizes(pids, run))
     after = tuple(_with_libraries(view) if view.pid == progress.pid else view for view in after)
     rates = host_pressure.difference(pressure, later := host_pressure.read(progress.pid, pids))
     answers = Answers(run, asked)

@@ -27,8 +27,7 @@ from torchmedic.records import Diagnosis, Location, StackFrame
 from torchmedic.source.live_frames import Frame, frames_of, node_location, place
 from torchmedic.source.lookup.origins import attribute_assignments, function_body
 from torchmedic.source.syntax import FUNCTIONS
-from torchmedic.source.text import relative
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_code import is_user_file, relative
 
 _PLAIN = ast.Return | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr
 _OPEN = ast.IfExp | ast.BoolOp | ast.GeneratorExp | ast.ListComp | ast.DictComp | ast.SetComp
