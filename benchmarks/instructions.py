@@ -185,9 +185,9 @@ def per_step(count: Counter, loop: Loop, prepare: Callable[[], None] = lambda: N
 
 def settle(agent: Any, *, short: bool) -> None:
     """The state after many steps, with no scheduled work left."""
-    from torchmedic.observe.hooks import short_steps
+    from torchmedic.observe.hooks import current_step
 
-    short_steps._MAX_SHORT_SECONDS = short_steps._MAX_STILL_SHORT_SECONDS = agent.step.short_steps._most = (
+    current_step._MAX_SHORT_SECONDS = current_step._MAX_STILL_SHORT_SECONDS = agent.step.short_steps._most = (
         math.inf if short else 0.0
     )
     agent.step.is_sampled_out = agent.step.fast_path = False

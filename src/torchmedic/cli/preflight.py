@@ -26,12 +26,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from torchmedic.supervise.preflight import table
+    from torchmedic.supervise.preflight import finding as findings
     from torchmedic.supervise.preflight.examine import examine
 
     found = examine(args.script)
     if args.format == "json":
-        sys.stdout.write(table.as_json(found))
+        sys.stdout.write(findings.as_json(found))
     else:
-        table.show(found)
+        findings.show(found)
     return ExitStatus.FAILED if any(finding.status == "fail" for finding in found) else ExitStatus.OK

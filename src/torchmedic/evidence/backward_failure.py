@@ -1,4 +1,4 @@
-"""An exception that came out of the autograd engine: what backward was called on, and the step to replay."""
+"""An exception that ended a step, in backward or elsewhere: what backward was called on, the step to replay."""
 
 from __future__ import annotations
 
@@ -96,3 +96,28 @@ class BackwardFailure:
             within=self.engine.live if self.engine is not None else None,
             outwards=outwards,
         )
+
+
+class StepFailure:
+    """The replayable side of a `RaisedEvidence` whose exception came from the user's own statements."""
+
+    def __init__(self, evidence: RaisedEvidence) -> None:
+        self.evidence = evidence
+        self.why_not = ""
+
+    @functools.cached_property
+    def step(self) -> Step | None:
+        try:
+            return self.evidence.step_through_backward()
+        except CannotCut as reason:
+            self.why_not = str(reason)
+            return None
+
+    def intended_loss(self) -> float | None:
+        """The loss that the step would have had if autograd did not object: that of a replay without gradients."""
+        if self.step is None:
+            return None
+        played = self.step.runner.play(torch.no_grad(), backward=False)
+        if played.error is not None or not played.roots or played.roots[-1].numel() != 1:
+            return None
+        return float(played.roots[-1].item())

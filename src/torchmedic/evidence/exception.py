@@ -16,7 +16,7 @@ from torchmedic.detect.failures.exhaustion import (
     exhaustion_of_error,
     is_out_of_memory,
 )
-from torchmedic.evidence.devices.device_room import asked_beside
+from torchmedic.evidence.devices.cuda_setup import asked_beside
 from torchmedic.records import Location, Role
 from torchmedic.replay.step.step import Step, from_traceback, through_backward
 from torchmedic.source.live_frames import Frame, frames_of, place

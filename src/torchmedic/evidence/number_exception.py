@@ -24,7 +24,7 @@ from torchmedic.source.live_frames import Frame, stack_of
 from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.syntax import nodes_in
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 # What messages about bad numbers have in common; whether there is one is then looked up among the live values.
 _WORDS = re.compile(

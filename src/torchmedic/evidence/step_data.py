@@ -14,10 +14,10 @@ from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.step.batches import items_of
 from torchmedic.records import Location
 from torchmedic.replay.trajectory.course import Unit
+from torchmedic.source.assignments import read_first
 from torchmedic.source.live_frames import node_location, syntax_tree
 from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.lookup.origins import attribute_assignments
-from torchmedic.source.name_use import read_first
 
 _MIN_ELEMENTS = 8
 _MAX_USUAL = 20.0  # size of three quarters of the values of a column

@@ -88,7 +88,7 @@ class Conductor(GrowthConductor):
         explain_noticed_loss(error, frame, self._agent)
 
     def explain_exit(self, frame: FrameType) -> None:
-        from torchmedic.examine.script_exit import explain_exit
+        from torchmedic.examine.nonfinite import explain_exit
 
         explain_exit(frame, self._agent)
 

@@ -1,4 +1,4 @@
-"""A number that is NaN or infinite: the origin of it, found by a replay of the step that made it."""
+"""A number that is NaN or infinite: its origin, found by a replay; also where the script exits because of it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from torchmedic.detect.failures.nonfinite import NonFinite, nonfinite_incident
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask, diagnose
 from torchmedic.evidence.divergence import Divergence, divergence_of
-from torchmedic.evidence.number_exception import EchoEvidence
+from torchmedic.evidence.number_exception import EchoEvidence, asks_about_number
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.spoiled_weights import trace_back
+from torchmedic.examine.publication import publish_finding
 from torchmedic.observe.context import ProcessContext, StepContext
 from torchmedic.observe.stages import Finding, Quantity, UpdateStage
 from torchmedic.observe.step.batches import tensors_in_frames
 from torchmedic.records import Diagnosis
 from torchmedic.repro import recorder
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.user_code import user_frame
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -87,3 +90,14 @@ def older_origin(evidence: EchoEvidence) -> Diagnosis | None:
     is_known = evidence.births or evidence.divergence is not None
     diagnosis = diagnose(evidence, registry.NUMBERS) if is_known else None
     return diagnosis if diagnosis is not None and diagnosis.grade != "possible" else None
+
+
+def explain_exit(frame: FrameType, agent: ProcessContext) -> None:
+    """Find the origin of the number that made the script give up, if that is why it leaves."""
+    user = user_frame(frame)
+    if user is None or not agent.finite.on or not asks_about_number(Frame(user, user.f_lasti, user.f_lineno)):
+        return
+    diagnosis = older_origin(EchoEvidence.of_exit(frame, agent))
+    if diagnosis is not None:
+        agent.finite.on = False
+        publish_finding(Finding(diagnosis), agent)

@@ -1,11 +1,20 @@
-"""Findings of a process that goes on -> its run folder. Each one is written once."""
+"""Findings of a process that goes on -> its run folder. Each is written once, unless the user has suppressed it.
+
+`# torchmedic: ignore` at a line suppresses everything that is found there, `# torchmedic: ignore[TM603]` some codes.
+"""
 
 from __future__ import annotations
+
+import linecache
+import os
+import re
 
 from torchmedic.observe.context import ProcessContext, ReportingProcess
 from torchmedic.observe.stages import Finding
 from torchmedic.records import Diagnosis
 from torchmedic.runfolder.files import write_diagnosis
+
+_COMMENT = re.compile(r"#\s*torchmedic:\s*ignore(?:\[([^\]]*)\])?")
 
 
 class Said:
@@ -35,8 +44,6 @@ def _place(diagnosis: Diagnosis) -> tuple[str, str, int]:
 
 def publish_silent(diagnosis: Diagnosis, process: ReportingProcess, said: Said) -> None:
     """Report a mistake that raises nothing, once per code and line, unless the user has suppressed it."""
-    from torchmedic.diagnose.suppression import is_suppressed  # this module is loaded in every watched process
-
     if said.has(diagnosis) or is_suppressed(diagnosis):
         return
     said.note(diagnosis)
@@ -53,3 +60,12 @@ def publish_finding(finding: Finding, agent: ProcessContext) -> None:
     number = write_diagnosis(folder.path, finding.diagnosis)
     if finding.recording is not None:
         finding.recording.write(folder.path, number)
+
+
+def is_suppressed(diagnosis: Diagnosis) -> bool:
+    """Whether the line to blame carries the comment."""
+    cause = diagnosis.cause_location
+    if cause is None:
+        return False
+    found = _COMMENT.search(linecache.getline(os.path.abspath(cause.file), cause.line) or cause.code)
+    return found is not None and (found[1] is None or diagnosis.code in re.split(r"[\s,]+", found[1].strip()))

@@ -29,7 +29,7 @@ from torchmedic.observe.hooks import Hooks, Step
 from torchmedic.observe.inside.listener import Listener
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.memory import headroom, last_numbers
-from torchmedic.observe.memory.memory_series import MemorySeries, most_memory
+from torchmedic.observe.memory.usage import MemorySeries, most_memory
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.numbers.kept_steps import KeptBackwards
 from torchmedic.observe.numbers.weight_copies import Rewind

@@ -8,7 +8,7 @@ from pathlib import Path
 from torchmedic.records import Diagnosis, Report
 from torchmedic.records.plain_text import visible
 from torchmedic.settings import Settings
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 
 class Emitter:

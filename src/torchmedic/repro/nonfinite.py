@@ -12,8 +12,7 @@ from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.trace.microscope import Captured, Op
 from torchmedic.repro.arguments import Inputs, NotRecordable
 from torchmedic.repro.aten import Spelling, spellings
-from torchmedic.repro.building import called, made, named
-from torchmedic.repro.program import Program, badness
+from torchmedic.repro.program import Program, badness, called, made, named
 from torchmedic.repro.recipe import Bad, Line, Plain, Recipe, Ref
 
 _MAX_DERIVATIVE_OPS = 3  # each may need another replay

@@ -15,9 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.replay.isolation.limits import ReplayTooLong
 from torchmedic.repro.arguments import Inputs, NotRecordable
-from torchmedic.repro.building import made
 from torchmedic.repro.functions import function_lines
-from torchmedic.repro.program import Program, fragment, pattern
+from torchmedic.repro.program import Program, fragment, made, pattern
 from torchmedic.repro.recipe import Line, Raises, Recipe
 from torchmedic.source.lookup.failing_call import UNKNOWN, Call
 from torchmedic.source.lookup.safe_eval import OPERATORS

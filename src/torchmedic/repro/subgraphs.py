@@ -17,9 +17,8 @@ from torchmedic.replay.trace.microscope import Captured, Microscope, Op, storage
 from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.repro.arguments import Inputs, NotRecordable
 from torchmedic.repro.aten import Spelling, spellings
-from torchmedic.repro.building import called, made, named
 from torchmedic.repro.functions import function_lines
-from torchmedic.repro.program import Program
+from torchmedic.repro.program import Program, called, made, named
 from torchmedic.repro.raised import outcome_of
 from torchmedic.repro.recipe import Input, Leafhood, Line, Plain, Recipe, Ref
 

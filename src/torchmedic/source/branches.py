@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from torchmedic.source.blocks import blocks
-from torchmedic.source.syntax import FUNCTIONS, LOOPS
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, blocks
 
 Exit = Literal["continue", "break", "return", "raise"]
 

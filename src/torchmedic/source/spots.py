@@ -7,8 +7,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from torchmedic.records import Location, Role
-from torchmedic.source.live_frames import Frame, place
-from torchmedic.source.stacks import position_of
+from torchmedic.source.live_frames import Frame, place, position_of
 from torchmedic.source.user_code import is_user_file
 
 _MAX_SPOTS = 30

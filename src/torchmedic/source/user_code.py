@@ -1,7 +1,8 @@
-"""Whose code is a frame: the user's own, or a library's."""
+"""Whose code is a frame: the user's own, or a library's; its lines, and how its file is named in a report."""
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import sysconfig
@@ -82,3 +83,19 @@ def outside_torch(frame: FrameType | None) -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def source_line(file: str, line: int) -> str:
+    """One line without its newline; empty where the source is missing."""
+    return linecache.getline(file, line).rstrip("\n")
+
+
+def relative(file: str) -> str:
+    """A path relative to the working directory where it lies below it."""
+    if file.startswith("<"):
+        return file
+    try:
+        path = os.path.relpath(file)
+    except (ValueError, OSError):
+        return file
+    return file if path.startswith("..") else path

@@ -1,16 +1,20 @@
-"""The variables of the user's code, by name: of the functions that run, and of the modules that were imported."""
+"""The variables of the user's code, by name: of the functions that run, and of the modules that were imported.
+
+Before Python 3.13 there is one dict of locals per frame: whoever reads `frame.f_locals` fills it anew, and what
+`locals()` has given to the function changes with it. So functions that look at their own variables are left alone.
+"""
 
 from __future__ import annotations
 
+import dis
 import inspect
 import os
 import sys
 import sysconfig
 from collections.abc import Iterator
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-from torchmedic.source.own_locals import looks_at_locals
 from torchmedic.source.user_code import is_user_file
 
 PLAIN: frozenset[type] = frozenset({int, float, bool, complex, type(None), range, slice})
@@ -18,6 +22,9 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = tuple(
     {path + os.sep for name, path in sysconfig.get_paths().items() if name.endswith("lib")} | {_OURS + os.sep}
 )
+_READING = frozenset({"locals", "vars", "dir", "exec"})
+_known: dict[int, tuple[CodeType, bool]] = {}
+_MAX_FUNCTIONS = 2000  # that are remembered
 
 
 def roots(frame: FrameType | None) -> Iterator[tuple[str, int, str, Any]]:
@@ -90,3 +97,19 @@ def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
     if old and optimized:
         values.clear()  # else it would hold every local past its time
     return found
+
+
+def looks_at_locals(code: CodeType) -> bool:
+    """Whether it may call `locals`, `vars`, `dir`, `exec` or the function `eval`; `model.eval()` is none of these."""
+    names = code.co_names
+    if not _READING.isdisjoint(names):
+        return True
+    if "eval" not in names:
+        return False
+    found = _known.get(id(code))
+    if found is None:
+        if len(_known) >= _MAX_FUNCTIONS:
+            _known.clear()
+        loaded = (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        found = _known[id(code)] = (code, "eval" in loaded)
+    return found[1]

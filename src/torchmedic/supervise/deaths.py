@@ -1,4 +1,4 @@
-"""The processes of a run that were killed by a signal, and the facts about them that can be seen from outside."""
+"""The processes of a run that were killed by a signal or failed unnoticed, and the facts about them from outside."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import time
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from torchmedic.detect.failures.death import REQUESTED, fatal_signal, read_stacks, signal_name
-from torchmedic.diagnose.registry import is_silent
-from torchmedic.records import BoxContents
+from torchmedic.diagnose.registry import is_fallback, is_silent
+from torchmedic.records import BoxContents, Diagnosis
 from torchmedic.records.death import Death
 from torchmedic.records.memory import HeldMemory
 from torchmedic.runfolder import files, layout, questions
-from torchmedic.runfolder.files import DeathLine, LostRankLine, StartLine
+from torchmedic.runfolder.files import DeathLine, ExceptionLine, LostRankLine, StartLine
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.host import postmortem
 from torchmedic.supervise.host.host_pressure import shared_memory
@@ -189,3 +190,25 @@ def _holders(left: Traces, pid: int) -> tuple[HeldMemory, ...]:
     asked = (found for each in (pid, *others) if (found := questions.read_held(left.run, each)))
     most = max(asked, key=lambda found: found[0].nbytes, default=())
     return most or (holders(folder) if folder is not None else ())
+
+
+def unnoticed_failure(folders: list[Path]) -> Diagnosis | None:
+    """A warning about the first child that died, if any did. Explained failures have been reported already."""
+    names, first = [], None
+    for folder in folders:
+        name = next((line.child for line in files.read_events(folder) if isinstance(line, ExceptionLine)), "")
+        found = [each for each in files.read_diagnoses(folder).values() if is_fallback(each)]
+        if name and found:
+            names.append(name)
+            first = first or found[0]
+    if first is None:
+        return None
+    others = f"{len(names)} children of the script died of an exception: {', '.join(names[:8])}"
+    return replace(
+        first,
+        severity="warning",
+        grade="proven",
+        message=f"the child process `{names[0]}` died of an exception, and the script went on to end well",
+        evidence=(*first.evidence, *([others] if len(names) > 1 else [])),
+        in_traceback=False,
+    )

@@ -18,8 +18,7 @@ from torchmedic.runfolder.confidential import in_use, mark_confidential, shown_f
 from torchmedic.settings import Settings, rank, working_folder
 from torchmedic.supervise.boxes import BoxKeeper
 from torchmedic.supervise.child import launch, tee
-from torchmedic.supervise.child.fatal_dump import FatalDump
-from torchmedic.supervise.child.kernel_messages import KernelMessages
+from torchmedic.supervise.child.kernel_messages import FatalDump, KernelMessages
 from torchmedic.supervise.child.signals import Forwarder, shell_status
 from torchmedic.supervise.child.stderr_file import TICK_SECONDS, Stream
 from torchmedic.supervise.job import identity

@@ -22,7 +22,7 @@ from torchmedic.report.emit import Emitter
 from torchmedic.runfolder import files, questions
 from torchmedic.runfolder.confidential import shown_fault
 from torchmedic.settings import Settings
-from torchmedic.supervise import deaths, failed_children, job, memory_warnings, ranks, short_of_memory
+from torchmedic.supervise import deaths, job, memory_warnings, ranks
 from torchmedic.supervise.child.signals import shell_status
 from torchmedic.supervise.child.stderr_file import TICK_SECONDS
 from torchmedic.supervise.findings import Findings
@@ -158,9 +158,9 @@ class Supervisor:
             roots = self._findings.roots([self._explained(death) for death in dead])
             for diagnosis in roots if self._stalls.killed else self._of_job(roots):
                 self._add_found(diagnosis)
-            for diagnosis in short_of_memory.explained(self._findings.folders()):
+            for diagnosis in memory_warnings.explained(self._findings.folders()):
                 self._add(diagnosis)
-        elif (lost := failed_children.unnoticed(self._findings.folders())) is not None:
+        elif (lost := deaths.unnoticed_failure(self._findings.folders())) is not None:
             self._add_found(lost)
         self._outcome = replace(self._outcome, symptom="death" if dead else self._symptom())
         self._write()

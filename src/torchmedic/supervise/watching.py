@@ -15,7 +15,7 @@ from torchmedic.report.live import State, View, Watched
 from torchmedic.runfolder import files, layout
 from torchmedic.runfolder import gpu as gpu_files
 from torchmedic.runfolder.confidential import work_of
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.gpu.nvml import connect
 

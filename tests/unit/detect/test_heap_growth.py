@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from torchmedic.detect.trends.heap_growth import Growth, growths
+from torchmedic.evidence.leaks.evidence import is_read
 from torchmedic.evidence.leaks.grown_memory import own_bytes
 from torchmedic.evidence.leaks.keys import counts, is_bounded, is_by_identity, never_returns
 from torchmedic.evidence.leaks.lifetimes import Lifetime
-from torchmedic.evidence.leaks.readers import is_read
 from torchmedic.evidence.leaks.source.sites import Traffic
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.leaks.source.training_loops import training_loops
@@ -30,7 +30,7 @@ from torchmedic.observe.heap.walk import Held, Walk
 from torchmedic.observe.heap.weighing import Weight, weigh
 from torchmedic.source import user_variables
 from torchmedic.source.objects.containers import keys_of
-from torchmedic.source.own_locals import looks_at_locals
+from torchmedic.source.user_variables import looks_at_locals
 
 WITH_GRAPH = Weight(1, 1, 4, 0, None, frozenset({"Tensor"}))
 BIG = Weight(1, 0, 1 << 20, 0, None, frozenset({"Tensor"}))
@@ -247,8 +247,7 @@ def test_a_key_that_is_asked_for_first_makes_a_cache() -> None:
 
 
 def test_the_gauge_writes_no_more_than_a_line_a_second(tmp_path: Path) -> None:
-    from torchmedic.observe.memory.memory_series import MemorySeries
-    from torchmedic.observe.memory.usage import DeviceMemory
+    from torchmedic.observe.memory.usage import DeviceMemory, MemorySeries
 
     lines: list[dict[str, object]] = []
     pressed: list[float] = []

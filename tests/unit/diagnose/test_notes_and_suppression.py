@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchmedic.cli import main
-from torchmedic.diagnose.suppression import is_suppressed
+from torchmedic.examine.publication import is_suppressed
 from torchmedic.records import Diagnosis, Location, Report
 from torchmedic.report.emit import Emitter
 from torchmedic.runfolder.files import write_report

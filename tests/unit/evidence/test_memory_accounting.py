@@ -20,8 +20,7 @@ from torchmedic.evidence.memory.accounting.storages import Memory, total
 from torchmedic.evidence.memory.accounting.walk import held_tensors
 from torchmedic.evidence.memory.attempts import is_lent
 from torchmedic.evidence.memory.batch_sizes import longest_row
-from torchmedic.evidence.memory.by_layer import Layers
-from torchmedic.evidence.memory.by_line import Alignment, by_line
+from torchmedic.evidence.memory.by_line import Alignment, Layers, by_line
 from torchmedic.evidence.memory.fake.ledger import ByteLedger, Place, Saved
 from torchmedic.source.objects.graph import walk
 from torchmedic.source.spots import Spot

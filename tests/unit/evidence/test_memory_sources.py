@@ -10,7 +10,7 @@ import torch
 from torchmedic.detect.failures import exhaustion as hidden
 from torchmedic.diagnose.rules.memory.accidental_broadcast import _is_meant
 from torchmedic.evidence.memory.accounting.holder import Holder
-from torchmedic.evidence.memory.source.library_fillers import given_at
+from torchmedic.evidence.memory.source.fillers import given_at
 from torchmedic.observe.memory.host import HostMemory
 from torchmedic.observe.step.step_notes import held
 

@@ -15,7 +15,7 @@ from torchmedic.observe.memory.last_numbers import NoRoom
 from torchmedic.observe.memory.limits import Setter, mappings, refusing, setter_of
 from torchmedic.observe.memory.shared_memory import shared_memory
 from torchmedic.records import Diagnosis
-from torchmedic.supervise import short_of_memory
+from torchmedic.supervise import memory_warnings
 
 GIB = 1 << 30
 ROOMY = HostMemory(
@@ -145,13 +145,13 @@ def test_a_process_without_room_is_explained_by_its_parent(tmp_path: Path) -> No
     line = msgspec.json.encode({"kind": "no-room", **msgspec.to_builtins(word)})
     held = b'{"kind":"holders","holders":[{"name":"kept","nbytes":900000000,"items":9,"file":"train.py","line":3}]}'
     (tmp_path / "events.jsonl").write_bytes(held + b"\n" + line + b"\n")
-    (found,) = short_of_memory.explained([tmp_path])
+    (found,) = memory_warnings.explained([tmp_path])
     assert (found.code, found.grade, found.step) == ("TM414", "proven", 7)
     assert found.cause_location is not None
     assert (found.cause_location.file, found.cause_location.line) == ("train.py", 3)
     assert "there is no memory for 800.0 KiB" in found.message
     (tmp_path / "diagnosis-0.json").write_bytes(msgspec.json.encode(_error()))
-    assert short_of_memory.explained([tmp_path]) == []  # it has found its words after all
+    assert memory_warnings.explained([tmp_path]) == []  # it has found its words after all
 
 
 def _error() -> Diagnosis:

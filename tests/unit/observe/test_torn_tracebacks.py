@@ -7,7 +7,7 @@ from types import TracebackType
 
 import pytest
 
-from torchmedic.observe.failures.torn_tracebacks import mend
+from torchmedic.observe.failures.hostile_exceptions import mend
 from torchmedic.source.live_frames import frames_of
 
 

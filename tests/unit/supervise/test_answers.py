@@ -10,8 +10,8 @@ from processes import awaited, child, linux_only, seen
 from torchmedic.records.inside import InsideView
 from torchmedic.records.process import ProcessView
 from torchmedic.runfolder import questions
-from torchmedic.supervise.stall import answers
-from torchmedic.supervise.stall.answers import Answers
+from torchmedic.supervise.stall import examination
+from torchmedic.supervise.stall.examination import Answers
 
 pytestmark = linux_only
 
@@ -47,7 +47,7 @@ def test_a_thread_that_is_at_it_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_stands_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "_MAX_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(examination, "_MAX_PAUSE_SECONDS", 0.1)
     with child(LISTENS.format(does="time.sleep(1000)")) as started:
         view = seen(started.pid, _listens)
         asked = _heard(tmp_path, started.pid)

@@ -16,8 +16,7 @@ from processes import awaited
 from torchmedic.runfolder import gpu as gpu_files
 from torchmedic.supervise.gpu import gpu_health
 from torchmedic.supervise.gpu.gpu_health import GpuWatch, uses_gpu
-from torchmedic.supervise.gpu.nvml import Gpus
-from torchmedic.supervise.gpu.visible_gpus import visible
+from torchmedic.supervise.gpu.nvml import Gpus, visible
 
 
 class NVMLError(Exception):

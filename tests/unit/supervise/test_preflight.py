@@ -36,7 +36,7 @@ def test_a_question_that_is_never_answered(tmp_path: Path) -> None:
 
 
 def test_neither_preflight_nor_watch_imports_torch() -> None:
-    code = "import sys, torchmedic.supervise.preflight.examine, torchmedic.supervise.preflight.table\n"
+    code = "import sys, torchmedic.supervise.preflight.examine, torchmedic.supervise.preflight.finding\n"
     code += "import torchmedic.supervise.watching, torchmedic.report.live\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

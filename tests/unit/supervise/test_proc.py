@@ -18,7 +18,7 @@ from processes import awaited, child, child_of, linux_only, seen
 
 from torchmedic.records.process import FutexWait, ProcessView, ThreadView
 from torchmedic.supervise.host.cgroups import text
-from torchmedic.supervise.proc import file_locks, futexes, last_run, polls, process, sockets, syscalls, tree, waits
+from torchmedic.supervise.proc import file_locks, futexes, last_run, process, sockets, syscalls, tree, waits
 from torchmedic.supervise.proc.thread_numbers import numbers_of
 
 pytestmark = linux_only
@@ -336,7 +336,7 @@ def test_where_calls_are_hidden_the_kernel_still_says_where_a_thread_sleeps(
     path = tmp_path / "cache.lock"
     path.touch()
     monkeypatch.setattr(process, "text", lambda name: None if str(name).endswith("/syscall") else text(name))
-    for module in (futexes, polls, waits):
+    for module in (futexes, waits):
         monkeypatch.setattr(module, "peek", lambda *arguments, **options: b"")
     asks, answers = os.pipe()
     master, slave = os.openpty()

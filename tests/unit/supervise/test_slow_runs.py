@@ -14,7 +14,7 @@ from torchmedic.records.inside import JobView, LockView, PyThread
 from torchmedic.records.process import LISTENER, FutexWait, ProcessView, ThreadView
 from torchmedic.records.stall import Peer, Stall
 from torchmedic.supervise.host import host_pressure
-from torchmedic.supervise.proc import growing_files, sleeps
+from torchmedic.supervise.proc import open_files, sleeps
 from torchmedic.supervise.proc.process import compilers
 
 _SLEEPS = ("clock_nanosleep", "nanosleep")
@@ -52,7 +52,7 @@ def _sleeps_in(view: ProcessView, calls: tuple[str, ...]) -> bool:
 
 
 def _sizes(pid: int) -> dict[str, int]:
-    return {Path(path).name: size for (_, path), size in growing_files.sizes([pid], Path("/nowhere")).items()}
+    return {Path(path).name: size for (_, path), size in open_files.sizes([pid], Path("/nowhere")).items()}
 
 
 @linux_only
@@ -68,16 +68,16 @@ def test_a_file_that_grows(tmp_path: Path) -> None:
     """
     with child(source, stdin=-1, stdout=-1, bufsize=0) as started:
         view = seen(started.pid, lambda view: _sizes(view.pid).get("model.pt") == 1000)
-        before = growing_files.sizes([started.pid], tmp_path / "run")
+        before = open_files.sizes([started.pid], tmp_path / "run")
         started.stdin.write(b"x")
         started.stdout.readline()
-        after = growing_files.sizes([started.pid], tmp_path / "run")
+        after = open_files.sizes([started.pid], tmp_path / "run")
         view = msgspec.structs.replace(view, elapsed=2.0)
-        (grown,) = growing_files.with_growth([view], before, after)
+        (grown,) = open_files.with_growth([view], before, after)
         assert [(file.path, file.size, file.rate) for file in grown.growing] == [
             (str(tmp_path / "model.pt"), 1500, 250)
         ]
-        ours = growing_files.sizes([started.pid], tmp_path)
+        ours = open_files.sizes([started.pid], tmp_path)
         assert not any(path.startswith(str(tmp_path)) for _, path in ours)
 
 

@@ -1,23 +1,30 @@
-"""Exceptions that only report the failure of another process: the cause is looked for there."""
+"""Exceptions that only report the failure of another process: the cause is looked for there.
+
+A worker that fills memory within a second is gone before anybody could ask it. The other workers of its loader do the
+same work, and stand still now that nobody takes a batch from them: so they are asked what they hold.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import time
 from types import TracebackType
+from typing import Any
 
-from torchmedic.detect.failures import survivors
 from torchmedic.detect.failures.death import REQUESTED, is_told_by_loader, lost_senders, named_death, raised_elsewhere
 from torchmedic.observe.context import ProcessContext
 from torchmedic.records import StackFrame
-from torchmedic.runfolder import files
+from torchmedic.runfolder import files, questions
+from torchmedic.runfolder.confidential import is_confidential
 from torchmedic.source.user_code import is_user_file
 
 _LOST = re.compile(r"Connection (closed|reset) by peer|Broken pipe|remote process exited", re.IGNORECASE)
 _ENDED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) exited unexpectedly")
 _MAX_WAIT_SECONDS = 2.0  # for the diagnosis of another rank
+_MAX_WAIT_FOR_WORKERS_SECONDS = 5.0  # for an answer
 
 
 def is_echo(error: BaseException, agent: ProcessContext) -> bool:
@@ -45,7 +52,7 @@ def is_echo(error: BaseException, agent: ProcessContext) -> bool:
     at = _user_line(error.__traceback__)
     events.write("death", pid=death.pid, signal=death.signal, part=death.part, at=at)
     if death.part == "worker" and death.signal == "SIGKILL":
-        survivors.ask(death.pid, agent)
+        _ask_survivors(death.pid, agent)
     # A killed worker has left no word of its own: here it is at least known what it was reading.
     return not (death.part == "worker" and death.signal == "SIGKILL")
 
@@ -88,3 +95,26 @@ def _user_line(tb: TracebackType | None) -> StackFrame | None:
             found = StackFrame(file=code.co_filename, line=tb.tb_lineno or code.co_firstlineno, function=code.co_name)
         tb = tb.tb_next
     return found
+
+
+def _ask_survivors(killed: int, agent: ProcessContext) -> None:
+    """Have a worker of the same loader write down what it holds, for the parent to read."""
+    if is_confidential(agent.run):
+        return
+    alike = (getattr(iterator, "_workers", ()) for iterator in agent.batches.iterators())
+    others = [worker for workers in alike if any(each.pid == killed for each in workers) for worker in workers]
+    before = {worker.pid: _answered(worker, agent) for worker in others}
+    asked = [
+        worker for worker in others if worker.pid != killed and questions.ask(agent.run, worker.pid, questions.HOLD)
+    ]
+    end = time.monotonic() + _MAX_WAIT_FOR_WORKERS_SECONDS
+    while asked and time.monotonic() < end:
+        time.sleep(0.02)
+        asked = [each for each in asked if each.exitcode is None and _answered(each, agent) == before[each.pid]]
+
+
+def _answered(worker: Any, agent: ProcessContext) -> int:
+    """When a worker last wrote down what it holds, in nanoseconds; 0 for never."""
+    with contextlib.suppress(OSError):
+        return questions.held(agent.run, worker.pid).stat().st_mtime_ns
+    return 0

@@ -6,6 +6,10 @@
 It is the only first-hand word on which operation was at fault: the exception comes later, and from another place. The
 driver's printing is neither whole lines nor at the start of one: a progress bar may stand before it, and other output
 may tear it apart.
+
+Which operations a check can come from is taken from the CUDA sources of PyTorch 1.x to 2.13
+(`aten/src/ATen/native/cuda`), where one kernel often serves many operations: `one_hot` is a scatter, `embedding` an
+index_select, and since 2.7 all of them may be one gather of rows.
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from torchmedic.detect.failures.kernel_families import Family, family_of, operations_of
 from torchmedic.runfolder import gpu
 
 _MAX_ASSERTIONS = 64
@@ -33,6 +37,71 @@ _ABORTED = re.compile(rb":0:(rocdevice\.cpp)\s*:\s*(\d+)\s*:[^\n]*?(aborting wit
 _SOURCE = re.compile(rb"((?:[A-Za-z]:)?[^\s:]*\.[A-Za-z]\w*|<[^<>\n]+>|[^\s:]+):(\d+):\s+(?:(.*):\s+)?$", re.DOTALL)
 _FILE = re.compile(rb"((?:[A-Za-z]:)?[^\s:]*\.(?:cuh?|h|hpp|c[cp]p|hip|py)):(\d+):\s+(?:(.*):\s+)?$", re.DOTALL)
 _MORE = re.compile(rb"^ {4}and (\d+) more like it\n", re.MULTILINE)
+Family = Literal[
+    "label",
+    "embedding",
+    "rows",
+    "index",
+    "index_add",
+    "scatter_gather",
+    "embedding_bag",
+    "masked_scatter",
+    "multinomial",
+    "bernoulli",
+    "bce",
+    "unpool",
+    "assert_async",
+    "compiled",
+    "aborted",
+    "other",
+]
+
+# The first that fits decides: a pattern for the file's name without its ending, one for kernel and condition together.
+_FAMILIES: tuple[tuple[Family, str, str], ...] = (
+    ("multinomial", r"", r"probability tensor contains|multinomial distribution"),
+    ("assert_async", r"TensorCompare|", r"_assert_async"),
+    ("assert_async", r"TensorCompare", r""),
+    ("aborted", r"rocdevice", r""),
+    ("compiled", r"", r"^\S* ?index out of bounds: "),
+    ("embedding_bag", r"EmbeddingBag", r""),
+    ("embedding", r"Embedding\w*", r""),
+    ("scatter_gather", r"IndexKernelUtils|\w*[Ss]catter\w*", r"scatter|idx_dim|indexValue"),
+    ("rows", r"IndexKernelUtils|", r"vectorized[_ ]gather"),
+    ("scatter_gather", r"\w*Scatter\w*", r""),
+    ("masked_scatter", r"IndexKernel|", r"masked_scatter|totalElements"),
+    ("index", r"IndexKernel", r""),
+    ("embedding", r"Indexing|THCTensorIndex|", r"indexSelect|srcSelectDimSize"),
+    ("index_add", r"Indexing|THCTensorIndex|", r"index(Add|Func)|dstAddDimSize"),
+    ("index", r"Indexing|THCTensorIndex", r""),
+    ("bce", r"Loss|BCECriterion|", r"(input|target)(_val)?\s*>=\s*(zero|0)"),
+    ("label", r"Loss|NLLLoss2d|MultiMarginLoss|MultiLabelMargin\w*|\w*(NLL|Margin)\w*", r""),
+    ("label", r"", r"nll_loss|n_classes"),
+    ("multinomial", r"Multinomial\w*|", r"[Mm]ultinomial|renormRows"),
+    ("multinomial", r"Multinomial\w*", r""),
+    ("bernoulli", r"Distribution\w*|", r"0 <= p\d? && p\d? <= 1|bernoulli"),
+    ("unpool", r"MaxUnpooling|", r"maxind|max_unpool"),
+    ("index", r"", r"-sizes\[i\] <= index|index >= -sizes\[i\]"),
+)
+
+_OPERATIONS: dict[Family, str] = {
+    "label": (
+        "nll_loss nll_loss_nd nll_loss_forward nll_loss_backward nll_loss2d nll_loss2d_forward nll_loss2d_backward "
+        "cross_entropy_loss multi_margin_loss multi_margin_loss_backward multilabel_margin_loss "
+        "multilabel_margin_loss_forward multilabel_margin_loss_backward"
+    ),
+    "embedding": "embedding index_select embedding_renorm embedding_dense_backward embedding_backward",
+    "rows": "embedding index_select index _unsafe_index gather take_along_dim",
+    "index": "index index_put _index_put_impl _unsafe_index _unsafe_index_put index_fill index_copy take put",
+    "index_add": "index_add index_reduce index_copy",
+    "scatter_gather": "gather scatter scatter_add scatter_reduce one_hot take_along_dim gather_backward",
+    "embedding_bag": "embedding_bag _embedding_bag _embedding_bag_forward_only _embedding_bag_backward",
+    "masked_scatter": "masked_scatter",
+    "multinomial": "multinomial",
+    "bernoulli": "bernoulli",
+    "bce": "binary_cross_entropy",
+    "unpool": "max_unpool2d max_unpool3d",
+    "assert_async": "_assert_async",
+}
 
 
 class KernelAssertion(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,3 +273,18 @@ def words_of(run: Path, wait: float = 0.5, rank: int | None = None) -> list[Kern
         if text and text == before:
             break
     return assertions(text)
+
+
+def family_of(file: str, kernel: str, condition: str) -> Family:
+    """The family of a failed check; file and kernel may be empty."""
+    name = re.split(r"[/\\]", file)[-1].split(".")[0]
+    said = f"{kernel} {condition}".strip()
+    for family, names, words in _FAMILIES:
+        if (not names or re.fullmatch(names, name)) and re.search(words, said):
+            return family
+    return "other"
+
+
+def operations_of(family: Family) -> frozenset[str]:
+    """The operations of ATen that launch such kernels, without overload; none where it could be any."""
+    return frozenset(_OPERATIONS.get(family, "").split())

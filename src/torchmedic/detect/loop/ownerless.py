@@ -25,10 +25,10 @@ from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.reach import Ownerless
 from torchmedic.source.live_frames import Frame, syntax_tree
 from torchmedic.source.lookup.layer_construction import held_modules
-from torchmedic.source.own_locals import looks_at_locals
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import callee, nodes_in
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import looks_at_locals
 
 _MIN_UPDATES = 12  # that left the layer as it was
 _WRITES_OF_CONSTRUCTOR = 1  # to the weight of a layer of torch's: its initial values

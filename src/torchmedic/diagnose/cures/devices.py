@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.cures.edits import called, rewritten, statement_at, whole
+from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.devices.device_births import device_words, word_for
 from torchmedic.evidence.devices.placement import Split
 from torchmedic.evidence.devices.stray_reasons import FACTORIES, reasons_of
 from torchmedic.evidence.devices.strays import Reason, Stray, items_of
-from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Treatment
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step

@@ -1,4 +1,4 @@
-"""Other source for a line that is to blame: the candidate cures that trials are made of."""
+"""Other source for a line that is to blame, or a line to add: the candidate cures that trials are made of."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.live_frames import syntax_tree
-from torchmedic.source.spots import spot_of_node
+from torchmedic.source.spots import Place, spot_of_node
 from torchmedic.source.syntax import callee, nodes_in
+from torchmedic.source.user_code import relative, source_line
 
 Candidate = tuple[str, Edit]  # the title of a treatment, and what it changes
 Change = tuple[ast.expr, str]  # a part of a statement, and other text for it
@@ -239,3 +240,34 @@ def _outermost(node: ast.expr) -> Iterator[ast.expr]:
                 yield from _outermost(child.value)
         elif isinstance(child, ast.expr):
             yield from _outermost(child)
+
+
+def line_added_after(where: Place, line: str) -> str:
+    """A patch that puts a line behind another one, indented like it. Empty where that is no whole statement."""
+    text = source_line(where.file, where.line)
+    if not _is_whole(text):
+        return ""
+    return _patch(where.file, where.line, where.line + 1, _indented(text, line))
+
+
+def line_added_before(where: Place, line: str) -> str:
+    """A patch that puts a line before another one, indented like it."""
+    text = source_line(where.file, where.line)
+    if not _is_whole(text):
+        return ""
+    return _patch(where.file, where.line - 1, where.line, _indented(text, line))
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a statement begins and ends on this line, as far as its brackets tell."""
+    code = text.split("#", maxsplit=1)[0].strip()
+    return bool(code) and not code.endswith((":", ",", "\\", "(")) and code.count("(") == code.count(")")
+
+
+def _indented(like: str, line: str) -> str:
+    return like[: len(like) - len(like.lstrip())] + line
+
+
+def _patch(file: str, old: int, new: int, line: str) -> str:
+    name = relative(file)
+    return f"--- {name}\n+++ {name}\n@@ -{old},0 +{new} @@\n+{line}\n"

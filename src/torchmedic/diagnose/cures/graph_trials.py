@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.cures.edits import Candidate
-from torchmedic.evidence.backward_failure import BackwardFailure
-from torchmedic.evidence.forward_failure import StepFailure
+from torchmedic.evidence.backward_failure import BackwardFailure, StepFailure
 from torchmedic.records import Safety, Treatment
 from torchmedic.replay.isolation.torch_state import set_version
 from torchmedic.replay.step.result import ReplayResult

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Location, Safety, Treatment
 from torchmedic.replay.step.trial import Edit, attempt, describe, edited, node_at, passes, source_of
 from torchmedic.replay.trace.microscope import Spot

@@ -10,20 +10,24 @@ after its traceback. Otherwise, attach `report.json` and the black box from the 
 from __future__ import annotations
 
 import multiprocessing
+import re
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from torchmedic.detect.failures.remote_tracebacks import remote_frames
 from torchmedic.diagnose.rule import Evidence, rule
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records import Diagnosis
+from torchmedic.records import Diagnosis, StackFrame
 from torchmedic.records.death import Death
 from torchmedic.source.user_code import is_user_file
 
 if TYPE_CHECKING:
     from torchmedic.evidence.exception import RaisedEvidence
     from torchmedic.evidence.numbers import NumbersEvidence
+
+
+_REMOTE = ("RemoteTraceback", "_RemoteTraceback")  # of multiprocessing and of concurrent.futures
+_FRAME = re.compile(r'^ +File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
 @rule("TM900", "cause-not-known")
@@ -97,3 +101,12 @@ def _death(death: Death) -> Diagnosis:
     if moment is not None:
         draft.because(f"last seen in step {moment.step}, phase {moment.phase}, at {moment.file}:{moment.line}")
     return draft.done(step=moment.step if moment is not None else None)
+
+
+def remote_frames(error: BaseException) -> list[StackFrame]:
+    """The frames in the child process, outermost first; none if the exception was raised in this process."""
+    cause = error.__cause__
+    text = getattr(cause, "tb", None) if type(cause).__name__ in _REMOTE else None
+    if not isinstance(text, str):
+        return []
+    return [StackFrame(file=match[1], line=int(match[2]), function=match[3]) for match in _FRAME.finditer(text)]

@@ -12,8 +12,7 @@ from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.words.format import size
 from torchmedic.records import Grade, Location, Role, StackFrame, ThreadStack
 from torchmedic.records.death import Death
-from torchmedic.source.text import relative, source_line
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_code import is_user_file, relative, source_line
 
 _MAX_DUMPED_FRAMES = 100  # of a thread, by faulthandler
 _MAX_SHOWN = 6

@@ -11,7 +11,7 @@ from torchmedic.records import Diagnosis, Grade, Location, Role, Severity
 from torchmedic.records.inside import InsideView, LockView, PyFrame, PyThread
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
-from torchmedic.source.text import relative, source_line
+from torchmedic.source.user_code import relative, source_line
 
 BUSY = 0.5  # of one core: whoever wants more is at work on something
 IDLE = 0.05

@@ -9,18 +9,17 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.devices.device_births import Birth, Trace, Words, replayed
 from torchmedic.evidence.devices.placement import Placed, Split, split_between
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Location
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.storages import storage_of
-from torchmedic.source.bindings import ENTRY, binds, own_statements
+from torchmedic.source.bindings import ENTRY, assignments, binds, header, own_statements
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import UNKNOWN, raising_call, read
 from torchmedic.source.lookup.origins import Origin, function_body, origin_of, user_argument
-from torchmedic.source.scopes import assignments, header
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.syntax import FUNCTIONS
 

@@ -30,10 +30,9 @@ from torchmedic.replay.step.earlier_step import earlier_step
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step, whole_step
 from torchmedic.runfolder.gpu import read_gpu_health
-from torchmedic.source.live_frames import Frame
+from torchmedic.source.live_frames import Frame, Stack, stack_at, stack_of_traceback
 from torchmedic.source.segment.cut import CannotCut
-from torchmedic.source.stacks import Stack, stack_at, stack_of_traceback
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 _PAST_CALLS = 3  # backward calls before the last, whose step may have been the one
 

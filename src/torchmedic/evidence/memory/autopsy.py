@@ -24,8 +24,7 @@ from torchmedic.evidence.memory.accounting.measured import Measured, measure, re
 from torchmedic.evidence.memory.accounting.saved_by_graph import is_leaf, sequence_of
 from torchmedic.evidence.memory.accounting.walk import held_tensors
 from torchmedic.evidence.memory.attempts import callers_of, history_of, is_lent, is_updating, next_node
-from torchmedic.evidence.memory.by_layer import Layers
-from torchmedic.evidence.memory.by_line import Line, Method
+from torchmedic.evidence.memory.by_line import Layers, Line, Method
 from torchmedic.evidence.memory.fake.ledger import ByteLedger, Made, Place, Saved
 from torchmedic.evidence.memory.replays import NotPlayed, made_again, play
 from torchmedic.evidence.memory.retained_graphs import Retained, retained_graphs

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.contained import contained, report_fault
-from torchmedic.source.own_locals import looks_at_locals
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import looks_at_locals
 
 LOSSES = frozenset(
     "cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss "

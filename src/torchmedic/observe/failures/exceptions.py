@@ -23,7 +23,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from torchmedic.contained import contained, is_short, text_of
-from torchmedic.observe.failures import torn_tracebacks
+from torchmedic.observe.failures import hostile_exceptions
 from torchmedic.observe.failures.hostile_exceptions import examinable, next_in_chain, set_traceback, traceback_of
 from torchmedic.observe.memory import headroom
 from torchmedic.source.user_code import PACKAGE
@@ -126,7 +126,7 @@ def _handle(error: BaseException, handler: Handler) -> None:
     if error is _seen or issubclass(type(error), KeyboardInterrupt | SystemExit | GeneratorExit):
         return
     raised, error = error, contained("observe.endings")(examinable)(error) or error
-    torn_tracebacks.mend(error)
+    hostile_exceptions.mend(error)
     if threading.current_thread() is threading.main_thread():
         _seen = raised
         handler(error)

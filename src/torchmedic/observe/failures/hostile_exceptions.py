@@ -1,12 +1,16 @@
-"""Exceptions of the user's whose own methods raise: `__str__`, `__getattribute__`, `__class__` may raise anything.
+"""Exceptions that cannot be read as they are: their own methods raise, or their traceback is torn.
 
-An examination reads texts, attributes and classes in many places. So it is given a stand-in for such an exception: an
-exception with the same name, the same built-in base and the same traceback, and no code of the user's in it.
+An examination reads texts, attributes and classes in many places, and `__str__`, `__getattribute__` and `__class__` of
+the user's may raise anything. So it is given a stand-in for such an exception: an exception with the same name, the
+same built-in base and the same traceback, and no code of the user's in it.
+
+Each frame that an exception leaves is noted in an object of its own. If there is no memory for that, Python begins
+anew with another MemoryError, whose context is the first: the lines that matter are in one piece, the loop in another.
 """
 
 from __future__ import annotations
 
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from torchmedic.contained import text_of
@@ -67,3 +71,40 @@ def _stand_in(error: BaseException, depth: int) -> BaseException:
         if inner is not None and depth < _MAX_CHAIN:
             _SLOTS[name].__set__(copy, _stand_in(inner, depth + 1))
     return copy
+
+
+def mend(error: BaseException) -> None:
+    """Join the pieces of a traceback. What Python has printed already does not change."""
+    pieces, inner = [error], error.__context__
+    while _is_bare(pieces[-1]) and inner is not None and inner not in pieces:
+        pieces.append(inner)
+        inner = inner.__context__
+    last = _last(error.__traceback__)
+    known = frames(error)
+    for piece in pieces[1:]:
+        more = frames(piece)
+        if last is None or known & more:
+            return  # whoever handles an exception is noted in both: that is no piece, but another try
+        if piece.__traceback__ is not None:
+            known |= more
+            last.tb_next = piece.__traceback__
+            last = _last(last)
+
+
+def frames(error: BaseException) -> set[FrameType]:
+    found, tb = set(), error.__traceback__
+    while tb is not None:
+        found.add(tb.tb_frame)
+        tb = tb.tb_next
+    return found
+
+
+def _is_bare(error: BaseException) -> bool:
+    """Whether the interpreter itself has raised a MemoryError: without a message, and for no other exception."""
+    return type(error) is MemoryError and not error.args and error.__cause__ is None
+
+
+def _last(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    return tb

@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data.dataloader import _DatasetKind
 
 from torchmedic.contained import contained
-from torchmedic.observe.failures import torn_tracebacks
+from torchmedic.observe.failures import hostile_exceptions
 from torchmedic.observe.memory import headroom
 from torchmedic.source.user_code import PACKAGE
 
@@ -94,9 +94,9 @@ def complete_traceback(error: BaseException) -> None:
     """Add the line of a generator to the traceback, where Python had no memory to note it."""
     if not isinstance(error, MemoryError):
         return
-    torn_tracebacks.mend(error)
+    hostile_exceptions.mend(error)
     frame, tb = _stream.pop() if _stream else None, error.__traceback__
-    if frame is None or frame in torn_tracebacks.frames(error):
+    if frame is None or frame in hostile_exceptions.frames(error):
         return
     while tb is not None and tb.tb_next is not None and _is_around(tb.tb_next.tb_frame):
         tb = tb.tb_next

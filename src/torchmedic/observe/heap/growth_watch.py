@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from torch._C._autograd import _get_sequence_nr
 
 from torchmedic.contained import contained
-from torchmedic.observe.heap.gradient_cycles import GradientCycles
-from torchmedic.observe.heap.unnamed_objects import unnamed_objects
+from torchmedic.observe.heap.unnamed_objects import GradientCycles, unnamed_objects
 from torchmedic.observe.heap.walk import Found, Held, Walk
 from torchmedic.observe.heap.weighing import Weight, weigh
 from torchmedic.observe.memory.usage import device_bytes, resident_bytes

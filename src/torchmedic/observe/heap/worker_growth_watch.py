@@ -20,8 +20,7 @@ from torchmedic.contained import contained
 from torchmedic.observe.context import ProcessFolder, ReportingProcess
 from torchmedic.observe.heap.growth_watch import LeakWatch
 from torchmedic.observe.heap.walk import Held
-from torchmedic.observe.memory.memory_series import most_memory
-from torchmedic.observe.memory.usage import resident_bytes
+from torchmedic.observe.memory.usage import most_memory, resident_bytes
 from torchmedic.observe.stages import GrowthStages
 from torchmedic.observe.step.events import Events
 from torchmedic.runfolder import layout

@@ -13,8 +13,7 @@ from torch.utils.data import dataloader
 from torchmedic.contained import contained
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
-from torchmedic.observe.hooks.frameless import NoticedResult
-from torchmedic.observe.hooks.patches import replace
+from torchmedic.observe.hooks.patches import NoticedResult, replace
 from torchmedic.observe.step.clock import DATA
 from torchmedic.source.user_code import PACKAGE, is_user_file, user_frame
 

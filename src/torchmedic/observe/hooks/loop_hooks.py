@@ -16,8 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.contained import contained
 from torchmedic.observe.hooks import Step
-from torchmedic.observe.hooks.frameless import NoticedCall, has_arguments
-from torchmedic.observe.hooks.patches import replace, without_our_frame, wrap
+from torchmedic.observe.hooks.patches import NoticedCall, has_arguments, replace, without_our_frame, wrap
 from torchmedic.observe.loop.ledger import Habits
 
 Wrapped = Callable[..., Any]

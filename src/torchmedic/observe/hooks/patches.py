@@ -2,18 +2,29 @@
 
 Each patch calls torch's own function exactly once, with the same arguments, and passes on what it returns or raises.
 Only what stands around that call is ours, and that is contained.
+
+A wrapper is a frame between the caller and the method: a warning that counts frames then names a line of ours. So some
+patches are descriptors that stand in a class in the place of the method. To look the method up runs their `__get__`,
+which is over when the method begins, and the class itself still gives out the original function.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
+import itertools
+import sys
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
+
+import torch
 
 # Code of ours that torch.compile may come upon. Never compiled by itself; where it is inlined, `is_compiling` is true.
 entries: list[CodeType] = []
 
 _made: list[tuple[Any, str, Any]] = []
+_is_compiling = torch.compiler.is_compiling
 
 
 def wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -44,3 +55,48 @@ def take_back() -> None:
     for owner, name, original in reversed(_made):
         setattr(owner, name, original)
     _made.clear()
+
+
+class NoticedCall:
+    """Calls `before(owner, frame)` when the method is looked up on an object."""
+
+    def __init__(self, original: Callable[..., Any], before: Callable[[Any, FrameType], None]) -> None:
+        self._original = original
+        self._before = before
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        if owner is not None and not _is_compiling():
+            self._before(owner, sys._getframe(1))
+        return self._original.__get__(owner, kind)
+
+
+class NoticedResult:
+    """Calls `before(owner, frame)`, and `after(owner, result)` where a method without arguments returns something."""
+
+    def __init__(
+        self,
+        original: Callable[[Any], Any],
+        before: Callable[[Any, FrameType], None] | None,
+        after: Callable[[Any, Any], Any],
+    ) -> None:
+        self._original = original
+        self._before = before
+        self._after = after
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        if owner is None or _is_compiling():
+            return self._original.__get__(owner, kind)
+        if self._before is not None:
+            self._before(owner, sys._getframe(1))
+        # Both `map` call from C: neither of them is a frame. A method that is kept can be called again and again.
+        return map(functools.partial(self._after, owner), map(self._original, itertools.repeat(owner))).__next__
+
+
+def has_arguments(frame: FrameType, known: dict[tuple[CodeType, int], bool]) -> bool:
+    """Whether the method that a frame looks up now is called with arguments."""
+    key = (frame.f_code, frame.f_lasti)
+    if key not in known:
+        behind = (found for found in dis.get_instructions(frame.f_code) if found.offset > frame.f_lasti)
+        call = next((found for found in behind if found.opname not in ("CACHE", "PRECALL", "PUSH_NULL")), None)
+        known[key] = call is None or call.opname != "CALL" or bool(call.arg)
+    return known[key]

@@ -1,7 +1,8 @@
-"""Which lock a thread waits for, and which it holds, by its frames.
+"""Which lock a thread waits for, and which it holds, by its frames; how full an awaited queue is, which child it is.
 
 A `threading.Lock` does not know its owner. But a frame that stands inside `with lock:` does, and so does one that has
-called `lock.acquire()` and not yet `lock.release()`.
+called `lock.acquire()` and not yet `lock.release()`. Only things of the standard library (and torch's queues, which are
+made of them) are asked, by their attributes.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections import deque
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from torchmedic.observe.inside import awaited
-from torchmedic.observe.inside.peek import MISSING, expression, tree_of, value_of, variables
+from torchmedic.observe.inside.peek import MISSING, attribute, expression, tree_of, value_of, variables
 from torchmedic.records.inside import LockView
 from torchmedic.source.syntax import CALLABLES, FUNCTIONS, nodes_in
 from torchmedic.source.user_code import is_user_file
@@ -65,6 +66,7 @@ _KINDS = {
 }
 NOTIFICATION = "notification"  # of a condition
 _LOCKS = ("lock", "reentrant lock", "lock between processes", "semaphore", "condition")
+_SHARED = ("multiprocessing", "torch")
 
 
 def kind_of(value: Any) -> str | None:
@@ -112,7 +114,7 @@ def waited_for(frames: list[FrameType]) -> LockView | None:
         file=caller.f_code.co_filename,
         line=caller.f_lineno,
         owner=_owner(value),
-        **awaited.facts(value, kind, given),
+        **_facts(value, kind, given),
     )
 
 
@@ -224,3 +226,40 @@ def _acquired(tree: ast.Module, frame: FrameType) -> list[tuple[ast.expr, int]]:
     for target, name, line in sorted(calls, key=lambda call: call[2]):
         last[ast.unparse(target)] = (target, name, line)
     return [(target, line) for target, name, line in last.values() if name == "acquire"]
+
+
+def _facts(value: Any, kind: str, known: dict[str, Any]) -> dict[str, Any]:
+    """Fields of `LockView`; `known` are the variables of the library's function that was called."""
+    found: dict[str, Any] = {"shared": type(value).__module__.partition(".")[0] in _SHARED}
+    if "timeout" in known:
+        found["timed"] = known["timeout"] is not None
+    elif known.get("block") is False or known.get("blocking") is False:
+        found["timed"] = True
+    if kind.startswith("queue"):
+        found |= _queue(value)
+    elif kind == "barrier":
+        found |= {"count": _number(value, "_count"), "room": _number(value, "_parties")}
+    elif kind == "child process":
+        found["process"] = _child(value)
+    return found
+
+
+def _queue(value: Any) -> dict[str, int | None]:
+    """A queue between threads counts its items, one between processes the room that is left."""
+    items = attribute(value, "queue")
+    room = _number(value, "maxsize") or _number(value, "_maxsize")
+    free = attribute(attribute(value, "_sem"), "_semlock")
+    if free is not MISSING and room is not None:
+        return {"count": room - int(free._get_value()), "room": room}
+    return {"count": len(items) if type(items) in (deque, list) else None, "room": room}
+
+
+def _child(value: Any) -> int | None:
+    """The number of a `subprocess.Popen`, or of a `multiprocessing.Process`, which has a Popen of its own."""
+    own = attribute(value, "_popen")
+    return _number(value if own in (MISSING, None) else own, "pid")
+
+
+def _number(holder: Any, name: str) -> int | None:
+    value = attribute(holder, name)
+    return value if type(value) is int else None

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any
 
-from torchmedic.source.own_locals import looks_at_locals
 from torchmedic.source.syntax import nodes_in
+from torchmedic.source.user_variables import looks_at_locals
 
 MISSING = object()
 

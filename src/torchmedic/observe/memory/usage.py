@@ -1,4 +1,13 @@
-"""How much memory the process holds, read rarely enough to cost nothing."""
+"""How much memory the process holds, read rarely enough to cost nothing, now and over time, for a report to draw.
+
+The series is lines of kind `memory` in events.jsonl:
+
+    {"kind": "memory", "time": .., "step": 12, "phase": "backward", "rss": ..,
+     "allocated": .., "reserved": .., "peak": .., "pinned": ..}
+
+`phase` is what had just begun at that moment; the second line is there once CUDA is in use. At most one line a second,
+and never more than some thousand: the longer a run turns out to be, the more time lies between two lines.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +16,17 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from torchmedic.observe.memory.headroom import has_room
+from torchmedic.observe.memory.host import host_memory
+
 _INTERVAL_SECONDS = 0.25  # between readings, each of which takes some microseconds
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_SERIES_INTERVAL_SECONDS = 1.0
+_MAX_LINES = 1000  # after which the interval doubles
+_SHORT_SHARE = 0.5  # of all memory that there is for this process
+_PRESSING, _RARELY = 3.0, 60.0  # seconds between two calls for a look: while it grows, and if it does not
+_MORE = 1.02
+_LOOK_BYTES = 256 << 20  # of address space that a look may take, and that must not be the last
 
 
 class DeviceMemory(NamedTuple):
@@ -71,3 +89,52 @@ def device_memory() -> DeviceMemory:
         return DeviceMemory()  # an allocator of somebody else's keeps no count
     allocated = stats["allocated_bytes"]["all"]
     return DeviceMemory(allocated["current"], stats["reserved_bytes"]["all"]["current"], allocated["peak"])
+
+
+class MemorySeries:
+    """Takes the readings of the gauge and writes down some of them."""
+
+    def __init__(
+        self,
+        write: Callable[..., object],
+        where: Callable[[], tuple[int, str]],
+        press: Callable[[], None],
+        most: int,
+    ) -> None:
+        self._write = write
+        self._where = where
+        self._press = press  # called when memory gets short
+        self._most = most
+        self._due_press = 0.0
+        self._pressing = _PRESSING
+        self._rss_pressed = 0
+        self._interval = _SERIES_INTERVAL_SECONDS
+        self._due = 0.0
+        self._lines = 0
+
+    def reading(self, now: float, rss: int, device: DeviceMemory) -> None:
+        if rss > _SHORT_SHARE * self._most and now >= self._due_press and has_room(_LOOK_BYTES):
+            # A process that simply needs much is left in peace.
+            grows = rss > _MORE * self._rss_pressed
+            self._pressing = _PRESSING if grows else min(2 * self._pressing, _RARELY)
+            self._rss_pressed = rss
+            self._due_press = now + self._pressing
+            self._press()
+        if now < self._due:
+            return
+        self._due = now + self._interval
+        self._lines += 1
+        if self._lines % _MAX_LINES == 0:
+            self._interval *= 2
+        step, phase = self._where()
+        fields = {"allocated": device.allocated, "reserved": device.reserved, "peak": device.peak}
+        if pinned := pinned_bytes():
+            fields["pinned"] = pinned
+        self._write("memory", step=step, phase=phase, rss=rss, **(fields if device.reserved else {}))
+
+
+def most_memory() -> int:
+    """Bytes that this process may have at most: all of the host, or less by a limit."""
+    memory = host_memory()
+    limits = (memory.total, memory.cgroup_limit, memory.address_limit, memory.data_limit, 1 << 60)
+    return min(each for each in limits if each)

@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from torchmedic.observe.step.batches import Batches, HostBatch, items_of
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.step_notes import StepNotes, device_states, line_of
-from torchmedic.source.own_locals import looks_at_locals
 from torchmedic.source.user_code import outside_torch, user_frame
+from torchmedic.source.user_variables import looks_at_locals
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _MAX_CALLS = 17  # an accumulation over 16 batches, and one more
@@ -204,7 +204,7 @@ def _names_of(frame: FrameType, forward_lasti: int | None) -> tuple[str, ...]:
     code = frame.f_code
     if sys.version_info < (3, 13) and looks_at_locals(code):
         return ()  # there is one dict of locals per frame: reading it here would change the user's
-    from torchmedic.source.segment.names import data_names  # only needed where a device is read late
+    from torchmedic.source.segment.cut import data_names  # only needed where a device is read late
 
     forward_line = None if forward_lasti is None else line_of(code, forward_lasti)
     names = data_names(frame, frame.f_lineno, forward_line)

@@ -18,8 +18,8 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 
 from torchmedic.observe.device import async_devices
-from torchmedic.source.own_locals import looks_at_locals
 from torchmedic.source.user_code import outside_torch
+from torchmedic.source.user_variables import looks_at_locals
 
 _MAX_FRAMES = 80
 _PLACE_LENGTH = 9  # numbers that tell where a call comes from: three of its frame, two of each of three around it

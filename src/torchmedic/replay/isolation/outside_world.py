@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Container, Iterator
 from typing import Any
 
-from torchmedic.replay.isolation.null_file import opened
-from torchmedic.replay.isolation.open_files import living, open_files_muted
+from torchmedic.replay.isolation.open_files import living, open_files_muted, opened
 
 # By module and class: what is left out, and what is refused. A module that nobody has loaded is not loaded for it.
 _LEFT_OUT = {

@@ -23,9 +23,8 @@ from torchmedic.replay.step.iterators import draws_from_iterator
 from torchmedic.replay.step.reused_results import reusable_result
 from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.step import Step, earlier
-from torchmedic.source.name_use import names_read, names_written, read_first
-from torchmedic.source.segment.cut import CannotCut
-from torchmedic.source.segment.names import names_changed, names_renewed
+from torchmedic.source.assignments import names_read, names_written, read_first
+from torchmedic.source.segment.cut import CannotCut, names_changed, names_renewed
 
 _DATA = (int, float, str, list, tuple, dict)
 

@@ -17,7 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from torchmedic.observe.step.tensors import tensors_in
-from torchmedic.source.name_use import names_written
+from torchmedic.source.assignments import names_written
 from torchmedic.source.user_code import is_user_file
 
 _LIBRARIES = ("torch", "builtins", "math", "functools", "itertools", "operator")

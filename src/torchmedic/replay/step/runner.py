@@ -34,14 +34,13 @@ from torchmedic.replay.isolation.sandbox import harmless
 from torchmedic.replay.isolation.torch_state import muted, preserved, rewind_rng
 from torchmedic.replay.shadow.cpu_shadow import Shadow
 from torchmedic.replay.shadow.fake_cuda import shaded
-from torchmedic.replay.step.batch_names import bind_batch
-from torchmedic.replay.step.iterators import draws_from_iterator
+from torchmedic.replay.step.iterators import bind_batch, draws_from_iterator
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.reused_results import reusable_result
 from torchmedic.replay.step.side_effects import no_side_effects
 from torchmedic.replay.step.tensor_writes import RestoreWrites
-from torchmedic.source.lookup.lost_arguments import lost_arguments
-from torchmedic.source.name_use import names_read, names_written, read_first
+from torchmedic.source.assignments import names_read, names_written, read_first
+from torchmedic.source.lookup.failing_call import lost_arguments
 from torchmedic.source.objects.finite import is_finite
 from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.segment.cut import Segment

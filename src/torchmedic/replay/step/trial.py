@@ -21,7 +21,7 @@ from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.live_frames import by_method_name, by_span, syntax_tree
 from torchmedic.source.segment.cut import CannotCut
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 
 class Edit(NamedTuple):

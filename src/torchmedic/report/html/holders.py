@@ -10,7 +10,7 @@ import msgspec
 from torchmedic.records.inside import InsideView, PyFrame, PyThread
 from torchmedic.records.stall import Stall
 from torchmedic.report.html.run_data import Autopsy
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 _MAX_BLOCKS = 12
 _MIN_SHARE = 0.001  # of a block that is named; the others are shown together

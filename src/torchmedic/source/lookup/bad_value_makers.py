@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.records import Location, Role
-from torchmedic.source.bindings import ENTRY, own_statements
+from torchmedic.source.bindings import ENTRY, assignments, function_body, header, own_statements
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.objects.parts import attributes
-from torchmedic.source.scopes import assignments, function_body, header
 from torchmedic.source.syntax import FUNCTIONS
 
 _MAX_DEPTH = 4  # assignments that are followed back

@@ -10,9 +10,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from torchmedic.source.live_frames import syntax_tree
-from torchmedic.source.own_locals import looks_at_locals
 from torchmedic.source.syntax import has_line, nodes_in
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import looks_at_locals
 
 
 class Epochs(NamedTuple):

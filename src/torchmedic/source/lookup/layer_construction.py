@@ -10,10 +10,9 @@ from typing import Any
 from torch import nn
 
 from torchmedic.records import Location
-from torchmedic.source.bindings import binds, own_statements
+from torchmedic.source.bindings import assignment_before, assignments, binds, own_statements
 from torchmedic.source.live_frames import Frame, node_location, syntax_tree
 from torchmedic.source.objects.parts import attributes
-from torchmedic.source.scopes import assignment_before, assignments
 from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in
 
 

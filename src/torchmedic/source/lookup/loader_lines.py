@@ -1,4 +1,4 @@
-"""The user's line that makes a DataLoader or fills a queue, found in the source where no frame leads to it."""
+"""The user's line that makes a DataLoader, fills a queue or sets a limit, where no frame leads to it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch.utils.data import get_worker_info
 
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, place, syntax_tree
-from torchmedic.source.syntax import callee, nodes_in
+from torchmedic.source.syntax import callee, last_name, nodes_in
 from torchmedic.source.user_code import is_user_file, user_frame
 from torchmedic.source.user_variables import user_files
 
 LOST = "what was sent is lost: the process that waits for it is told nothing, and may wait for ever"
+_SETTERS = frozenset({"setrlimit", "prlimit"})
 
 
 def lost_on_its_way(label: str) -> list[Location]:
@@ -63,3 +64,15 @@ def _calls(is_wanted: Callable[[str], bool]) -> list[tuple[str, ast.Call]]:
 
 def _only(calls: list[tuple[str, ast.Call]], role: Role, label: str) -> Location | None:
     return node_location(role, calls[0][0], calls[0][1], label) if len(calls) == 1 else None
+
+
+def limit_call(name: str, role: Role, label: str) -> Location | None:
+    """The first call in the user's files that sets this limit."""
+    for file in user_files():
+        tree = syntax_tree(file)
+        for node in nodes_in(tree):
+            if isinstance(node, ast.Call) and callee(node) in _SETTERS:
+                given = [*node.args, *(keyword.value for keyword in node.keywords)]
+                if any(last_name(each) == name for each in given):
+                    return node_location(role, file, node, label)
+    return None

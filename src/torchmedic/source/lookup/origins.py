@@ -9,7 +9,16 @@ from typing import Any
 import torch
 
 from torchmedic.records import Location, Role
-from torchmedic.source.bindings import ENTRY, binds, own_statements
+from torchmedic.source.bindings import (
+    ENTRY,
+    assignment_before,
+    assignments,
+    binds,
+    function_body,
+    header,
+    own_statements,
+    parameters,
+)
 from torchmedic.source.live_frames import Frame, node_location, syntax_tree
 from torchmedic.source.lookup.failing_call import UNKNOWN, Argument, Call, raising_call, read
 from torchmedic.source.lookup.layer_construction import (
@@ -22,7 +31,6 @@ from torchmedic.source.lookup.layer_construction import (
     own_names,
 )
 from torchmedic.source.lookup.safe_eval import mangled
-from torchmedic.source.scopes import assignment_before, assignments, function_body, header, parameters
 
 _CALLING = ("_wrapped_call_impl", "_call_impl", "inner")
 

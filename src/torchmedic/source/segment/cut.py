@@ -2,7 +2,7 @@
 
 The cut goes from the start of the innermost block that holds both the forward pass and the failing line (a loop body or
 a function body) to the failing statement. What only keeps books (appending to lists, printing, saving, stepping the
-optimizer) is left out unless the step depends on it.
+optimizer) is left out unless the step depends on it. The names of a cut tell which variables hold the data of the step.
 """
 
 from __future__ import annotations
@@ -12,23 +12,31 @@ import copy
 from types import FrameType
 from typing import Any
 
-from torchmedic.source.blocks import (
+from torchmedic.source.assignments import names_read, names_written, read_first
+from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.segment.standalone import Standalone
+from torchmedic.source.syntax import (
+    CALLABLES,
+    FUNCTIONS,
+    LOOPS,
     Block,
     blocks,
     body_of,
+    callee,
+    has_line,
     innermost_block,
     loop_names,
+    nodes_in,
     spans,
     spans_block,
 )
-from torchmedic.source.live_frames import syntax_tree
-from torchmedic.source.name_use import names_read, names_written, read_first
-from torchmedic.source.segment.bookkeeping import BOOKKEEPING, needed
-from torchmedic.source.segment.standalone import Standalone
-from torchmedic.source.syntax import CALLABLES, LOOPS
 from torchmedic.source.vocabulary import calls_backward
 
 _LINE_END = 1 << 30
+BOOKKEEPING = frozenset(
+    "append extend add insert put write log info debug warning warn print add_scalar add_scalars add_histogram "
+    "set_postfix set_description update_postfix record save dump flush update log_metrics appendleft".split()
+)
 
 
 class CannotCut(Exception):
@@ -208,3 +216,64 @@ def _runs_backward(statement: ast.stmt) -> bool:
 def _tensor_names(frame: FrameType) -> set[str]:
     # Asked of the type: some views raise at the mere look at their `grad_fn`.
     return {name for name, value in frame.f_locals.items() if hasattr(type(value), "grad_fn")}
+
+
+def needed(statements: Block, tensors: set[str]) -> Block:
+    """Leave out what only keeps books: an expression statement whose call is known to do no more than that."""
+    last = len(statements) - 1
+    return [
+        statement
+        for position, statement in enumerate(statements)
+        if position == last or not _is_bookkeeping(statement, statements[position + 1 :], tensors)
+    ]
+
+
+def _is_bookkeeping(statement: ast.stmt, rest: Block, tensors: set[str]) -> bool:
+    if isinstance(statement, ast.Assert | ast.Pass | ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal):
+        return not isinstance(statement, ast.Import | ast.ImportFrom)
+    if isinstance(statement, ast.AugAssign):
+        # `total += loss.item()` keeps books; `loss += aux` does not, nor does what writes to a tensor's memory.
+        name = statement.target.id if isinstance(statement.target, ast.Name) else None
+        return name is not None and name not in tensors and not any(name in names_read(later) for later in rest)
+    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
+        return False
+    return callee(statement.value) in BOOKKEEPING
+
+
+def data_names(frame: FrameType, line: int, forward_line: int | None) -> frozenset[str]:
+    """Names that the statements up to a line read before they assign them, or assign from a call.
+
+    Only such as get another value from step to step: the others can be asked when they are needed.
+    """
+    try:
+        segment = cut(frame, line, forward_line)
+    except CannotCut:
+        return frozenset()
+    return frozenset((read_first(segment.statements) | names_fetched(segment)) & names_renewed(frame, line))
+
+
+def names_renewed(frame: FrameType, line: int) -> set[str]:
+    """Names that the loops around a line bind; where there is none, a function is called anew for each step."""
+    tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
+    around = [node for node in nodes_in(tree) if isinstance(node, FUNCTIONS | LOOPS) and has_line(node, line)]
+    function = max((node.lineno for node in around if isinstance(node, FUNCTIONS)), default=0)
+    loops = [node for node in around if isinstance(node, LOOPS) and node.lineno >= function]
+    if loops:
+        return {name for loop in loops for name in names_written(loop)}
+    return set(frame.f_code.co_varnames) | set(frame.f_code.co_cellvars)
+
+
+def names_fetched(segment: Segment) -> set[str]:
+    """Names whose value comes from a call, which may be one that a replay cannot make again."""
+    return {
+        name
+        for statement in segment.statements
+        if any(isinstance(node, ast.Call) for node in ast.walk(statement))
+        for name in names_written(statement)
+    }
+
+
+def names_changed(segment: Segment) -> set[str]:
+    """Names that the step reads and then gives another value: what they hold at its end is not what it began with."""
+    written = {name for statement in segment.statements for name in names_written(statement)}
+    return read_first(segment.statements) & written

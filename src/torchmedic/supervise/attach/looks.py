@@ -23,7 +23,7 @@ from torchmedic.supervise.gpu.gpu_health import uses_gpu
 from torchmedic.supervise.gpu.nvml import connect
 from torchmedic.supervise.host import host_pressure
 from torchmedic.supervise.host.cgroups import text
-from torchmedic.supervise.proc import growing_files, outsiders, process, tree, waits
+from torchmedic.supervise.proc import open_files, process, tree, waits
 from torchmedic.supervise.proc.process import PROC
 from torchmedic.supervise.proc.syscalls import RUNNING
 
@@ -60,7 +60,7 @@ def look(pid: int, *, seconds: float = SECONDS, native: bool = False) -> Seen:
     python = {view.pid for view in before if targets.is_python(view)}
     numbers = [view.pid for view in before]
     pressure = host_pressure.read(pid, numbers)
-    files = growing_files.sizes(numbers, _NO_RUN_FOLDER)
+    files = open_files.sizes(numbers, _NO_RUN_FOLDER)
     stacks = Stacks([view.pid for view in before if view.pid in python and not targets.is_helper(view)][:_MAX_STACKS])
     glances: list[dict[int, ProcessView]] = []
     for number in range(_LOOKS):
@@ -68,7 +68,7 @@ def look(pid: int, *, seconds: float = SECONDS, native: bool = False) -> Seen:
         stacks.take(native=native and number == _LOOKS - 1)
         glances.append({each: view for each in python if (view := process.read(each)) is not None})
     after = waits.with_waits(tree.compare_all(before, tree.tree(pid)))
-    after = growing_files.with_growth(after, files, growing_files.sizes(numbers, _NO_RUN_FOLDER))
+    after = open_files.with_growth(after, files, open_files.sizes(numbers, _NO_RUN_FOLDER))
     after = tuple(stacks.with_native(view) for view in after)
     later = host_pressure.read(pid, numbers)
     gpu = _gpus(frozenset(numbers)) if any(map(uses_gpu, numbers)) else None
@@ -85,8 +85,8 @@ def look(pid: int, *, seconds: float = SECONDS, native: bool = False) -> Seen:
         host=later,
         pressure=host_pressure.difference(pressure, later),
         gpu=gpu,
-        outsiders=outsiders.at_other_ends(after),
-        above=outsiders.above(pid),
+        outsiders=waits.at_other_ends(after),
+        above=waits.above(pid),
     )
     peers = [Peer(process=view, inside=inside.get(view.pid)) for view in trains]
     return Seen(

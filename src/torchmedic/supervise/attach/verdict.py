@@ -19,7 +19,7 @@ from torchmedic.diagnose.words.stall import BUSY, IDLE, main_line, short
 from torchmedic.records import Diagnosis, Phase
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 from torchmedic.supervise.attach.looks import asleep
 from torchmedic.supervise.attach.targets import is_helper
 

@@ -27,7 +27,6 @@ import time
 from collections.abc import Iterator
 
 from torchmedic.contained import report_fault
-from torchmedic.supervise.child.pty import PseudoTerminal, above
 from torchmedic.supervise.child.stderr_file import Hear, StderrFile, Stream
 
 _CHUNK_BYTES = 1 << 16
@@ -38,6 +37,7 @@ _ATOMIC_BYTES = select.PIPE_BUF
 _SMALL_BYTES = 2048
 _CLOSE_SECONDS = 0.002
 _PAUSE_SECONDS = 0.0005
+_OUTPUT = 1  # index of the output modes in the result of tcgetattr
 
 
 def choose(hear: Hear) -> Stream:
@@ -212,3 +212,49 @@ def _wait(descriptor: int, event: int, seconds: float | None = None) -> bool:
     waiting = select.poll()
     waiting.register(descriptor, event)
     return bool(waiting.poll(None if seconds is None else seconds * 1000))
+
+
+class PseudoTerminal:
+    """The real terminal, and the pseudo-terminal that the child writes to.
+
+    The child has the real terminal as its controlling terminal and on stdin. But a program may read the size from its
+    stdout, or set modes through it, as curses does. So the size is copied to the pseudo-terminal and the modes back.
+    """
+
+    def __init__(self, real: int) -> None:
+        self._real = real
+        modes = termios.tcgetattr(real)
+        self.source, self.end = map(above, os.openpty())
+        modes[_OUTPUT] &= ~termios.OPOST  # the real terminal does the output processing
+        termios.tcsetattr(self.end, termios.TCSANOW, modes)
+        self._modes = termios.tcgetattr(self.end)
+        self._size = b""
+        self.carry_size()
+
+    def carry_size(self) -> None:
+        """Copy the size of the real terminal. This sends no SIGWINCH: the kernel has sent it to our process group."""
+        with contextlib.suppress(OSError):
+            size = fcntl.ioctl(self._real, termios.TIOCGWINSZ, b"\0" * 8)
+            if size != self._size:
+                self._size = size
+                fcntl.ioctl(self.end, termios.TIOCSWINSZ, size)
+
+    def carry_modes(self) -> None:
+        """Copy modes that the child has changed to the real terminal, if the child may change that terminal."""
+        with contextlib.suppress(OSError, termios.error):
+            modes = termios.tcgetattr(self.end)
+            if modes == self._modes:
+                return
+            self._modes = modes
+            if os.tcgetpgrp(self._real) == os.getpgrp():
+                output = termios.tcgetattr(self._real)[_OUTPUT]
+                termios.tcsetattr(self._real, termios.TCSANOW, [modes[0], output, *modes[2:]])
+
+
+def above(descriptor: int) -> int:
+    """Move a descriptor to a number above the standard streams, some of which may be closed."""
+    if descriptor > 2:
+        return descriptor
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return int(moved)

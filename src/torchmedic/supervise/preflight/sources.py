@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from torchmedic.errors import UsageError
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 _MAX_FILES = 60
 _MAX_FILE_BYTES = 4 << 20  # a larger file was not written by a person

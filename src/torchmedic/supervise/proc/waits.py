@@ -1,8 +1,13 @@
-"""What the threads of a process wait for: mutexes, open files, file locks. Slower than reading the process alone."""
+"""What the threads of a process wait for, and whom: mutexes, open files (one, or several by `poll`), file locks.
+
+Slower than reading the process alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -10,8 +15,9 @@ from typing import Literal
 import msgspec
 
 from torchmedic.records.process import FileWait, LockHeld, ProcessView, ThreadView
-from torchmedic.supervise.proc import file_locks, hidden_calls, last_run, open_files, polls, sleeps, sockets
+from torchmedic.supervise.proc import file_locks, hidden_calls, last_run, open_files, process, sleeps, sockets
 from torchmedic.supervise.proc.futexes import futex_waits
+from torchmedic.supervise.proc.open_files import info
 from torchmedic.supervise.proc.process import PROC, peek
 
 _Action = Literal["read", "write", "lock", "poll", "connect", "accept", "open"]
@@ -25,6 +31,15 @@ _ACTIONS: dict[str, _Action] = {
     "flock": "lock",
 }
 _SETLKW, _OFD_SETLKW = 7, 38
+_Wants = Literal["read", "write", ""]
+
+_IN, _OUT = 1, 4
+_MAX_DESCRIPTORS = 64
+_EPOLL_ENTRY = re.compile(r"^tfd:\s*(\d+)\s+events:\s*([0-9a-f]+)", re.MULTILINE)
+
+_POLLS = frozenset("poll ppoll select pselect6 epoll_wait epoll_pwait epoll_pwait2".split())
+_MAX_OUTSIDERS = 8
+_MAX_ANCESTORS = 64
 
 
 def with_waits(views: Iterable[ProcessView], *, proc: Path = PROC) -> tuple[ProcessView, ...]:
@@ -60,11 +75,11 @@ def _waits(view: ProcessView, thread: ThreadView, proc: Path) -> list[FileWait]:
         return []
     if not thread.arguments:
         return [] if view.open_to_us else hidden_calls.waits_of(view, thread, proc=proc)
-    if thread.syscall in polls.CALLS:
-        timed = polls.is_timed(thread)
+    if thread.syscall in _POLLS:
+        timed = _is_timed(thread)
         return [
             _wait(pid, thread, "poll", descriptor, proc, wants=wants, timed=timed)
-            for descriptor, wants in polls.polled(pid, thread, proc=proc)
+            for descriptor, wants in _polled(pid, thread, proc=proc)
         ]
     if thread.syscall == "openat":
         return [FileWait(tid=thread.tid, action="open", descriptor=-1, target=_path(pid, thread.arguments[1], proc))]
@@ -81,7 +96,7 @@ def _wait(
     descriptor: int,
     proc: Path,
     *,
-    wants: polls.Wants = "",
+    wants: _Wants = "",
     timed: bool = False,
 ) -> FileWait:
     descriptor &= 0xFFFFFFFF
@@ -163,3 +178,66 @@ def _with_peer(
         file.pid for file in held[wait.target] if other in open_files.mode(file.pid, file.descriptor, proc=proc)
     )
     return msgspec.structs.replace(wait, peers=tuple(peers))
+
+
+def _polled(pid: int, thread: ThreadView, *, proc: Path = PROC) -> list[tuple[int, _Wants]]:
+    """The descriptors that a thread waits for, and what it wants to do with each."""
+    arguments = (*thread.arguments, 0, 0, 0, 0)
+    if thread.syscall in ("poll", "ppoll"):
+        raw = peek(pid, arguments[0], 8 * min(arguments[1], _MAX_DESCRIPTORS), proc=proc)
+        entries = struct.iter_unpack("<iHH", raw[: len(raw) // 8 * 8])
+        return [(descriptor, _wants(events)) for descriptor, events, _ in entries if descriptor >= 0]
+    if thread.syscall in ("select", "pselect6"):
+        count = min(arguments[0], 1024)
+        readable = _set(pid, arguments[1], count, proc)
+        return [(each, "read") for each in readable] + [
+            (each, "write") for each in _set(pid, arguments[2], count, proc) if each not in readable
+        ]
+    entries_of = _EPOLL_ENTRY.findall(info(pid, arguments[0], proc=proc))
+    return [(int(descriptor), _wants(int(events, 16))) for descriptor, events in entries_of[:_MAX_DESCRIPTORS]]
+
+
+def _is_timed(thread: ThreadView) -> bool:
+    """Whether the wait has a time limit."""
+    arguments = (*thread.arguments, 0, 0, 0, 0, 0)
+    if thread.syscall == "poll":
+        return arguments[2] & 0xFFFFFFFF < 1 << 31
+    if thread.syscall in ("epoll_wait", "epoll_pwait"):
+        return arguments[3] & 0xFFFFFFFF < 1 << 31
+    if thread.syscall in ("select", "pselect6"):
+        return arguments[4] != 0
+    return arguments[3 if thread.syscall == "epoll_pwait2" else 2] != 0
+
+
+def _wants(events: int) -> _Wants:
+    return "read" if events & _IN else "write" if events & _OUT else ""
+
+
+def _set(pid: int, address: int, count: int, proc: Path) -> list[int]:
+    raw = peek(pid, address, (count + 7) // 8, proc=proc)
+    return [number for number in range(min(count, 8 * len(raw))) if raw[number // 8] >> (number % 8) & 1]
+
+
+def at_other_ends(views: Iterable[ProcessView], *, proc: Path = PROC) -> tuple[ProcessView, ...]:
+    """The processes that the given processes wait for, without the given processes themselves."""
+    views = tuple(views)
+    own = {view.pid for view in views}
+    wanted: dict[int, None] = {}
+    for view in views:
+        for wait in view.files:
+            wanted |= dict.fromkeys(wait.peers)
+        wanted |= dict.fromkeys(lock.holder for lock in view.locks if lock.holder)
+    found = [process.read(pid, proc=proc) for pid in list(wanted.keys() - own)[:_MAX_OUTSIDERS]]
+    return with_waits([view for view in found if view is not None], proc=proc)
+
+
+def above(pid: int, *, proc: Path = PROC) -> tuple[int, ...]:
+    """The ancestors of a process, nearest first."""
+    found: list[int] = []
+    while pid > 1 and len(found) < _MAX_ANCESTORS:
+        stat = process.stat_of(pid, proc=proc)
+        if not stat:
+            break
+        pid = stat.number(4)
+        found.append(pid)
+    return tuple(found)

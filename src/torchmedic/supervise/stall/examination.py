@@ -7,24 +7,23 @@ forward signals.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from torchmedic.records.inside import InsideView, PyFrame, PyThread
 from torchmedic.records.process import ProcessView
-from torchmedic.records.stall import Stall
-from torchmedic.runfolder import gpu, questions
+from torchmedic.records.stall import Peer, Stall
+from torchmedic.runfolder import gpu, layout, questions
 from torchmedic.source.user_code import is_user_file
-from torchmedic.supervise.boxes import recent_box_of
+from torchmedic.supervise.boxes import read_box, recent_box_of
 from torchmedic.supervise.host import host_pressure
-from torchmedic.supervise.proc import file_locks, growing_files, outsiders, process, pyspy, tree, waits
+from torchmedic.supervise.proc import file_locks, open_files, process, pyspy, sleeps, tree, waits
 from torchmedic.supervise.proc.thread_numbers import numbers_of
-from torchmedic.supervise.stall.answers import Answers
-from torchmedic.supervise.stall.peers import Peers
 from torchmedic.supervise.stall.progress import Progress
 
 _LOOK_SECONDS = 1.3  # between the two looks from outside; the looks from inside fall in between
@@ -34,6 +33,12 @@ _DUMP_SECONDS = 0.6  # for faulthandler, after that
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-fA-F]+)(?: \[(.*)\])? \(most recent call first\)")
 _FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _OWN_FILES = "torchmedic/observe/inside/"
+_MAX_UNHEARD_SECONDS = 2.2  # after this, a process that has not heard the question cannot hear it
+_MAX_ANSWER_SECONDS = 8.0  # for an answer, or for a question to a thread that gets no core
+_MAX_WORKING_SECONDS = 60.0  # for an answer on a busy machine, while the thread works on it
+_MAX_PAUSE_SECONDS = 2.0  # without work, after which the thread no longer works on its answer
+_STARVED_CORES = 0.2  # wanted by the listener: it waits for a core, not for the GIL
+_MAX_PEERS = 64
 
 
 def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[int, int]) -> Iterator[Stall | None]:
@@ -43,11 +48,11 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
     asked = [pid for pid in pids if questions.ask(run, pid)]
     pressure = host_pressure.read(progress.pid, pids)
     peers = Peers(run, pids)
-    files = growing_files.sizes(pids, run)
+    files = open_files.sizes(pids, run)
     before = tree.tree(progress.pid)
     yield from _until(begun + _LOOK_SECONDS)
     after = waits.with_waits(tree.compare_all(before, tree.tree(progress.pid)))
-    after = growing_files.with_growth(after, files, growing_files.sizes(pids, run))
+    after = open_files.with_growth(after, files, open_files.sizes(pids, run))
     after = tuple(_with_libraries(view) if view.pid == progress.pid else view for view in after)
     rates = host_pressure.difference(pressure, later := host_pressure.read(progress.pid, pids))
     answers = Answers(run, asked)
@@ -84,8 +89,8 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
         ended=ended,
         mute=tuple(view.pid for view in mute),
         peers=peers.seen(),
-        outsiders=outsiders.at_other_ends(after),
-        above=outsiders.above(progress.pid),
+        outsiders=waits.at_other_ends(after),
+        above=waits.above(progress.pid),
     )
 
 
@@ -145,3 +150,96 @@ def _from_outside(pid: int) -> InsideView | None:
     if seen is None or not seen.threads:
         return None
     return InsideView(pid=pid, time=time.time(), threads=seen.threads, by_signal=True)
+
+
+class Answers:
+    """The answers of the processes that were asked."""
+
+    def __init__(self, run: Path, asked: Iterable[int]) -> None:
+        self._run = run
+        self._asked = frozenset(asked)
+        # By process: CPU time of its listener, and when that last rose.
+        self._worked: dict[int, tuple[float, float]] = {}
+
+    def heard(self, pid: int) -> bool:
+        """Whether a process has heard the question, which means that its GIL was free."""
+        return questions.heard(self._run, pid).exists()
+
+    def pending(self, views: Iterable[ProcessView], passed: float) -> bool:
+        """Whether an answer may still come, `passed` seconds after the question."""
+        return any(self._may_answer(view, passed) for view in views if view.pid in self._asked)
+
+    def _may_answer(self, view: ProcessView, passed: float) -> bool:
+        answer = questions.read_answer(self._run, view.pid)
+        if answer is not None and (not answer.partial or passed > _MAX_UNHEARD_SECONDS):
+            return False  # the device may never answer
+        if view.state in "TtZX":
+            return False
+        if self.heard(view.pid):
+            return passed < _MAX_ANSWER_SECONDS or (passed < _MAX_WORKING_SECONDS and self._is_working(view.pid))
+        starved = view.listener is not None and (view.listener.demand or 0.0) > _STARVED_CORES
+        return passed < (_MAX_ANSWER_SECONDS if starved else _MAX_UNHEARD_SECONDS)
+
+    def _is_working(self, pid: int) -> bool:
+        """Whether the thread works on its answer, or waits for a core."""
+        now = process.read(pid)
+        listener = now.listener if now is not None else None
+        if listener is None:
+            return False
+        before, since = self._worked.get(pid, (-1.0, 0.0))
+        if listener.cpu > before or listener.state == "R":
+            self._worked[pid] = listener.cpu, time.monotonic()
+            return True
+        return time.monotonic() - since < _MAX_PAUSE_SECONDS
+
+
+class Peers:
+    """The peers of a process: asked at the beginning of an examination, read at its end."""
+
+    def __init__(self, run: Path, own: Iterable[int]) -> None:
+        self._run = run
+        family = set(own)
+        views = [process.read(pid) for pid in _candidates(run, family) if pid not in family]
+        self._before = [view for view in views if view is not None and not view.is_loader_worker][:_MAX_PEERS]
+        self._began = time.time()
+        self._asked = {view.pid for view in self._before if questions.ask(run, view.pid, questions.GLANCE)}
+
+    @property
+    def pending(self) -> bool:
+        """Whether a peer has not answered yet."""
+        return any(self._answer(pid) is None for pid in self._asked)
+
+    def seen(self) -> tuple[Peer, ...]:
+        if not self._before:
+            return ()
+        updates = _updates(self._run)
+        later = [view for each in self._before if (view := process.read(each.pid)) is not None]
+        compared = tree.compare_all(self._before, later)
+        return tuple(self._peer(view, updates) for view in compared if view.state not in "ZX")
+
+    def _peer(self, view: ProcessView, updates: dict[int, int]) -> Peer:
+        return Peer(
+            process=sleeps.with_sleeps(view),
+            asked=view.pid in self._asked,
+            inside=self._answer(view.pid) if view.pid in self._asked else None,
+            updates=updates.get(view.pid),
+        )
+
+    def _answer(self, pid: int) -> InsideView | None:
+        answer = questions.read_answer(self._run, pid)
+        return answer if answer is not None and answer.time >= self._began else None
+
+
+def _candidates(run: Path, family: set[int]) -> list[int]:
+    """All processes that listen, and the children of the same launcher, which may still be importing torch."""
+    found = dict.fromkeys(questions.listeners(run))
+    parents = {view.parent for pid in family if (view := process.read(pid)) is not None} - family
+    for parent in parents - {0, 1, os.getpid()}:
+        found.update(dict.fromkeys(tree.pids(parent)[1:]))
+    return [pid for pid in found if os.path.exists(f"/proc/{pid}")]
+
+
+def _updates(run: Path) -> dict[int, int]:
+    """Optimizer updates of each process, from its black box."""
+    boxes = map(read_box, layout.process_folders(run))
+    return {box.pid: box.last.updates for box in boxes if box is not None and box.last is not None}

@@ -23,8 +23,8 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.autograd._inplace_source import user_files
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
+from torchmedic.source.bindings import function_body
 from torchmedic.source.live_frames import Frame, node_location, syntax_tree
-from torchmedic.source.scopes import function_body
 from torchmedic.source.syntax import nodes_in
 
 

@@ -31,9 +31,9 @@ from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.older_graph import GraphHolder, Import, Imports
 from torchmedic.replay.trace.provenance import FunctionCall
+from torchmedic.source.bindings import function_body
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.objects.graph import is_freed, leaves_behind, nodes_behind
-from torchmedic.source.scopes import function_body
 from torchmedic.source.spots import spot_of_node
 from torchmedic.source.syntax import LOOPS
 

@@ -23,8 +23,8 @@ from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.autograd._grad_mode import inference_switches
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, raising_spot
 from torchmedic.diagnose.words.tensors import made_here, shape
+from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.lookup.failing_call import Argument, raising_call

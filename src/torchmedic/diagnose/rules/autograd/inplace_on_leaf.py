@@ -24,8 +24,8 @@ from torchmedic.diagnose.rules.autograd._inplace_call import (
     untracked,
 )
 from torchmedic.diagnose.words.tensors import shape
+from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
 
 

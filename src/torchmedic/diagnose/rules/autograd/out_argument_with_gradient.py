@@ -13,8 +13,8 @@ from __future__ import annotations
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, raising_spot
+from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
 
 

@@ -20,8 +20,8 @@ from torchmedic.diagnose.cures.edits import Candidate, rewritten
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import made_here
+from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import Edit
 from torchmedic.source.live_frames import Frame

@@ -22,9 +22,8 @@ from torchmedic.diagnose.cures.edits import Candidate
 from torchmedic.diagnose.cures.graph_edits import call_at, uncut, with_keyword
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.backward_failure import BackwardFailure, StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
 from torchmedic.source.live_frames import Frame

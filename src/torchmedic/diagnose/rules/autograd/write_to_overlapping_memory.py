@@ -18,8 +18,8 @@ from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, name_of, raising_spot, target_of
 from torchmedic.diagnose.words.tensors import made_here, shape
+from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
 
 

@@ -21,11 +21,10 @@ from torchmedic.diagnose.cures.devices import explained
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import built_here, made_here
-from torchmedic.evidence.devices.optimizer_devices import Misplaced, load_of, misplaced_state
-from torchmedic.evidence.devices.placement import never_had_values, split_of
+from torchmedic.evidence.backward_failure import StepFailure
+from torchmedic.evidence.devices.placement import Misplaced, load_of, misplaced_state, never_had_values, split_of
 from torchmedic.evidence.devices.strays import split_in_replay, strays_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.forward_failure import StepFailure
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location
 

@@ -20,7 +20,7 @@ from torchmedic.diagnose.cures.ranges import RangeCures
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import made_here
-from torchmedic.evidence.dataset_rows import items_of
+from torchmedic.evidence.dataset_item import items_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.lookups import NO_BOUND, Lookup, lookup_of
 from torchmedic.records import Diagnosis

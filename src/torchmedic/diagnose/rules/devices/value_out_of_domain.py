@@ -18,7 +18,7 @@ import math
 from torchmedic.diagnose.cures.ranges import RangeCures
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import count, made_here
-from torchmedic.evidence.dataset_rows import items_of
+from torchmedic.evidence.dataset_item import items_of
 from torchmedic.evidence.domains import Domain, domain_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis

@@ -26,7 +26,7 @@ from torchmedic.diagnose.words.stall import StallDraft, at
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import EndedThread, LockView
 from torchmedic.records.stall import Stall
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 _PUTS = ("put", "put_nowait")
 _BROAD = ("Exception", "BaseException")

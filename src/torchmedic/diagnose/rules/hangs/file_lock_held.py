@@ -24,7 +24,7 @@ from torchmedic.records import Diagnosis, Grade, Severity
 from torchmedic.records.inside import LockFile
 from torchmedic.records.process import LockHeld
 from torchmedic.records.stall import Stall
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 _CLOCK_ERROR_SECONDS = 1.5  # seconds
 

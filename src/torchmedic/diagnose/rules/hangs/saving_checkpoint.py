@@ -20,7 +20,7 @@ from torchmedic.records import Diagnosis
 from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.records.process import FileGrowth
 from torchmedic.records.stall import Stall
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 _SAVERS = (
     ("torch/serialization.py", ("save", "_save", "_legacy_save")),

@@ -12,7 +12,7 @@ Cure: call `scaler.unscale_(optimizer)` before clipping. `scaler.step` then does
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ClipBeforeUnscale
-from torchmedic.diagnose.cures.loop_edits import line_added_before
+from torchmedic.diagnose.cures.edits import line_added_before
 from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis

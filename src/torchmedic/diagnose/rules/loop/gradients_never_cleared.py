@@ -12,7 +12,7 @@ accumulation over several micro-batches, call it once per update too, not once p
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import GradientsNeverCleared
-from torchmedic.diagnose.cures.loop_edits import line_added_after
+from torchmedic.diagnose.cures.edits import line_added_after
 from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis

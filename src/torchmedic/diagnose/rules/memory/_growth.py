@@ -8,7 +8,7 @@ from torchmedic.diagnose.cures.edits import rewritten
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.evidence.leaks.source.sites import Site
-from torchmedic.source.text import relative, source_line
+from torchmedic.source.user_code import relative, source_line
 
 _PERIODS = {
     "pass": "pass over the data",

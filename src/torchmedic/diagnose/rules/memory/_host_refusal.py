@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import os
 import re
 import resource
 import threading
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -17,15 +20,17 @@ from torchmedic.diagnose.rules.memory._table import differentiated, most_held, n
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.data_loading import batch_under_way, loading_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.memory.file_reads import file_read
 from torchmedic.evidence.memory.result_sizes import Result, results_of
 from torchmedic.evidence.memory.unfinished_lists import Unfinished, unfinished_list
 from torchmedic.evidence.memory.wanted_graphs import in_parts, is_wanted
 from torchmedic.observe.memory.host import HostMemory, host_memory
 from torchmedic.observe.memory.limits import Bound, refusing
+from torchmedic.source.lookup.failing_call import UNKNOWN, Call
 from torchmedic.source.lookup.loader_lines import LOST, lost_on_its_way
 
 _THREAD, _LIBRARY = "can't start new thread", "failed to map segment from shared object"
+_READS = frozenset({"read", "readall", "readlines"})
+_MIN_BYTES = 1 << 20
 
 
 class HostRefusal:
@@ -178,3 +183,29 @@ def _is_accident(result: Result) -> bool:
     except RuntimeError:
         return False
     return stretched and paired and math.prod(result.shape) >= 16 * max(math.prod(one), math.prod(two))
+
+
+class FileRead(NamedTuple):
+    name: str
+    nbytes: int  # that were asked for
+
+
+def file_read(call: Call | None) -> FileRead | None:
+    """The file whose rest was asked for by a call; None where it is small, or no file, or only a part was wanted."""
+    owner = getattr(call.function, "__self__", None) if call is not None else None
+    if call is None or call.op not in _READS or not hasattr(type(owner), "fileno"):
+        return None
+    given = [each.value for each in call.arguments if each.value is not owner]
+    if given and given[0] not in (None, -1) and given[0] is not UNKNOWN:
+        return None
+    with contextlib.suppress(Exception):
+        nbytes = _rest_of(owner)
+        return FileRead(os.path.basename(str(getattr(owner, "name", ""))), nbytes) if nbytes >= _MIN_BYTES else None
+    return None
+
+
+def _rest_of(file: Any) -> int:
+    if file.closed:  # by the `with` that the exception has left: it had just been opened, mostly
+        return os.stat(file.name).st_size
+    size, begun = os.fstat(file.fileno()).st_size, os.lseek(file.fileno(), 0, os.SEEK_CUR)
+    return size - begun if begun < size else size  # all was read, and there was no memory to make a text of it

@@ -22,8 +22,7 @@ from torchmedic.evidence.memory.table import Row
 from torchmedic.observe.memory.limits import refusing
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame
-from torchmedic.source.text import relative
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_code import is_user_file, relative
 
 _MIN_ROW_SHARE = 0.01  # of the total: smaller rows are summed up
 _MAX_LINES = 4

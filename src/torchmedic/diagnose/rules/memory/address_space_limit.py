@@ -41,7 +41,7 @@ def check(evidence: RaisedEvidence | NoRoom) -> Diagnosis | RuleAnswer | None:
 def _inside(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     from torchmedic.diagnose.cures.memory import add_cures
     from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
-    from torchmedic.source.lookup.limit_calls import limit_call
+    from torchmedic.source.lookup.loader_lines import limit_call
 
     refusal = refusal_of_host(evidence)
     if refusal is None or (bound := refusal.bound) is None:

@@ -24,8 +24,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.saved_by_graph import leaves_of
 from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.records import Diagnosis, Location
-from torchmedic.source.lookup.class_calls import constructed_at
-from torchmedic.source.lookup.layers import layer_built_at
+from torchmedic.source.lookup.layers import constructed_at, layer_built_at
 
 _LAYERS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _LOOKUPS = ("Embedding", "Index", "Gather", "Take")  # what the nodes are called that look rows up

@@ -17,7 +17,7 @@ from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.memory.evaluations import evaluation_of
+from torchmedic.evidence.memory.wanted_graphs import evaluation_of
 
 
 @rule("TM405", "evaluation-with-gradients")

@@ -19,7 +19,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.attempts import call_under_way
 from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.evidence.memory.batch_sizes import comparable, is_growing
-from torchmedic.evidence.memory.grown_inputs import grown_input
+from torchmedic.evidence.memory.grown_tensors import grown_input
 from torchmedic.records import Diagnosis
 
 _MIN_ASKED_SHARE = 0.25  # of all tensors: what is asked for must be for what has grown, and not the last straw

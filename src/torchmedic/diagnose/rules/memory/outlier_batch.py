@@ -22,13 +22,13 @@ from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.evidence.memory.batch_sizes import (
     Longest,
     comparable,
+    giant_sample,
     is_growing,
     is_whole_data_set,
     largest_item,
     longest_row,
     unusual,
 )
-from torchmedic.evidence.memory.giant_sample import giant_sample
 from torchmedic.evidence.memory.source.model_call import trained_call
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import node_location, place

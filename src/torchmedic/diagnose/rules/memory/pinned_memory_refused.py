@@ -20,7 +20,7 @@ from torchmedic.detect.failures.device_errors import fault_in
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.data_loading import Loading, loading_of
-from torchmedic.evidence.devices.device_room import LITTLE, free_on_device
+from torchmedic.evidence.devices.cuda_setup import LITTLE, free_on_device
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.result_sizes import results_of
 from torchmedic.observe.memory.host import HostMemory, host_memory

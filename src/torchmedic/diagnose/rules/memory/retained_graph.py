@@ -29,11 +29,10 @@ from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.evidence.memory.cures.forked import TrialPlan
-from torchmedic.evidence.memory.evaluations import evaluation_of
 from torchmedic.evidence.memory.fake.whole_step import Change, Cut
 from torchmedic.evidence.memory.retained_graphs import Retained
 from torchmedic.evidence.memory.source.fillers import Filler, assigned_at, fillers_of, is_looped
-from torchmedic.evidence.memory.wanted_graphs import in_parts, is_wanted
+from torchmedic.evidence.memory.wanted_graphs import evaluation_of, in_parts, is_wanted
 from torchmedic.records import Diagnosis
 from torchmedic.source.syntax import nodes_in
 

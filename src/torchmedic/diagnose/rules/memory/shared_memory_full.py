@@ -83,8 +83,7 @@ def _is_refused(evidence: RaisedEvidence) -> bool:
 
 def _is_users_own(evidence: RaisedEvidence) -> bool:
     """Whether a worker only passes on words that the user's code has raised."""
-    from torchmedic.source.text import source_line
-    from torchmedic.source.user_code import is_user_file
+    from torchmedic.source.user_code import is_user_file, source_line
 
     failure = evidence.incident.worker
     inner = failure.frames[0] if failure is not None and failure.frames else None

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.rules.numbers._wording import noticed
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Grade, Location, Treatment
+from torchmedic.replay.trace.growth import Growth, growths
 from torchmedic.replay.trajectory.course import Course
 
 _ADAPTIVE_RATE = 0.01  # of Adam and the like: an ordinary rate is not above it
 _PLAIN_RATE = 0.2  # of SGD
+_STEPS = 3  # of growth in a row, at least
+_MIN_GROWTH_FACTOR = 100.0
 
 
 def begin(
@@ -84,3 +87,48 @@ def is_ordinary_rate(divergence: Divergence) -> bool:
 
 def location_of(spot: Any, label: str) -> Location | None:
     return spot.location("cause", label) if spot is not None else None
+
+
+class LossGrowth(NamedTuple):
+    """A loss that only grew, to many times what it was."""
+
+    steps: int
+    start: float
+    end: float
+    last: tuple[float, ...]
+
+
+def growth(evidence: NumbersEvidence) -> LossGrowth | None:
+    """The growth that ends in the present step; None where there is none to speak of."""
+    finite = [loss for loss in evidence.incident.losses if math.isfinite(loss)]
+    if len(finite) < _STEPS + 1:
+        return None
+    sizes = [abs(loss) for loss in finite]
+    start = len(sizes) - 1
+    # A step back on the way up is allowed, two in a row are not.
+    while start > 0 and (sizes[start - 1] < sizes[start] or (start > 1 and sizes[start - 2] < sizes[start])):
+        start -= 1
+    steps = len(sizes) - 1 - start
+    lowest = max(min(sizes[start:]), 1e-12)
+    if steps < _STEPS or sizes[-1] < _MIN_GROWTH_FACTOR * max(lowest, _usual(sizes[: start + 1])):
+        return None
+    return LossGrowth(steps, finite[start], finite[-1], tuple(finite[-6:]))
+
+
+def _usual(sizes: list[float]) -> float:
+    ordered = sorted(sizes)
+    return ordered[len(ordered) // 2] if ordered else 0.0
+
+
+def is_diverging(evidence: NumbersEvidence) -> bool:
+    return growth(evidence) is not None
+
+
+def growths_at_start(evidence: NumbersEvidence) -> tuple[list[Growth], bool]:
+    """The lines whose values grow geometrically, and whether they did so before training could spoil the weights."""
+    if evidence.divergence is not None:
+        scope = evidence.divergence.first_step()
+        return (growths(scope), True) if scope is not None else ([], True)
+    if evidence.scope is None or not evidence.births or evidence.births[0].op is None:
+        return [], False
+    return growths(evidence.scope), evidence.incident.step == 0

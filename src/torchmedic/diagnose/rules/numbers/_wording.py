@@ -12,7 +12,7 @@ from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Grade, Location
 from torchmedic.replay.trace.microscope import Leaf, Op, Spot, Value
 from torchmedic.replay.trace.values import number
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 # Kinds of operations that give 0 for the same reason.
 _SPREADS = ("std", "var", "std_mean", "var_mean")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.rules.numbers._divergence import growth
+from torchmedic.diagnose.rules.numbers._courses import growth
 from torchmedic.diagnose.rules.numbers._wording import noticed
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis

@@ -27,7 +27,7 @@ from torchmedic.diagnose.cures.numbers import (
     written,
 )
 from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.rules.numbers._divergence import is_diverging
+from torchmedic.diagnose.rules.numbers._courses import is_diverging
 from torchmedic.diagnose.rules.numbers._expressions import enclosing, only_use
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite, share
 from torchmedic.evidence.numbers import NumbersEvidence

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rules.numbers._courses import growths_at_start
 from torchmedic.diagnose.rules.numbers._wording import noticed, victim
-from torchmedic.evidence.growth import growths_at_start
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.trace.values import number

@@ -12,8 +12,8 @@ weights, clip the gradients, or use shorter sequences.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rules.numbers._courses import growths_at_start
 from torchmedic.diagnose.rules.numbers._wording import noticed, victim
-from torchmedic.evidence.growth import growths_at_start
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number

@@ -20,7 +20,7 @@ import torch
 from torchmedic.diagnose.cures.edits import statement_at, whole
 from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_that_passes, with_operand
 from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.rules.numbers._divergence import is_diverging
+from torchmedic.diagnose.rules.numbers._courses import is_diverging
 from torchmedic.diagnose.rules.numbers._expressions import same_place, spot_of
 from torchmedic.diagnose.rules.numbers._slopes import in_float32
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite

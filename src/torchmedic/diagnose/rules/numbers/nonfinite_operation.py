@@ -16,7 +16,7 @@ import math
 import torch
 
 from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.rules.numbers._divergence import is_diverging
+from torchmedic.diagnose.rules.numbers._courses import is_diverging
 from torchmedic.diagnose.rules.numbers._slopes import in_double
 from torchmedic.diagnose.rules.numbers._wording import begin, cause_location, described, finish, not_finite, victim
 from torchmedic.evidence.numbers import NumbersEvidence

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.rules.numbers._divergence import is_diverging
+from torchmedic.diagnose.rules.numbers._courses import is_diverging
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Role
 from torchmedic.replay.trace.values import number

@@ -27,7 +27,7 @@ from torchmedic.evidence.memory.result_sizes import bytes_in
 from torchmedic.observe.memory.host import free_space
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.live_frames import Frame, frames_of
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 _REFUSED = {
     errno.ENOSPC: "no space is left on the file system",

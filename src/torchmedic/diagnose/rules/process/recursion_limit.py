@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Sequence
 
+import msgspec
 import torch
 
 from torchmedic.diagnose.rule import rule
@@ -24,14 +26,14 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location, StackFrame
 from torchmedic.source.live_frames import Frame, frames_of, node_location, place
 from torchmedic.source.lookup.origins import attribute_assignments, function_body
-from torchmedic.source.recursion import Cycle, cycle_in
 from torchmedic.source.syntax import FUNCTIONS
-from torchmedic.source.text import relative
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_code import is_user_file, relative
 
 _PLAIN = ast.Return | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr
 _OPEN = ast.IfExp | ast.BoolOp | ast.GeneratorExp | ast.ListComp | ast.DictComp | ast.SetComp
 _LEAVES = ast.Return | ast.Raise | ast.Assert | ast.Yield
+_MAX_TURN_FRAMES = 60
+_MIN_TURNS = 3
 
 
 @rule("TM840", "recursion-limit")
@@ -166,3 +168,30 @@ def _module_circle(
         draft.at(*evidence.at_user_line("cause", "this walks in a circle"))
     draft.help(f"keep `{name}` out of the submodules: `object.__setattr__(self, {name!r}, ...)` or a weak reference")
     return draft.done()
+
+
+class Cycle(msgspec.Struct, frozen=True, kw_only=True):
+    """`turn` is one round of the recursion, outermost frame first: its last frame calls its first function again."""
+
+    turn: tuple[StackFrame, ...]
+    start: int  # position of the first round in the stack, outermost frame counted as 0
+    turns: int
+
+
+def cycle_in(stack: Sequence[StackFrame]) -> Cycle | None:
+    """The recursion at the end of a stack (outermost frame first), if it went round at least three times."""
+    for ending in range(min(_MAX_TURN_FRAMES, len(stack))):
+        # The limit may be hit in the middle of a round, or in a helper that the round calls.
+        whole = stack[: len(stack) - ending]
+        for length in range(1, min(_MAX_TURN_FRAMES, len(whole) // _MIN_TURNS) + 1):
+            if not all(_same(whole[-1 - at], whole[-1 - at - length]) for at in range(length * (_MIN_TURNS - 1))):
+                continue
+            start = len(whole) - length
+            while start > 0 and _same(whole[start - 1], whole[start - 1 + length]):
+                start -= 1
+            return Cycle(turn=tuple(whole[start : start + length]), start=start, turns=(len(whole) - start) // length)
+    return None
+
+
+def _same(one: StackFrame, two: StackFrame) -> bool:
+    return one == two

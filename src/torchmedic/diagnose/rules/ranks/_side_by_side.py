@@ -12,7 +12,7 @@ from torchmedic.diagnose.words.format import listed
 from torchmedic.records import Location, Role
 from torchmedic.records.ranks import Collective, Difference, Job, RankState
 from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 _ALIKE = re.compile(r" in (t?range\(|.*\.(named_)?(parameters|modules|children|buffers)\()")
 _MAX_SHOWN = 8  # ranks that are shown one by one

@@ -1,12 +1,14 @@
-"""The arithmetic of shapes: whether they broadcast, whether a matrix product of them exists, and if not, why."""
+"""The arithmetic of shapes, and what torch's messages say of it: broadcasting, matrix products, why they fail."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.lookup.failing_call import Argument, Call
 
 Shape = Sequence[int]
@@ -175,4 +177,12 @@ def _attention(call: Call) -> Clash | None:
     clash = broadcast_clash([q[:-2], k[:-2], v[:-2]]) if call.get(7, "enable_gqa") is not True else None
     if clash is not None:
         return Clash(query, key, f"the batch or head sizes {clash[1]} and {clash[2]} differ", clash[1], clash[2])
+    return None
+
+
+def in_our_words(evidence: RaisedEvidence, messages: Iterable[tuple[str, str]]) -> str | None:
+    """The words of the first pattern that the message has, with what it names."""
+    for pattern, words in messages:
+        if (found := re.search(pattern, evidence.message, re.M)) is not None:
+            return words.format(*found.groups())
     return None

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
+from torchmedic.diagnose.rules.shapes._shapes import in_our_words
 from torchmedic.diagnose.words.tensors import built_here, count, fed_by, layer_name, layer_of, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis

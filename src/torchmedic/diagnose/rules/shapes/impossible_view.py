@@ -18,7 +18,7 @@ import math
 import torch
 
 from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
+from torchmedic.diagnose.rules.shapes._shapes import in_our_words
 from torchmedic.diagnose.words.tensors import argument_text, count, incomplete_batch, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis

@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.rules.shapes._shapes import PRODUCTS, Clash, product_clash
-from torchmedic.diagnose.rules.shapes._torch_messages import in_our_words
+from torchmedic.diagnose.rules.shapes._shapes import PRODUCTS, Clash, in_our_words, product_clash
 from torchmedic.diagnose.words.tensors import argument_text, built_here, fed_by, layer_name, layer_of, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis

@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator
 
 from torchmedic.evidence.leaks.source.aliases import aliases
-from torchmedic.evidence.leaks.source.fresh_starts import begins_again
 from torchmedic.evidence.leaks.source.holder_names import HolderName
-from torchmedic.evidence.leaks.source.length_checks import is_limited
+from torchmedic.evidence.leaks.source.length_checks import begins_again, is_limited
 from torchmedic.evidence.leaks.source.sites import Site, Traffic, nodes_of, values_returned
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.assignments import is_new

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.evidence.memory.accounting.function_saves import function_of
 from torchmedic.evidence.memory.accounting.holder import Found, FoundArray, FoundPile, Holder
 from torchmedic.evidence.memory.accounting.saved_by_graph import (
+    function_of,
     is_leaf,
     sequence_of,
     tensors_saved_by,

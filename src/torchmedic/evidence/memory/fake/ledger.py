@@ -21,7 +21,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchmedic.evidence.memory.accounting.function_saves import applied_in, saving_line
+from torchmedic.evidence.memory.accounting.saved_by_graph import applied_in, saving_line
 from torchmedic.evidence.memory.fake.known_values import for_real, host_result, keeps_values, remember
 from torchmedic.evidence.memory.fake.operands import exchanged, tensors_of
 from torchmedic.replay.isolation.limits import ReplayTooLong

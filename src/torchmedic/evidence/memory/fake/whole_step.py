@@ -25,7 +25,7 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner, SegmentEnd
 from torchmedic.replay.step.side_effects import no_side_effects
 from torchmedic.replay.step.trial import Edit
-from torchmedic.source.name_use import names_read, names_written, read_first
+from torchmedic.source.assignments import names_read, names_written, read_first
 
 Wanted = Callable[[torch.device], bool]
 

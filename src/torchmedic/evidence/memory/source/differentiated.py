@@ -14,9 +14,8 @@ from types import CodeType, FrameType
 from typing import Literal
 
 from torchmedic.evidence.memory.source.branches import not_taken
-from torchmedic.source.bindings import binds, own_statements, reaching
+from torchmedic.source.bindings import binds, function_body, own_statements, reaching
 from torchmedic.source.live_frames import Frame, syntax_tree
-from torchmedic.source.scopes import function_body
 from torchmedic.source.segment.cut import turn_around
 from torchmedic.source.syntax import FUNCTIONS, callee, last_name, nodes_in
 from torchmedic.source.user_code import is_user_file

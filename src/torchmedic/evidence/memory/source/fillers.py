@@ -1,4 +1,8 @@
-"""The statement that puts things into a container, or adds to a variable: found by its name in the user's source."""
+"""The statement that puts things into a container, or adds to a variable: found by its name in the user's source.
+
+A list of a library (`metric.update(preds, labels)`) has no name in the user's source: there, the line that gives
+something to the library's object is the only one that leads to it.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,22 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
+
 from torchmedic.evidence.leaks.source.sites import Traffic
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.memory.accounting.holder import Holder
-from torchmedic.evidence.memory.source.library_fillers import given_at
 from torchmedic.observe.heap.walk import Held
 from torchmedic.records import Location, Role
 from torchmedic.source.assignments import flat
 from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.objects.parts import is_users
 from torchmedic.source.syntax import CALLABLES, FUNCTIONS, LOOPS, first_line, has_line, nodes_in
 from torchmedic.source.user_code import is_user_file
-from torchmedic.source.vocabulary import cuts_graph
+from torchmedic.source.vocabulary import ADDING_METHODS, STORING_METHODS, cuts_graph
+
+# An object of a library may keep what any of these methods is given; of the user's own classes the source is read.
+_GIVES = ADDING_METHODS | STORING_METHODS | {"add_batch", "observe", "forward"}
 
 
 class Filler(NamedTuple):
@@ -171,3 +180,31 @@ def _is(node: ast.expr, wanted: tuple[str, ...], holder: Holder) -> bool:
     return isinstance(node, ast.Subscript) and (
         _is(node.value, wanted, holder) or wanted[0].startswith(ast.unparse(node.value) + "[")
     )
+
+
+def given_at(holder: Holder, trees: Iterable[tuple[str, ast.Module]]) -> Iterator[tuple[str, ast.Call]]:
+    """The calls that may have put something there, with their files.
+
+    Args:
+        holder: An attribute of a module whose class is not the user's.
+        trees: The files of the user's where its owner may be known.
+    """
+    owner = holder.parent
+    if not isinstance(owner, torch.nn.Module) or is_users(type(owner)):
+        return
+    known = re.findall(r"[^\W\d]\w*", holder.path.removesuffix(f".{holder.attribute}"))
+    name = known[-1] if known and holder.path.endswith(f".{holder.attribute}") else ""
+    for file, tree in trees if name else ():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and (node.args or node.keywords) and _is_given(node.func, name):
+                yield file, node
+
+
+def _is_given(function: ast.expr, name: str) -> bool:
+    """`metric(...)`, `self.metric(...)`, `metrics["metric"](...)`, or a method of one that takes things in."""
+    if isinstance(function, ast.Attribute) and function.attr in _GIVES:
+        function = function.value
+    match function:
+        case ast.Name(id=called) | ast.Attribute(attr=called) | ast.Subscript(slice=ast.Constant(value=called)):
+            return called == name
+    return False

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import torch
 
+from torchmedic.source.bindings import assignment_before
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import read
-from torchmedic.source.scopes import assignment_before
 from torchmedic.source.vocabulary import runs_backward
 
 _MAX_STATEMENTS = 6  # that a loss is followed back through
