@@ -149,6 +149,9 @@ class OptimizerHooks:
         clock.optimizer_stepped(optimizer)
         if step.leaks is not None and clock.step >= step.leaks.due:
             step.leaks.stepped(clock.step, sys._getframe(1))
+        standstill = step.habits.standstill
+        if stepped and clock.step >= standstill.due:
+            standstill.stepped(optimizer, clock.step)
         if step.habits.awake:
             step.habits.step_ended(optimizer, stepped=stepped)
         was_thin, step.is_sampled_out = step.is_sampled_out, not step.habits.awake and step.short_steps.applies()
