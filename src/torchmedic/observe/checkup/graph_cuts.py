@@ -57,14 +57,15 @@ class GraphCuts:
         self.done = False
         self.cuts: list[Cut] = []
         self._called: dict[int, Called] = {}
-        self._watched: frozenset[int] = frozenset()
+        self._watched: frozenset[int] | None = frozenset()  # identities of parameters; None: all
         self._undo: list[tuple[str, Any]] = []
 
-    def arm(self, parameters: list[torch.Tensor]) -> None:
+    def arm(self, parameters: list[torch.Tensor] | None) -> None:
+        """Begin to note who cuts these parameters off; None for any."""
         if self.armed or self.done:
             return
         self.armed = True
-        self._watched = frozenset(map(id, parameters))
+        self._watched = None if parameters is None else frozenset(map(id, parameters))
         for name in _METHODS:
             self._put(name, self._noting(name, getattr(torch.Tensor, name)))
         data: Any = torch.Tensor.data
@@ -113,18 +114,20 @@ class GraphCuts:
     def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> None:
         behind = self._behind(tensor)
         if behind:
-            cut = Cut(name, _sites(frame), behind)
+            cut = Cut(name, sites_of(frame), behind)
             cut.result = weakref.ref(result) if isinstance(result, torch.Tensor) else None
             self.cuts.append(cut)
 
     def _behind(self, tensor: torch.Tensor) -> frozenset[int]:
-        return frozenset(id(leaf) for leaf in leaves_behind([tensor], _MAX_NODES) if id(leaf) in self._watched)
+        watched = self._watched
+        leaves = leaves_behind([tensor], _MAX_NODES)
+        return frozenset(id(leaf) for leaf in leaves if watched is None or id(leaf) in watched)
 
     def _module_called(self, module: torch.nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
             called = self._called.get(id(module))
             if called is None:
-                called = Called(weakref.ref(module), torch.is_grad_enabled(), _sites(sys._getframe(1)), once=True)
+                called = Called(weakref.ref(module), torch.is_grad_enabled(), sites_of(sys._getframe(1)), once=True)
             else:
                 called = called._replace(once=False)
             self._called[id(module)] = called
@@ -133,7 +136,7 @@ class GraphCuts:
                 cut.fed |= cut.result is not None and id(cut.result()) in given
 
 
-def _sites(frame: FrameType | None) -> tuple[Site, ...]:
+def sites_of(frame: FrameType | None) -> tuple[Site, ...]:
     """The user's own instructions at and above a frame, innermost first."""
     sites: list[Site] = []
     while frame is not None and len(sites) < _MAX_SITES:

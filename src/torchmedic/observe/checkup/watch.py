@@ -17,7 +17,9 @@ from typing import Any, Protocol
 
 import torch
 
+from torchmedic.observe.checkup.graph_facts import partial_sums
 from torchmedic.observe.checkup.loss_graph import LossGraph
+from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import NodeBirths
 from torchmedic.observe.checkup.unreached_parameters import Unreached
 from torchmedic.observe.device.device_waits import DeviceWaits
@@ -51,6 +53,8 @@ class Checkup:
         self.on = False
         self.births = NodeBirths()
         self.unreached = Unreached()
+        self.terms = LostTerms()
+        self._partial: LossGraph | None = None  # a loss with a term that has no graph
         self.waits: DeviceWaits | None = None
         self.evaluation: Evaluation | None = None
         self.graphs: list[LossGraph] = []  # of lines that will be looked at again
@@ -79,11 +83,12 @@ class Checkup:
         """A replay is about to run: it is no step."""
         self.births.disarm()
         self.unreached.cuts.disarm()
+        self.terms.disarm()
 
     @property
     def is_armed(self) -> bool:
         """Whether torch is not as it was."""
-        others = (self.waits, self.evaluation)
+        others = (self.waits, self.evaluation, self.terms)
         return self.births.armed or self.unreached.cuts.armed or any(one is not None and one.armed for one in others)
 
     def compiled(self) -> None:
@@ -93,6 +98,7 @@ class Checkup:
     def _put_back(self) -> None:
         self.births.refuse()
         self.unreached.cuts.disarm()
+        self.terms.disarm()
         if self.waits is not None:
             self.waits.stop()
         if self.evaluation is not None:
@@ -106,6 +112,8 @@ class Checkup:
         if self.rests and key in self._looks:
             return
         self.rests = False
+        if self.terms.armed:
+            self._follow_terms(roots, key, frame)
         was_armed = self.births.armed
         self.births.disarm()
         if self._looks[key] and key not in self._wanted:
@@ -119,6 +127,14 @@ class Checkup:
         self._wanted.discard(key)
         self._looks[key] += 1
         self._fresh.append(LossGraph(self.births, roots, key, self._steps))
+
+    def _follow_terms(self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType) -> None:
+        """A backward begins while the terms of a loss are watched."""
+        if _asks_for_gradients(frame):
+            self.terms.gradients_asked(roots, frame)
+        elif self.terms.backward_begins(key) and self._partial is not None:
+            self._partial.lost_terms = self.terms
+            self._judge.check_up([self._partial], frame)
 
     def backward_ended(self, frame: FrameType, has_optimizers: bool) -> None:
         if self._fresh and not has_optimizers:
@@ -188,6 +204,7 @@ class Checkup:
     def exiting(self) -> None:
         self.births.disarm()
         self.unreached.cuts.disarm()
+        self.terms.disarm()
         if self.waits is not None:
             self.waits.stop()
         if self.on and self.unreached.is_due(at_end=True):
@@ -206,6 +223,10 @@ class Checkup:
         if any(graph.is_remarkable() for graph in fresh):
             self._judge.check_up(self.graphs, frame)
         self.graphs = [graph for graph in self.graphs if graph.key in self._wanted or graph.key in self._due]
+        partial = next((graph for graph in fresh if partial_sums(graph)), None)
+        if partial is not None and not self.births.refused and not self.terms.armed and not self.terms.done:
+            self._partial = partial
+            self.terms.watch(partial.key)
 
 
 def _is_plain_backward() -> bool:
