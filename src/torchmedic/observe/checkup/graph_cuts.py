@@ -58,7 +58,7 @@ class GraphCuts:
         self.cuts: list[Cut] = []
         self._called: dict[int, Called] = {}
         self._watched: frozenset[int] | None = frozenset()  # identities of parameters; None: all
-        self._undo: list[tuple[str, Any]] = []
+        self._undo: list[tuple[Any, str, Any]] = []
 
     def arm(self, parameters: list[torch.Tensor] | None) -> None:
         """Begin to note who cuts these parameters off; None for any."""
@@ -79,11 +79,11 @@ class GraphCuts:
         self.armed, self.done = False, True
         nn_module._global_forward_pre_hooks.pop(_HOOK, None)
         while self._undo:
-            name, original = self._undo.pop()
+            owner, name, original = self._undo.pop()
             if original is None:
-                delattr(torch.Tensor, name)
+                delattr(owner, name)
             else:
-                setattr(torch.Tensor, name, original)
+                setattr(owner, name, original)
 
     @property
     def modules(self) -> list[torch.nn.Module]:
@@ -94,10 +94,10 @@ class GraphCuts:
         called = self._called.get(id(module))
         return called if called is not None and called.module() is module else None
 
-    def _put(self, name: str, patch: Any) -> None:
+    def _put(self, name: str, patch: Any, owner: Any = torch.Tensor) -> None:
         # Most of these belong to the base class, which is torch's C code: ours stand before them.
-        self._undo.append((name, torch.Tensor.__dict__.get(name)))
-        setattr(torch.Tensor, name, patch)
+        self._undo.append((owner, name, owner.__dict__.get(name)))
+        setattr(owner, name, patch)
 
     def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         note = contained("observe.checkup")(self._note)
@@ -105,7 +105,7 @@ class GraphCuts:
         @functools.wraps(original)
         def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
-            if tensor.grad_fn is not None and len(self.cuts) < _MAX_CUTS:
+            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None and len(self.cuts) < _MAX_CUTS:
                 note(name, tensor, result, sys._getframe(1))
             return result
 

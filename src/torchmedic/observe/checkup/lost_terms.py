@@ -1,8 +1,8 @@
 """Terms of a loss that have no graph, watched for one step of a run whose loss adds something without one.
 
 For that step, `+` and `-` of tensors note where a number with a graph meets one without, and whatever drops a graph
-(`item`, `detach`, `autograd.grad` without `create_graph`) notes its line. The rule asks whether the term without a graph
-comes from such a line.
+(`item`, `detach`, `autograd.grad` without `create_graph`) notes its line. The rule asks whether the term without a
+graph comes from such a line.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class LostTerms(GraphCuts):
             self._put(name, self._noting(name, getattr(torch.Tensor, name)))
         for name in (*_LEFT, *_RIGHT):
             self._put(name, self._summing(name, getattr(torch.Tensor, name)))
+        self._put("tensor", self._noting("torch.tensor", torch.tensor), torch)
 
     def backward_begins(self, key: tuple[str, int]) -> bool:
         """A backward begins; whether it is that of the watched loss, and the watch is over."""
@@ -58,18 +59,14 @@ class LostTerms(GraphCuts):
             self.disarm()
         return key == self.key
 
-    def gradients_asked(self, roots: Any, frame: FrameType | None) -> None:
-        """`autograd.grad` is called: without `create_graph` its result has no graph."""
-        while frame is not None and not (
-            frame.f_globals.get("__name__") == "torch.autograd" and frame.f_code.co_name == "grad"
-        ):
-            frame = frame.f_back
-        if frame is None or frame.f_locals.get("create_graph"):
+    def gradients_asked(self, roots: Any, asking: FrameType) -> None:
+        """`autograd.grad` is called, in its own frame: without `create_graph` its result has no graph."""
+        if asking.f_locals.get("create_graph"):
             return
         tensors = [root for root in roots if isinstance(root, torch.Tensor)]
         behind = frozenset[int]().union(*(self._behind(tensor) for tensor in tensors))
         if behind:
-            self.cuts.append(Cut("autograd.grad", sites_of(frame), behind))
+            self.cuts.append(Cut("autograd.grad", sites_of(asking), behind))
 
     def _summing(self, name: str, original: Any) -> Any:
         note = contained("observe.checkup")(self._note_sum)

@@ -108,7 +108,9 @@ class Checkup:
         if self._armed < _MAX_ARMED and self.births.arm():
             self._armed += 1
 
-    def backward_begins(self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType) -> None:
+    def backward_begins(
+        self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType, has_optimizers: bool = True
+    ) -> None:
         if self.rests and key in self._looks:
             return
         self.rests = False
@@ -118,8 +120,11 @@ class Checkup:
         self.births.disarm()
         if self._looks[key] and key not in self._wanted:
             return
-        if len(self._looks) > _MAX_SITES or _asks_for_gradients(frame) or not _is_plain_backward():
+        if len(self._looks) > _MAX_SITES or not _is_plain_backward():
             return
+        asking = gradient_call(frame)
+        if asking is not None and (has_optimizers or asking.f_locals.get("create_graph")):
+            return  # a part of a training step; without an optimizer it is the step itself
         if not was_armed:
             self._wanted.add(key)
             if any(isinstance(root, torch.Tensor) and root.grad_fn is not None for root in roots):
@@ -130,16 +135,18 @@ class Checkup:
 
     def _follow_terms(self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType) -> None:
         """A backward begins while the terms of a loss are watched."""
-        if _asks_for_gradients(frame):
-            self.terms.gradients_asked(roots, frame)
+        asking = gradient_call(frame)
+        if asking is not None:
+            self.terms.gradients_asked(roots, asking)
         elif self.terms.backward_begins(key) and self._partial is not None:
             self._partial.lost_terms = self.terms
             self._judge.check_up([self._partial], frame)
 
-    def backward_ended(self, frame: FrameType, has_optimizers: bool) -> None:
+    def backward_ended(self, frame: FrameType, has_optimizers: bool, result: Any = None) -> None:
         if self._fresh and not has_optimizers:
+            asked = [one for one in result if isinstance(one, torch.Tensor)] if isinstance(result, tuple) else []
             for graph in self._fresh:
-                graph.is_zero = all_zero(leaf.grad for leaf in graph.leaves())
+                graph.is_zero = all_zero(asked or (leaf.grad for leaf in graph.leaves()))
             self._settle(frame)
         if self._steps == 0 or self._wanted:
             self._arm()
@@ -236,15 +243,15 @@ def _is_plain_backward() -> bool:
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
-def _asks_for_gradients(frame: FrameType | None) -> bool:
-    """Whether this is `autograd.grad`, which is no training step but a part of one."""
+def gradient_call(frame: FrameType | None) -> FrameType | None:
+    """The frame of `autograd.grad`, which is most often no training step but a part of one; None for a backward."""
     for _ in range(6):
         if frame is None:
-            return False
+            return None
         if frame.f_globals.get("__name__") == "torch.autograd":
-            return frame.f_code.co_name == "grad"
+            return frame if frame.f_code.co_name == "grad" else None
         frame = frame.f_back
-    return False
+    return None
 
 
 def all_zero(gradients: Iterable[torch.Tensor | None]) -> Any:

@@ -81,13 +81,17 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, term: ast.expr, mixed: Mixed
     text = ast.unparse(term)
     draft = RULE.draft(
         evidence,
-        "likely" if others else "proven",
+        "likely" if others and cut.name != "autograd.grad" else "proven",
         f"the term `{text}` of the loss has no graph, so it adds nothing to any gradient",
         f"{how} drops the graph of what it is computed from",
     )
     draft.at(
         spot_of(cut.sites[0]).location("cause", "the graph ends here"),
-        *(spot_of(other.sites[0]).location("origin", "and here") for other in others.values()),
+        *(
+            spot_of(other.sites[0]).location("origin", "and here")
+            for other in others.values()
+            if cut.name != "autograd.grad"
+        ),
         evidence.at("surfaced", mixed.sites, f"`{text}` is a constant here"),
     )
     draft.because(f"the graph that is dropped leads to {len(cut.behind)} tensors that require a gradient")
