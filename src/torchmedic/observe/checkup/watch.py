@@ -5,7 +5,8 @@ backward is called, the graph is taken down (`loss_graph`), and after the step i
 out. A line that calls backward for the first time in a later step is looked at in the step after that. What looks
 suspicious but may pass, such as a layer that lets no gradient through, is looked at in two more steps. After that there
 is nothing left of all this but one look at a set per backward. When the phase of the training changes (another
-optimizer, layers that are thawed), all lines are looked at again.
+optimizer, layers that are thawed), all lines are looked at again; and so they are a few times late in a long run, as a
+layer may die after it has learned.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from torchmedic.observe.device.device_waits import DeviceWaits
 from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.numbers.finite_checks import are_plain
 
-_MAX_ARMED = 24  # times that births are noted
+_MAX_ARMED = 40  # times that births are noted
 _MAX_LOOKS = 3  # at a line that shows something suspicious
 _STEPS_BEFORE_LAST_LOOK = 3
 _MAX_SITES = 8  # lines that call backward
 _MAX_PHASES = 4  # changes that are looked at
 _STEPS_BETWEEN_QUESTIONS = 32  # for the parameters that are trained
+_FIRST_LATE_LOOK = 64  # steps; the next look comes after four times as many
+_MAX_LATE_LOOKS = 5
 _YOUNG_STEPS = 8  # in which optimizers appear that were there from the start
 
 
@@ -68,6 +71,8 @@ class Checkup:
         self._trained: dict[int, int] = {}  # by optimizer: how many of its parameters are trained
         self._known: set[int] = set()  # identities of all that was ever trained
         self._changes = 0
+        self._late_looks = 0
+        self._next_late_look = _FIRST_LATE_LOOK
 
     def start(self) -> None:
         self.on = True
@@ -151,7 +156,7 @@ class Checkup:
         if self._steps == 0 or self._wanted:
             self._arm()
 
-    def step_begins(self, optimizer: Any) -> None:
+    def step_begins(self, optimizer: Any, has_closure: bool = False) -> None:
         if (
             self.rests
             and self._steps % _STEPS_BETWEEN_QUESTIONS
@@ -160,10 +165,12 @@ class Checkup:
         ):
             return
         self.rests = False
-        self.births.disarm()
+        if not has_closure:  # else the forward pass is still to come, inside of the step
+            self.births.disarm()
         if self._steps % _STEPS_BETWEEN_QUESTIONS == 0 or id(optimizer) not in self._trained:
             self._ask_for_phase(optimizer)
-        self.unreached.step_begins(optimizer)
+            self._look_late()
+        self.unreached.step_begins(optimizer, has_closure=has_closure)
         if self._fresh:
             gradients = [tensor.grad for group in optimizer.param_groups for tensor in group["params"]]
             for graph in self._fresh:
@@ -179,21 +186,34 @@ class Checkup:
         if before == len(trained) or self._steps < _YOUNG_STEPS or self._changes >= _MAX_PHASES:
             return
         self._changes += 1
-        if not self.births.refused:
-            self._wanted.update(self._looks)
-            self._looks.clear()
-            self._due.clear()
+        self._look_again()
         if not self.unreached.missing:
             self.unreached.cuts.disarm()
             self.unreached = Unreached()
             self.unreached.thawed = thawed
             self.unreached.cuts.done = self.births.refused
 
+    def _look_again(self) -> None:
+        """Look at all lines that call backward again, from the next step on."""
+        if not self.births.refused:
+            self._wanted.update(self._looks)
+            self._looks.clear()
+            self._due.clear()
+
+    def _look_late(self) -> None:
+        if self._steps >= self._next_late_look and self._late_looks < _MAX_LATE_LOOKS:
+            self._late_looks += 1
+            self._next_late_look *= 4
+            self._look_again()
+
     def step_ended(self, frame: FrameType) -> None:
         self._steps += 1
         if self.rests:
             return
         if self._fresh:
+            for graph in self._fresh:
+                if graph.is_zero is None and graph.gates():  # a closure: backward ran inside of the step
+                    graph.is_zero = all_zero(leaf.grad for leaf in graph.leaves())
             self._settle(frame)
         for key in [key for key, step in self._due.items() if self._steps >= step]:
             del self._due[key]
