@@ -239,6 +239,10 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.leftover_micro_batches",
     "loop.parameters_without_optimizer",
     "loop.leaf_made_anew",
+    "loop.rate_decayed_to_nothing",
+    "loop.updates_lost_in_rounding",
+    "loop.optimizer_never_steps",
+    "loop.vanishing_gradients",
     "loop.dropout_in_evaluation",
     silent=True,
 )
@@ -259,6 +263,7 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.backward_inside_autocast",
     "checkup.softmax_over_one_value",
     "checkup.normalised_over_wrong_dimension",
+    "checkup.loss_term_without_graph",
     "checkup.outdated_amp_names",
     silent=True,
 )

@@ -228,6 +228,7 @@ class Agent:
             self.clock.flush()
             self.clock.box.mark_clean_exit()
         self.publish_collectives()
+        self.habits.standstill.ending(self.clock.updates)
         self.habits.judge()
         self.checkup.exiting()
 

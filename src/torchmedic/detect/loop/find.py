@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchmedic.detect.loop import data, device_time, gradients, growing_graph, leftovers, modes, parameters, schedules
+from torchmedic.detect.loop import (
+    data,
+    device_time,
+    gradients,
+    growing_graph,
+    leftovers,
+    modes,
+    parameters,
+    schedules,
+    standstill,
+)
 from torchmedic.detect.loop.incident import LoopIncident
 from torchmedic.observe.loop.ledger import Habits
 
@@ -17,6 +27,7 @@ _FINDERS = (
     gradients.find,
     parameters.find,
     schedules.find,
+    standstill.find,
     modes.find,
     data.find,
     device_time.find,

@@ -75,6 +75,61 @@ class SchedulePerBatch(LoopIncident, frozen=True, kw_only=True):
     why: str
 
 
+class RateDecayed(LoopIncident, frozen=True, kw_only=True):
+    """The rate was `first` at most, and is `rate` since step `since`, for `updates` updates.
+
+    `schedule` is the class of the schedule, empty where there is none; `is_per_update`: it moves with every update.
+    """
+
+    update: Place
+    built: Place | None
+    schedule: str
+    is_per_update: bool
+    first: float
+    rate: float
+    since: int
+    updates: int
+
+
+class UpdatesLost(LoopIncident, frozen=True, kw_only=True):
+    """Of `graded` sampled weights with a gradient only `moved` have changed in `updates` updates.
+
+    `dtype` is the dtype of the weights, `rate` the learning rate.
+    """
+
+    update: Place
+    updates: int
+    graded: int
+    moved: int
+    dtype: str
+    rate: float
+
+
+class VanishingGradients(LoopIncident, frozen=True, kw_only=True):
+    """The largest gradient of each layer, from the first layer to the layer with the largest gradient.
+
+    The first `still` layers did not change in `updates` updates. `names` has a name for each layer, or is empty.
+    """
+
+    update: Place
+    updates: int
+    gradients: list[float]
+    still: int
+    names: list[str]
+
+
+class OptimizerNeverSteps(LoopIncident, frozen=True, kw_only=True):
+    """`backwards` calls of backward, `cleared` times their gradients were cleared, and no update.
+
+    `is_named`: the cause is a line that names `step` without calling it.
+    """
+
+    backward: Place
+    backwards: int
+    cleared: int
+    is_named: bool
+
+
 class ZeroLearningRate(LoopIncident, frozen=True, kw_only=True):
     """`scheduled` counts the moves of a schedule. `is_alone`: no other optimizer steps."""
 

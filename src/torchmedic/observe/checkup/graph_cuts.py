@@ -57,14 +57,15 @@ class GraphCuts:
         self.done = False
         self.cuts: list[Cut] = []
         self._called: dict[int, Called] = {}
-        self._watched: frozenset[int] = frozenset()
-        self._undo: list[tuple[str, Any]] = []
+        self._watched: frozenset[int] | None = frozenset()  # identities of parameters; None: all
+        self._undo: list[tuple[Any, str, Any]] = []
 
-    def arm(self, parameters: list[torch.Tensor]) -> None:
+    def arm(self, parameters: list[torch.Tensor] | None) -> None:
+        """Begin to note who cuts these parameters off; None for any."""
         if self.armed or self.done:
             return
         self.armed = True
-        self._watched = frozenset(map(id, parameters))
+        self._watched = None if parameters is None else frozenset(map(id, parameters))
         for name in _METHODS:
             self._put(name, self._noting(name, getattr(torch.Tensor, name)))
         data: Any = torch.Tensor.data
@@ -78,11 +79,11 @@ class GraphCuts:
         self.armed, self.done = False, True
         nn_module._global_forward_pre_hooks.pop(_HOOK, None)
         while self._undo:
-            name, original = self._undo.pop()
+            owner, name, original = self._undo.pop()
             if original is None:
-                delattr(torch.Tensor, name)
+                delattr(owner, name)
             else:
-                setattr(torch.Tensor, name, original)
+                setattr(owner, name, original)
 
     @property
     def modules(self) -> list[torch.nn.Module]:
@@ -93,10 +94,10 @@ class GraphCuts:
         called = self._called.get(id(module))
         return called if called is not None and called.module() is module else None
 
-    def _put(self, name: str, patch: Any) -> None:
+    def _put(self, name: str, patch: Any, owner: Any = torch.Tensor) -> None:
         # Most of these belong to the base class, which is torch's C code: ours stand before them.
-        self._undo.append((name, torch.Tensor.__dict__.get(name)))
-        setattr(torch.Tensor, name, patch)
+        self._undo.append((owner, name, owner.__dict__.get(name)))
+        setattr(owner, name, patch)
 
     def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         note = contained("observe.checkup")(self._note)
@@ -104,7 +105,7 @@ class GraphCuts:
         @functools.wraps(original)
         def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
-            if tensor.grad_fn is not None and len(self.cuts) < _MAX_CUTS:
+            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None and len(self.cuts) < _MAX_CUTS:
                 note(name, tensor, result, sys._getframe(1))
             return result
 
@@ -113,18 +114,20 @@ class GraphCuts:
     def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> None:
         behind = self._behind(tensor)
         if behind:
-            cut = Cut(name, _sites(frame), behind)
+            cut = Cut(name, sites_of(frame), behind)
             cut.result = weakref.ref(result) if isinstance(result, torch.Tensor) else None
             self.cuts.append(cut)
 
     def _behind(self, tensor: torch.Tensor) -> frozenset[int]:
-        return frozenset(id(leaf) for leaf in leaves_behind([tensor], _MAX_NODES) if id(leaf) in self._watched)
+        watched = self._watched
+        leaves = leaves_behind([tensor], _MAX_NODES)
+        return frozenset(id(leaf) for leaf in leaves if watched is None or id(leaf) in watched)
 
     def _module_called(self, module: torch.nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
             called = self._called.get(id(module))
             if called is None:
-                called = Called(weakref.ref(module), torch.is_grad_enabled(), _sites(sys._getframe(1)), once=True)
+                called = Called(weakref.ref(module), torch.is_grad_enabled(), sites_of(sys._getframe(1)), once=True)
             else:
                 called = called._replace(once=False)
             self._called[id(module)] = called
@@ -133,7 +136,7 @@ class GraphCuts:
                 cut.fed |= cut.result is not None and id(cut.result()) in given
 
 
-def _sites(frame: FrameType | None) -> tuple[Site, ...]:
+def sites_of(frame: FrameType | None) -> tuple[Site, ...]:
     """The user's own instructions at and above a frame, innermost first."""
     sites: list[Site] = []
     while frame is not None and len(sites) < _MAX_SITES:

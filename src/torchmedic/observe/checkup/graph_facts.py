@@ -18,6 +18,12 @@ _MAX_FACTOR = 4.0  # of a first loss over the loss of knowing nothing
 _MAX_ELEMENTS = 1 << 26  # of a tensor that is read
 _OF_CLASSES = ("nll_loss", "cross_entropy")
 _UNCHANGED = frozenset("CloneBackward ToCopyBackward AliasBackward".split())
+_SUMS = frozenset("AddBackward SubBackward RsubBackward".split())
+_SCALING = frozenset("MulBackward DivBackward".split())
+_LINEAR = frozenset(
+    "NegBackward MeanBackward SumBackward ViewBackward SqueezeBackward UnsqueezeBackward CloneBackward ToCopyBackward "
+    "AliasBackward StackBackward".split()
+)
 # Their derivative is 0 wherever there is one.
 _FLAT = frozenset("RoundBackward FloorBackward CeilBackward TruncBackward SignBackward".split())
 # These change the precision only if they are told to, or are the user's own.
@@ -110,6 +116,30 @@ def wrongly_normalised(graph: LossGraph) -> Iterator[tuple[LossCall, Node]]:
         is_wrong = dim == 0 or (dim > 1 and call.name == "nll_loss")
         if is_wrong and node.shape[dim] != node.shape[1] and min(node.shape[dim], node.shape[1]) > 1:
             yield call, node
+
+
+def partial_sums(graph: LossGraph) -> list[Node]:
+    """Sums of single numbers that reach the loss unchanged but for a factor, and have a term without a graph.
+
+    Such a term adds nothing to any gradient.
+    """
+    found: list[Node] = []
+    pending = [root.node for root in graph.roots if root.node is not None and root.size == 1]
+    seen: set[int] = set()
+    while pending:
+        number = pending.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        node = graph.nodes[number]
+        if node.shape is None or math.prod(node.shape) != 1:
+            continue
+        if node.kind in _SUMS:
+            found += [node] if node.missing else []
+        elif node.kind not in _LINEAR and not (node.kind in _SCALING and node.missing == [1]):
+            continue
+        pending += node.behind
+    return found
 
 
 def share_in_double(nodes: Sequence[Node]) -> tuple[int, int]:

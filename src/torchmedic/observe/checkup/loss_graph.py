@@ -22,6 +22,7 @@ from torchmedic.observe.checkup.graph_facts import (
     softmaxes_of_one,
     wrongly_normalised,
 )
+from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
 
 _MAX_NODES = 50_000  # of one graph
@@ -47,13 +48,17 @@ _SCORED = ("cross_entropy", "binary_cross_entropy_with_logits")
 class Node:
     """One node, and the nodes behind it by their numbers."""
 
-    __slots__ = ("behind", "birth", "closed", "dim", "dtype", "kind", "largest", "leaf", "number", "sequence", "shape")
+    __slots__ = (
+        *("behind", "birth", "closed", "dim", "dtype", "kind", "largest", "leaf"),
+        *("missing", "number", "sequence", "shape"),
+    )
 
     def __init__(self, number: int, raw: Any) -> None:
         self.number = number
         self.kind = raw.name().rstrip("0123456789")
         self.sequence = int(raw._sequence_nr())
         self.behind: list[int] = []
+        self.missing: list[int] = []  # the positions of inputs that are no part of the graph
         birth = raw.metadata.pop("traceback_", None)  # so that the user finds the node as torch made it
         self.birth: Birth | None = birth if isinstance(birth, Birth) else None
         inputs: Any = getattr(raw, "_input_metadata", ())
@@ -86,6 +91,7 @@ class LossGraph:
         self.complete = True
         self.nodes: list[Node] = []
         self.is_zero: Any = None  # whether every gradient is exactly 0, once that is known
+        self.lost_terms: LostTerms | None = None  # of the same line, in a later step
         self.outside: dict[int, tuple[Any, int]] = {}  # by the identity of a loss call: targets out of range, of all
         self._numbers: dict[Any, int] = {}
         self._measured = 0
@@ -135,7 +141,7 @@ class LossGraph:
             return True
         if any(count for count, _ in self.outside.values()) or is_too_high(self) or promotions(self):
             return True
-        if softmaxes_of_one(self) or any(wrongly_normalised(self)):
+        if softmaxes_of_one(self) or any(wrongly_normalised(self)) or self.lost_terms is not None:
             return True
         for call in self.losses():
             node = self.value_of(self.made(call.sequence))
@@ -208,8 +214,9 @@ class LossGraph:
         while pending:
             raw = pending.pop()
             node = self.nodes[self._numbers[raw]]
-            for later, _ in raw.next_functions:
+            for position, (later, _) in enumerate(raw.next_functions):
                 if later is None:
+                    node.missing.append(position)
                     continue
                 if later not in self._numbers:
                     if len(self.nodes) >= _MAX_NODES:

@@ -55,14 +55,18 @@ class Unreached:
     def knows(self, optimizer: Any) -> bool:
         return self.over or id(optimizer) in self._seen
 
-    def step_begins(self, optimizer: Any) -> None:
-        self.cuts.disarm()
+    def step_begins(self, optimizer: Any, *, has_closure: bool = False) -> None:
+        """A step begins; with a closure, its forward pass is still to come, and the gradients are old."""
+        if not has_closure:
+            self.cuts.disarm()
         if self.over:
             return
         if id(optimizer) not in self._seen:
-            self._seen.add(id(optimizer))
             parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-            if any(tensor.grad is not None for tensor in parameters):
+            has_gradients = any(tensor.grad is not None for tensor in parameters)
+            if has_gradients or not has_closure:
+                self._seen.add(id(optimizer))
+            if has_gradients:
                 self.missing += [
                     Missing(tensor) for tensor in parameters if tensor.requires_grad and tensor.grad is None
                 ]
@@ -71,7 +75,9 @@ class Unreached:
             self.missing = [found for found in self.missing if _is_missing(found)]
 
     def step_ended(self) -> None:
-        if self.missing and not self.over:
+        if self.cuts.armed:
+            self.cuts.disarm()  # a closure has run the forward pass
+        elif self.missing and not self.over:
             self.cuts.arm([tensor for found in self.missing if (tensor := found.reference()) is not None])
 
     def is_due(self, *, at_end: bool = False) -> bool:

@@ -5,7 +5,8 @@ backward is called, the graph is taken down (`loss_graph`), and after the step i
 out. A line that calls backward for the first time in a later step is looked at in the step after that. What looks
 suspicious but may pass, such as a layer that lets no gradient through, is looked at in two more steps. After that there
 is nothing left of all this but one look at a set per backward. When the phase of the training changes (another
-optimizer, layers that are thawed), all lines are looked at again.
+optimizer, layers that are thawed), all lines are looked at again; and so they are a few times late in a long run, as a
+layer may die after it has learned.
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ from typing import Any, Protocol
 
 import torch
 
+from torchmedic.observe.checkup.graph_facts import partial_sums
 from torchmedic.observe.checkup.loss_graph import LossGraph
+from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import NodeBirths
 from torchmedic.observe.checkup.unreached_parameters import Unreached
 from torchmedic.observe.device.device_waits import DeviceWaits
 from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.numbers.finite_checks import are_plain
 
-_MAX_ARMED = 24  # times that births are noted
+_MAX_ARMED = 40  # times that births are noted
 _MAX_LOOKS = 3  # at a line that shows something suspicious
 _STEPS_BEFORE_LAST_LOOK = 3
 _MAX_SITES = 8  # lines that call backward
 _MAX_PHASES = 4  # changes that are looked at
 _STEPS_BETWEEN_QUESTIONS = 32  # for the parameters that are trained
+_FIRST_LATE_LOOK = 64  # steps; the next look comes after four times as many
+_MAX_LATE_LOOKS = 5
 _YOUNG_STEPS = 8  # in which optimizers appear that were there from the start
 
 
@@ -51,6 +56,8 @@ class Checkup:
         self.on = False
         self.births = NodeBirths()
         self.unreached = Unreached()
+        self.terms = LostTerms()
+        self._partial: LossGraph | None = None  # a loss with a term that has no graph
         self.waits: DeviceWaits | None = None
         self.evaluation: Evaluation | None = None
         self.graphs: list[LossGraph] = []  # of lines that will be looked at again
@@ -64,6 +71,8 @@ class Checkup:
         self._trained: dict[int, int] = {}  # by optimizer: how many of its parameters are trained
         self._known: set[int] = set()  # identities of all that was ever trained
         self._changes = 0
+        self._late_looks = 0
+        self._next_late_look = _FIRST_LATE_LOOK
 
     def start(self) -> None:
         self.on = True
@@ -79,11 +88,12 @@ class Checkup:
         """A replay is about to run: it is no step."""
         self.births.disarm()
         self.unreached.cuts.disarm()
+        self.terms.disarm()
 
     @property
     def is_armed(self) -> bool:
         """Whether torch is not as it was."""
-        others = (self.waits, self.evaluation)
+        others = (self.waits, self.evaluation, self.terms)
         return self.births.armed or self.unreached.cuts.armed or any(one is not None and one.armed for one in others)
 
     def compiled(self) -> None:
@@ -93,6 +103,7 @@ class Checkup:
     def _put_back(self) -> None:
         self.births.refuse()
         self.unreached.cuts.disarm()
+        self.terms.disarm()
         if self.waits is not None:
             self.waits.stop()
         if self.evaluation is not None:
@@ -102,16 +113,23 @@ class Checkup:
         if self._armed < _MAX_ARMED and self.births.arm():
             self._armed += 1
 
-    def backward_begins(self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType) -> None:
+    def backward_begins(
+        self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType, has_optimizers: bool = True
+    ) -> None:
         if self.rests and key in self._looks:
             return
         self.rests = False
+        if self.terms.armed:
+            self._follow_terms(roots, key, frame)
         was_armed = self.births.armed
         self.births.disarm()
         if self._looks[key] and key not in self._wanted:
             return
-        if len(self._looks) > _MAX_SITES or _asks_for_gradients(frame) or not _is_plain_backward():
+        if len(self._looks) > _MAX_SITES or not _is_plain_backward():
             return
+        asking = gradient_call(frame)
+        if asking is not None and (has_optimizers or asking.f_locals.get("create_graph")):
+            return  # a part of a training step; without an optimizer it is the step itself
         if not was_armed:
             self._wanted.add(key)
             if any(isinstance(root, torch.Tensor) and root.grad_fn is not None for root in roots):
@@ -120,15 +138,25 @@ class Checkup:
         self._looks[key] += 1
         self._fresh.append(LossGraph(self.births, roots, key, self._steps))
 
-    def backward_ended(self, frame: FrameType, has_optimizers: bool) -> None:
+    def _follow_terms(self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType) -> None:
+        """A backward begins while the terms of a loss are watched."""
+        asking = gradient_call(frame)
+        if asking is not None:
+            self.terms.gradients_asked(roots, asking)
+        elif self.terms.backward_begins(key) and self._partial is not None:
+            self._partial.lost_terms = self.terms
+            self._judge.check_up([self._partial], frame)
+
+    def backward_ended(self, frame: FrameType, has_optimizers: bool, result: Any = None) -> None:
         if self._fresh and not has_optimizers:
+            asked = [one for one in result if isinstance(one, torch.Tensor)] if isinstance(result, tuple) else []
             for graph in self._fresh:
-                graph.is_zero = all_zero(leaf.grad for leaf in graph.leaves())
+                graph.is_zero = all_zero(asked or (leaf.grad for leaf in graph.leaves()))
             self._settle(frame)
         if self._steps == 0 or self._wanted:
             self._arm()
 
-    def step_begins(self, optimizer: Any) -> None:
+    def step_begins(self, optimizer: Any, has_closure: bool = False) -> None:
         if (
             self.rests
             and self._steps % _STEPS_BETWEEN_QUESTIONS
@@ -137,10 +165,12 @@ class Checkup:
         ):
             return
         self.rests = False
-        self.births.disarm()
+        if not has_closure:  # else the forward pass is still to come, inside of the step
+            self.births.disarm()
         if self._steps % _STEPS_BETWEEN_QUESTIONS == 0 or id(optimizer) not in self._trained:
             self._ask_for_phase(optimizer)
-        self.unreached.step_begins(optimizer)
+            self._look_late()
+        self.unreached.step_begins(optimizer, has_closure=has_closure)
         if self._fresh:
             gradients = [tensor.grad for group in optimizer.param_groups for tensor in group["params"]]
             for graph in self._fresh:
@@ -156,21 +186,34 @@ class Checkup:
         if before == len(trained) or self._steps < _YOUNG_STEPS or self._changes >= _MAX_PHASES:
             return
         self._changes += 1
-        if not self.births.refused:
-            self._wanted.update(self._looks)
-            self._looks.clear()
-            self._due.clear()
+        self._look_again()
         if not self.unreached.missing:
             self.unreached.cuts.disarm()
             self.unreached = Unreached()
             self.unreached.thawed = thawed
             self.unreached.cuts.done = self.births.refused
 
+    def _look_again(self) -> None:
+        """Look at all lines that call backward again, from the next step on."""
+        if not self.births.refused:
+            self._wanted.update(self._looks)
+            self._looks.clear()
+            self._due.clear()
+
+    def _look_late(self) -> None:
+        if self._steps >= self._next_late_look and self._late_looks < _MAX_LATE_LOOKS:
+            self._late_looks += 1
+            self._next_late_look *= 4
+            self._look_again()
+
     def step_ended(self, frame: FrameType) -> None:
         self._steps += 1
         if self.rests:
             return
         if self._fresh:
+            for graph in self._fresh:
+                if graph.is_zero is None and graph.gates():  # a closure: backward ran inside of the step
+                    graph.is_zero = all_zero(leaf.grad for leaf in graph.leaves())
             self._settle(frame)
         for key in [key for key, step in self._due.items() if self._steps >= step]:
             del self._due[key]
@@ -188,6 +231,7 @@ class Checkup:
     def exiting(self) -> None:
         self.births.disarm()
         self.unreached.cuts.disarm()
+        self.terms.disarm()
         if self.waits is not None:
             self.waits.stop()
         if self.on and self.unreached.is_due(at_end=True):
@@ -206,6 +250,10 @@ class Checkup:
         if any(graph.is_remarkable() for graph in fresh):
             self._judge.check_up(self.graphs, frame)
         self.graphs = [graph for graph in self.graphs if graph.key in self._wanted or graph.key in self._due]
+        partial = next((graph for graph in fresh if partial_sums(graph)), None)
+        if partial is not None and not self.births.refused and not self.terms.armed and not self.terms.done:
+            self._partial = partial
+            self.terms.watch(partial.key)
 
 
 def _is_plain_backward() -> bool:
@@ -215,15 +263,15 @@ def _is_plain_backward() -> bool:
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
-def _asks_for_gradients(frame: FrameType | None) -> bool:
-    """Whether this is `autograd.grad`, which is no training step but a part of one."""
+def gradient_call(frame: FrameType | None) -> FrameType | None:
+    """The frame of `autograd.grad`, which is most often no training step but a part of one; None for a backward."""
     for _ in range(6):
         if frame is None:
-            return False
+            return None
         if frame.f_globals.get("__name__") == "torch.autograd":
-            return frame.f_code.co_name == "grad"
+            return frame if frame.f_code.co_name == "grad" else None
         frame = frame.f_back
-    return False
+    return None
 
 
 def all_zero(gradients: Iterable[torch.Tensor | None]) -> Any:

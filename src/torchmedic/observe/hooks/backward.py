@@ -58,7 +58,7 @@ class BackwardHooks:
                 step.backward_depth = 0
                 clock.micro_step += 1
             else:
-                self._ends()
+                self._ends(result)
             return result
 
         return _engine_run_backward
@@ -85,7 +85,8 @@ class BackwardHooks:
         clock = step.clock
         clock.enter(BACKWARD, frame)
         if step.checkup is not None and step.checkup.on:
-            step.check_up(step.checkup.backward_begins, roots, (clock.file, clock.line), frame)
+            has_optimizers = clock.optimizer_count > 0
+            step.check_up(step.checkup.backward_begins, roots, (clock.file, clock.line), frame, has_optimizers)
         if step.habits.awake:
             step.habits.backward_begins(roots, frame)
         if step.finite.on and are_plain():
@@ -113,7 +114,7 @@ class BackwardHooks:
         return False
 
     @contained("observe.backward")
-    def _ends(self) -> None:
+    def _ends(self, result: Any) -> None:
         step = self._step
         if step.paused:
             return
@@ -121,16 +122,19 @@ class BackwardHooks:
         step.backward_depth = max(0, step.backward_depth - 1)
         if step.backward_depth:
             return
-        step.clock.backward_done()
+        clock = step.clock
+        clock.backward_done()
+        if clock.is_by_hand and step.leaks is not None and clock.step >= step.leaks.due:
+            step.leaks.stepped(clock.step, sys._getframe(1))
         if step.is_sampled_out and step.stepping is None and not step.finite.is_alarmed and not step.habits.awake:
             return
-        step.clock.leave()
+        clock.leave()
         if step.habits.awake:
             step.habits.backward_ended()
         self._forward.expect()
-        self._look(sys._getframe(1))
+        self._look(sys._getframe(1), result)
 
-    def _look(self, frame: FrameType) -> None:
+    def _look(self, frame: FrameType, result: Any) -> None:
         """Look at the gradients that the backward has left."""
         step = self._step
         if step.finite.on:
@@ -139,4 +143,4 @@ class BackwardHooks:
             except Exception as error:
                 step.numbers_failed(error, frame)
         if step.checkup is not None and step.checkup.on and not step.checkup.rests:
-            step.check_up(step.checkup.backward_ended, frame, step.clock.optimizer_count > 0)
+            step.check_up(step.checkup.backward_ended, frame, step.clock.optimizer_count > 0, result)

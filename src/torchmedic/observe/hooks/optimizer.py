@@ -96,7 +96,8 @@ class OptimizerHooks:
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if _is_compiling():
             return
-        self._note_begin(optimizer)
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # the first is the optimizer
+        self._note_begin(optimizer, has_closure=callable(closure))
 
     def _ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if _is_compiling():
@@ -104,7 +105,7 @@ class OptimizerHooks:
         self.note_end(optimizer, stepped=True)
 
     @contained("observe.optimizer")
-    def _note_begin(self, optimizer: Any) -> None:
+    def _note_begin(self, optimizer: Any, *, has_closure: bool) -> None:
         step = self._step
         if step.paused:
             return
@@ -115,7 +116,7 @@ class OptimizerHooks:
         if not step.is_sampled_out:
             step.clock.enter(OPTIMIZER, frame)
             if step.checkup is not None and step.checkup.on:
-                step.check_up(step.checkup.step_begins, optimizer)
+                step.check_up(step.checkup.step_begins, optimizer, has_closure)
         if step.habits.awake:
             step.habits.step_begins(optimizer, frame)
             step.fast_path = False
@@ -149,6 +150,9 @@ class OptimizerHooks:
         clock.optimizer_stepped(optimizer)
         if step.leaks is not None and clock.step >= step.leaks.due:
             step.leaks.stepped(clock.step, sys._getframe(1))
+        standstill = step.habits.standstill
+        if stepped and clock.step >= standstill.due:
+            standstill.stepped(optimizer, clock.step)
         if step.habits.awake:
             step.habits.step_ended(optimizer, stepped=stepped)
         was_thin, step.is_sampled_out = step.is_sampled_out, not step.habits.awake and step.short_steps.applies()

@@ -39,6 +39,7 @@ from torchmedic.observe.loop.events import (
 from torchmedic.observe.loop.graph_growth import GraphGrowth
 from torchmedic.observe.loop.numbering import Numbering, Sites
 from torchmedic.observe.loop.reach import Reach
+from torchmedic.observe.loop.standstill import Standstill
 from torchmedic.source.spots import NOWHERE, Place
 from torchmedic.source.user_code import user_frame
 
@@ -47,6 +48,7 @@ _STEPS_AFTER_CHANGE = 24  # that are noted
 _MAX_CHANGES = 4  # that are looked at
 _MAX_EVENTS = 4000  # that are kept
 _LOOK_STEPS = frozenset({6, 12, 24, 40})  # since the ledger woke, at which the evidence is judged
+_BACKWARDS_WITHOUT_STEP = 32  # after which a loop without an update is judged
 _MAX_TIMED = 12  # calls of `empty_cache` that are timed
 _MAX_IDLE = 64  # batches and forward passes in a row, as of a validation, that are noted
 _NORM_STEPS = 24  # in which the witness is also measured, on the CPU
@@ -68,6 +70,7 @@ class Habits(Numbering):
         self.reach = Reach()
         self.growth = GraphGrowth()
         self.evaluation = Evaluation()
+        self.standstill = Standstill(self.judge)
         self.waited: list[Waited] = []  # lines that wait for the device in every step
         self.steps = 0  # of any optimizer
         self.wants_norms = False  # also where they must be waited for: something is suspected
@@ -83,11 +86,13 @@ class Habits(Numbering):
 
     def start(self) -> None:
         self.listening = self.awake = True
+        self.standstill.start()
 
     def stop(self) -> None:
         """Stop for good."""
         self.listening = self.awake = False
         self.evaluation.refuse()
+        self.standstill.stop()
         self.events.clear()
 
     def reset(self) -> None:
@@ -209,6 +214,8 @@ class Habits(Numbering):
             self.growth.step_ended(sys._getframe(1))
             if self._backwards == _STEPS_AFTER_CHANGE:
                 self.judge()
+        elif self._backwards == _BACKWARDS_WITHOUT_STEP and not self.steps:
+            self.judge()
 
     @contained("observe.habits")
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:

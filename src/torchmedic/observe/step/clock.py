@@ -2,7 +2,8 @@
 
 A *step* is one update of the weights as the user's loop means it. It is over when every living optimizer has stepped
 or, where some never do, when new data is fetched or the same optimizer steps again. So the two optimizers of a GAN
-share a step, and an accumulation cycle is one step of several *micro-steps* (backward calls).
+share a step, and an accumulation cycle is one step of several *micro-steps* (backward calls). Where no optimizer was
+ever built, the loop updates its weights by hand, and a step is over when the same line computes gradients again.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Clock:
         self.optimizer_count = 0  # of those that live
         self._optimizers: dict[int, weakref.ref[Any]] = {}  # a WeakSet is asked too slowly for every event
         self._stepped: set[int] = set()  # identities
+        self._had_optimizers = False
+        self._by_hand: set[tuple[str, int]] = set()  # lines that have computed gradients in this step
         self._lines: dict[tuple[int, int], tuple[CodeType, int]] = {}
         self.gauge = MemoryGauge()
         self.usual_step = 0.0  # seconds, a running average
@@ -104,9 +107,7 @@ class Clock:
         gauge = self.gauge
         if self.phase_started >= gauge.due:
             gauge.read(self.phase_started)
-        step = self.step
-        updates = step + 1 if self._stepped else step
-        box.write(self.phase, step, self.micro_step, updates, self.file, self.line, gauge.rss, gauge.device)
+        box.write(self.phase, self.step, self.micro_step, self.updates, self.file, self.line, gauge.rss, gauge.device)
 
     def flush(self) -> None:
         """Write the present state to the black box; not every step does."""
@@ -116,11 +117,30 @@ class Clock:
         self._close_step()
 
     def backward_done(self) -> None:
+        if not self._had_optimizers:
+            self._count_by_hand()
         self.micro_step += 1
+
+    def _count_by_hand(self) -> None:
+        """Gradients were computed, and no optimizer was ever built: the loop updates the weights itself."""
+        place = (self.file, self.line)
+        if place in self._by_hand:
+            self._by_hand.clear()
+            self._next_step()
+        self._by_hand.add(place)
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether the loop updates its weights without an optimizer."""
+        return bool(self._by_hand) and self.step > 0
 
     def optimizer_built(self, optimizer: Any) -> None:
         key = id(optimizer)
         living = self._optimizers
+        if not self._had_optimizers:
+            self._had_optimizers = True
+            self._by_hand.clear()
+            self.step = self.micro_step = 0  # what was computed so far was no training
 
         def gone(reference: Any) -> None:
             if living.get(key) is reference:
@@ -146,7 +166,7 @@ class Clock:
     @property
     def updates(self) -> int:
         """Steps in which some weights have been updated, the one in progress included."""
-        return self.step + 1 if self._stepped else self.step
+        return self.step + 1 if self._stepped or self.is_by_hand else self.step
 
     def _close_step(self) -> None:
         if self._stepped:

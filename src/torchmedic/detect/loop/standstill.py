@@ -1,0 +1,207 @@
+"""Updates that change nothing: the rate has fallen to nothing, the weights cannot hold them, or gradients vanish.
+
+Beyond doubt are only: a rate that has been next to nothing for more than half of all updates; samples of weights that
+are bit for bit what they were many updates ago although they have gradients and a rate that does not rise; gradients
+that fall from layer to layer until they are too small to change the first layers.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from torchmedic.detect.loop.incident import (
+    LoopIncident,
+    OptimizerNeverSteps,
+    RateDecayed,
+    UpdatesLost,
+    VanishingGradients,
+)
+from torchmedic.observe.loop.events import Event, Watched
+from torchmedic.observe.loop.ledger import Habits
+from torchmedic.observe.loop.standstill import LayerMoves, Steady
+from torchmedic.source.live_frames import stack_of, syntax_tree
+from torchmedic.source.lookup.layers import layer_built_at, roots
+from torchmedic.source.lookup.optimizers import rate_set_at, schedulers_of
+from torchmedic.source.spots import NOWHERE, Place
+from torchmedic.source.syntax import nodes_in
+from torchmedic.source.user_code import is_user_file
+
+_MIN_DEAD_UPDATES = 48
+_MAX_MOVED_SHARE = 0.1  # of the weights with a gradient
+_MIN_GRADED = 64  # sampled weights with a gradient
+_MIN_STILL_LAYERS = 2
+_MIN_SLOPE = 4  # layers from one to the next of which the gradient grows
+_MIN_SLOPE_SHARE = 0.6  # of all layers up to the layer with the largest gradient
+_MIN_GROWTH = 2.0  # of the gradient from one layer to the next
+_MIN_RATIO = 1e6  # of the largest gradient of a layer that moves to that of a layer that does not
+_MIN_BACKWARDS = 16  # whose gradients were cleared
+
+
+def find(habits: Habits) -> Iterator[LoopIncident]:
+    yield from _never_stepped(habits)
+    for number, watched in list(habits.optimizers.items()):
+        known = habits.standstill.of(watched.optimizer) if watched.optimizer is not None else None
+        if known is None:
+            continue
+        steps = [event for event in habits.events if event.kind == "step" and event.who == number]
+        update = steps[-1].place if steps else NOWHERE
+        if not known.has_judged_rates:
+            decayed = list(_decayed(habits, watched, known, update))
+            known.has_judged_rates = bool(decayed)
+            yield from decayed
+        if not known.has_judged_moves:
+            still = list(_lost(watched, known, update)) or list(_vanishing(watched, known, update))
+            known.has_judged_moves = bool(still)
+            yield from still
+
+
+def _decayed(habits: Habits, watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncident]:
+    """The rate has been next to nothing for more than half of the run."""
+    dead = known.nothing_since()
+    last = known.rates[-1].step if known.rates else 0
+    if dead is None or last - dead.step < max(_MIN_DEAD_UPDATES, dead.step):
+        return
+    number = watched.number
+    moves = [event for event in habits.events if event.kind == "schedule" and event.fact.optimizer == number]
+    updates = [event for event in habits.events if event.kind == "step" and event.who == number]
+    is_per_update = bool(moves) and len({move.site for move in moves}) == 1 and len(moves) >= len(updates) - 1
+    schedules = schedulers_of(watched.optimizer)
+    if not is_per_update and any(type(each).__name__ == "ReduceLROnPlateau" for each in schedules):
+        return  # the loss has not fallen for long: a plateau
+    found = rate_set_at(stack_of(sys._getframe()), watched.optimizer, "origin", "")
+    built = Place(found.file, found.line) if found is not None else watched.built
+    step = moves[-1].place if is_per_update and moves[-1].place.line else None
+    yield RateDecayed(
+        step=last,
+        cause=step or built or update,
+        optimizer=number,
+        update=update,
+        built=built,
+        schedule=type(schedules[0]).__name__ if schedules else "",
+        is_per_update=is_per_update,
+        first=max(each.rate for each in known.rates),
+        rate=known.rates[-1].rate,
+        since=dead.step,
+        updates=last - dead.step,
+    )
+
+
+def _lost(watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncident]:
+    """Nearly all weights are what they were, although they have gradients: the updates are rounded away."""
+    moves = known.moves
+    graded = sum(layer.graded for layer in moves.layers) if moves is not None else 0
+    if moves is None or graded < _MIN_GRADED:
+        return
+    moved = sum(layer.moved for layer in moves.layers)
+    if moved > _MAX_MOVED_SHARE * graded:
+        return
+    largest = max(moves.layers, key=lambda layer: layer.graded)
+    yield UpdatesLost(
+        step=moves.until,
+        cause=watched.built or update,
+        optimizer=watched.number,
+        update=update,
+        updates=moves.until - moves.since,
+        graded=graded,
+        moved=moved,
+        dtype=str(largest.dtype).removeprefix("torch."),
+        rate=largest.rate,
+    )
+
+
+def _vanishing(watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncident]:
+    """Gradients that fall from layer to layer, until the first layers no longer change."""
+    layers = [layer for layer in known.moves.layers if layer.is_matrix] if known.moves is not None else []
+    if known.moves is None or len(layers) <= _MIN_SLOPE:
+        return
+    top = max(range(len(layers)), key=lambda place: layers[place].largest_gradient)
+    below = layers[: top + 1]
+    still = list(itertools.takewhile(lambda layer: layer.moved == 0, below))
+    pairs = list(itertools.pairwise(layer.largest_gradient for layer in below))
+    growing = sum(after >= _MIN_GROWTH * before and after > 0 for before, after in pairs)
+    if len(still) < _MIN_STILL_LAYERS or growing < _MIN_SLOPE or growing < _MIN_SLOPE_SHARE * len(pairs):
+        return
+    largest = below[-1].largest_gradient
+    if any(layer.largest_gradient * _MIN_RATIO > largest for layer in still) or 2 * below[-1].moved < below[-1].graded:
+        return
+    names, built = _named(below)
+    yield VanishingGradients(
+        step=known.moves.until,
+        cause=built or watched.built or update,
+        optimizer=watched.number,
+        update=update,
+        updates=known.moves.until - known.moves.since,
+        gradients=[layer.largest_gradient for layer in below],
+        still=len(still),
+        names=names,
+    )
+
+
+def _named(layers: list[LayerMoves]) -> tuple[list[str], Place | None]:
+    """The names of layers in the model that holds them all, and the line that builds the first of them."""
+    frames = stack_of(sys._getframe())
+    tensors = [layer.reference() for layer in layers]
+    for model in roots(frames):
+        known = {id(tensor): name for name, tensor in model.named_parameters()}
+        if all(tensor is not None and id(tensor) in known for tensor in tensors):
+            first = _owner(model, tensors[0])
+            built = layer_built_at(frames, first, "") if first is not None else None
+            names = [known[id(tensor)].removesuffix(".weight") for tensor in tensors]
+            return names, Place(built.file, built.line) if built is not None else None
+    return [], None
+
+
+def _owner(model: nn.Module, tensor: torch.Tensor | None) -> nn.Module | None:
+    return next(
+        (module for module in model.modules() if any(own is tensor for own in module._parameters.values())), None
+    )
+
+
+def _never_stepped(habits: Habits) -> Iterator[LoopIncident]:
+    """Gradients are computed and cleared again and again, and no optimizer ever steps."""
+    events = habits.events
+    living = [watched for watched in habits.optimizers.values() if watched.optimizer is not None]
+    if len(living) != 1 or any(event.kind in ("step", "step skipped", "scaler step") for event in events):
+        return
+    watched = living[0]
+    backwards = [event for event in events if event.kind == "backward"]
+    cleared = sum(_clears(before, after, watched.number) for before, after in itertools.pairwise(events))
+    if habits.steps or cleared < _MIN_BACKWARDS or len(backwards) < _MIN_BACKWARDS:
+        return
+    writes = {state.weight_writes for event in events if (state := event.states.get(watched.number)) is not None}
+    if len(writes) != 1:
+        return  # the weights are updated by hand
+    backward = backwards[-1].place
+    named = _named_step(dict.fromkeys(event.place.file for event in events if event.place.line))
+    yield OptimizerNeverSteps(
+        step=0,
+        cause=named or backward,
+        optimizer=watched.number,
+        backward=backward,
+        backwards=len(backwards),
+        cleared=cleared,
+        is_named=named is not None,
+    )
+
+
+def _clears(before: Event, after: Event, number: int) -> bool:
+    """Whether a call of `zero_grad` has cleared a gradient of the optimizer."""
+    if (before.kind, after.kind) != ("zero", "zero done") or before.who != after.who:
+        return False
+    state, then = before.states.get(number), after.states.get(number)
+    return state is not None and then is not None and state[:2] != then[:2] and max(state.gradient) > 0
+
+
+def _named_step(files: dict[str, None]) -> Place | None:
+    """A statement `optimizer.step`, which names the method and does not call it."""
+    for file in filter(is_user_file, files):
+        for node in nodes_in(syntax_tree(file)):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Attribute) and node.value.attr == "step":
+                return Place(file, node.lineno)
+    return None

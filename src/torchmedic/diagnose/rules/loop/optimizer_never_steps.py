@@ -1,0 +1,50 @@
+"""Gradients are computed and cleared again and again, and the optimizer never steps.
+
+What: `backward()` ran in many rounds of the loop, the gradients were cleared each time, and `optimizer.step()` was
+never called.
+
+Why: the call is missing, stands in a branch that is never taken, or lacks its parentheses: `optimizer.step` names the
+method and does not call it. The weights keep their initial values. No error is raised.
+
+Cure: call `optimizer.step()` after `backward()` and before the gradients are cleared.
+"""
+
+from __future__ import annotations
+
+from torchmedic.detect.loop.incident import OptimizerNeverSteps
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.words.tensors import count
+from torchmedic.evidence.loop import LoopEvidence
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM627", "optimizer-never-steps"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    incident = evidence.incident
+    if not isinstance(incident, OptimizerNeverSteps):
+        return None
+    draft = RULE.draft(
+        evidence,
+        "proven" if incident.is_named else "likely",
+        "the weights never change: the optimizer never steps",
+        "this line names `step` and does not call it"
+        if incident.is_named
+        else "`step()` of the optimizer is not called",
+    )
+    watched = evidence.habits.optimizers.get(incident.optimizer)
+    draft.at(
+        evidence.at(
+            "cause", incident.cause, "the parentheses are missing" if incident.is_named else "no `step()` follows"
+        ),
+        evidence.at("origin", watched.built if watched is not None else None, "this optimizer"),
+    )
+    draft.because(
+        f"{count(incident.backwards, 'backward')}, {incident.cleared} times the gradients were cleared, no update",
+        "the sampled weights were not written to by anybody else",
+    )
+    draft.help("call `step()` of the optimizer after `backward()`", safety="changes-training")
+    return draft.done(severity="error")
+
+
+RULE = Rule(CODE, NAME, check)

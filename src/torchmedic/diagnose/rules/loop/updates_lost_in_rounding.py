@@ -1,0 +1,54 @@
+"""The updates are too small to change the weights in their dtype.
+
+What: nearly all sampled weights have a gradient and are bit for bit what they were many updates ago.
+
+Why: a number of the dtype has neighbours, and the distance to the next one grows with the number: for `bfloat16` it is
+1/128 of the number at most, for `float16` 1/1024, for `float32` 1/8388608. An update that is smaller than half of that
+distance is rounded away. So weights in `bfloat16` with a learning rate that suits `float32` do not move: most updates
+are lost, and the run learns nothing. No error is raised.
+
+Cure: keep the weights in `float32` and compute in `bfloat16` with `torch.autocast`; or use a larger learning rate.
+"""
+
+from __future__ import annotations
+
+from torchmedic.detect.loop.incident import UpdatesLost
+from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.words.tensors import count
+from torchmedic.evidence.loop import LoopEvidence
+from torchmedic.records import Diagnosis
+
+CODE, NAME = "TM626", "updates-lost-in-rounding"
+
+
+def check(evidence: LoopEvidence) -> Diagnosis | None:
+    incident = evidence.incident
+    if not isinstance(incident, UpdatesLost):
+        return None
+    updates = count(incident.updates, "update")
+    draft = RULE.draft(
+        evidence,
+        "proven",
+        f"the weights do not change: the updates are too small for their dtype, {incident.dtype}",
+        f"with a learning rate of {incident.rate:g}, the updates are smaller than the distance between two numbers",
+    )
+    draft.at(
+        evidence.at("cause", incident.cause, f"holds weights in {incident.dtype}, with a rate of {incident.rate:g}"),
+        evidence.at("surfaced", incident.update, "is rounded away", "step"),
+    )
+    still = incident.graded - incident.moved
+    draft.because(
+        f"{still} of {count(incident.graded, 'sampled weight')} with a gradient are bit for bit what they were "
+        f"{updates} ago",
+    )
+    low = incident.dtype in ("bfloat16", "float16")
+    draft.help(
+        f"keep the weights in float32, and compute in {incident.dtype} with `torch.autocast`"
+        if low
+        else "use a larger learning rate",
+        safety="changes-training",
+    )
+    return draft.done(severity="error")
+
+
+RULE = Rule(CODE, NAME, check)

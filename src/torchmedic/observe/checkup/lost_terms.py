@@ -1,0 +1,89 @@
+"""Terms of a loss that have no graph, watched for one step of a run whose loss adds something without one.
+
+For that step, `+` and `-` of tensors note where a number with a graph meets one without, and whatever drops a graph
+(`item`, `detach`, `autograd.grad` without `create_graph`) notes its line. The rule asks whether the term without a
+graph comes from such a line.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.contained import contained
+from torchmedic.observe.checkup.graph_cuts import Cut, GraphCuts, sites_of
+from torchmedic.observe.checkup.node_births import Site
+
+_READS = ("item", "__float__")
+_LEFT = ("__add__", "__sub__", "__iadd__", "__isub__")  # the tensor stands on the left of the operator
+_RIGHT = ("__radd__", "__rsub__")
+_MAX_SUMS = 200
+_MAX_BACKWARDS = 4  # of other losses, while the loss in question is awaited
+
+
+class MixedSum(NamedTuple):
+    """A sum of one number with a graph and one without."""
+
+    sites: tuple[Site, ...]
+    is_right: bool  # the operand without a graph stands on the right
+
+
+class LostTerms(GraphCuts):
+    """Notes sums and cuts while it is armed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: list[MixedSum] = []
+        self.key: tuple[str, int] | None = None  # the call of backward whose loss is watched
+        self._backwards = 0
+
+    def watch(self, key: tuple[str, int]) -> None:
+        """Watch the next step for the loss of one call of backward."""
+        if self.armed or self.done:
+            return
+        self.key = key
+        self.arm(None)
+        for name in _READS:
+            self._put(name, self._noting(name, getattr(torch.Tensor, name)))
+        for name in (*_LEFT, *_RIGHT):
+            self._put(name, self._summing(name, getattr(torch.Tensor, name)))
+        self._put("tensor", self._noting("torch.tensor", torch.tensor), torch)
+
+    def backward_begins(self, key: tuple[str, int]) -> bool:
+        """A backward begins; whether it is that of the watched loss, and the watch is over."""
+        self._backwards += 1
+        if key == self.key or self._backwards > _MAX_BACKWARDS:
+            self.disarm()
+        return key == self.key
+
+    def gradients_asked(self, roots: Any, asking: FrameType) -> None:
+        """`autograd.grad` is called, in its own frame: without `create_graph` its result has no graph."""
+        if asking.f_locals.get("create_graph"):
+            return
+        tensors = [root for root in roots if isinstance(root, torch.Tensor)]
+        behind = frozenset[int]().union(*(self._behind(tensor) for tensor in tensors))
+        if behind:
+            self.cuts.append(Cut("autograd.grad", sites_of(asking), behind))
+
+    def _summing(self, name: str, original: Any) -> Any:
+        note = contained("observe.checkup")(self._note_sum)
+
+        def call(tensor: Any, other: Any, *args: Any) -> Any:
+            if len(self.sums) < _MAX_SUMS:
+                note(name, tensor, other, sys._getframe(1))
+            return original(tensor, other, *args)
+
+        call.__name__ = name
+        return call
+
+    def _note_sum(self, name: str, tensor: Any, other: Any, frame: FrameType) -> None:
+        if not isinstance(other, torch.Tensor | float | int) or type(tensor) is not torch.Tensor:
+            return
+        has_graph = tensor.grad_fn is not None
+        other_has = isinstance(other, torch.Tensor) and other.requires_grad
+        if has_graph is other_has or tensor.numel() != 1 or (isinstance(other, torch.Tensor) and other.numel() != 1):
+            return
+        self.sums.append(MixedSum(sites_of(frame), has_graph is (name in _LEFT)))

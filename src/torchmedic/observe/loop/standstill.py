@@ -1,0 +1,284 @@
+"""Whether updates change the weights at all, and how far the learning rate falls: a few looks at each optimizer.
+
+Looks come after 1, 4, 20, 36 and 60 steps, then each after half as many steps again; any other step costs one
+comparison. Each look reads the learning rates. Until that is decided, a look also compares samples of the weights with
+copies from an earlier look. The counts of a device that is read late are copied to the host and read at the next look.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.contained import contained
+from torchmedic.observe.device import async_devices
+
+_NEVER = 1 << 62
+_FIRST_LOOKS = (1, 4, 20, 36, 60)  # steps
+_OPEN_STEPS = 8  # steps in which a look waits for the other optimizers
+_MAX_OPTIMIZERS = 8
+_MAX_TENSORS = 48  # of one optimizer
+_MAX_ELEMENTS = 2048  # of one tensor
+_MAX_RATES = 64  # looks whose rates are kept
+_MIN_UPDATES = 12  # between the copy and the look that decides
+_MAX_COPIES = 8  # times that weights are copied, as in a long warm-up
+_MAX_DEAD_SHARE = 1e-4  # of the largest rate, with which nothing is learned any more
+_COUNTS = 3  # numbers per tensor
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Rate(NamedTuple):
+    """The largest learning rate of an optimizer after a step."""
+
+    step: int
+    rate: float
+
+
+class LayerMoves(NamedTuple):
+    """What the updates did to one tensor: of the sampled elements, those with a gradient, and those that changed."""
+
+    reference: weakref.ref[torch.Tensor]
+    dtype: torch.dtype
+    is_matrix: bool
+    rate: float
+    graded: int
+    moved: int  # of those with a gradient
+    largest_gradient: float
+
+
+class Moves(NamedTuple):
+    """What the updates between two steps did to the weights of one optimizer."""
+
+    since: int
+    until: int
+    layers: list[LayerMoves]
+
+    @property
+    def are_doubtful(self) -> bool:
+        """Whether some layer has a gradient and did not change as a whole."""
+        return any(2 * layer.moved < layer.graded for layer in self.layers)
+
+
+class _Sample(NamedTuple):
+    reference: weakref.ref[torch.Tensor]
+    before: torch.Tensor
+    every: int  # elements, of which one is looked at
+    rate: float
+
+
+class _Pending(NamedTuple):
+    """Counts that are on their way to the host."""
+
+    step: int
+    host: torch.Tensor
+    samples: list[_Sample]
+
+
+class Steady:
+    """What is known of one optimizer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.reference = weakref.ref(optimizer)
+        self.rates: list[Rate] = []
+        self.moves: Moves | None = None
+        self.is_decided = False
+        self.has_judged_moves = self.has_judged_rates = False  # there is a finding: it is made once
+        self._copied_at = 0
+        self._samples: list[_Sample] = []
+        self._copies = 0
+        self._pending: _Pending | None = None
+
+    def look(self, step: int) -> bool:
+        """Look at an optimizer that has just stepped; whether what is known of it now looks bad."""
+        optimizer = self.reference()
+        rates = _rates(optimizer)
+        if rates is None:
+            return False
+        self.note_rate(step, max(rates, default=0.0))
+        if not self.is_decided and step >= _FIRST_LOOKS[1]:
+            with torch.no_grad():
+                self._look_at_weights(optimizer, rates, step)
+            if self.moves is not None and self.moves.are_doubtful:
+                return True
+        return self.nothing_since() is not None
+
+    def nothing_since(self) -> Rate | None:
+        """The first look since which the rate has been next to nothing, against the largest; None if it is not."""
+        largest = max((each.rate for each in self.rates), default=0.0)
+        found: Rate | None = None
+        for each in reversed(self.rates):
+            if each.rate > _MAX_DEAD_SHARE * largest:
+                break
+            found = each
+        return found if largest > 0 else None
+
+    def note_rate(self, step: int, rate: float) -> None:
+        if len(self.rates) < _MAX_RATES:
+            self.rates.append(Rate(step, rate))
+
+    def _look_at_weights(self, optimizer: Any, rates: list[float], step: int) -> None:
+        if self._pending is not None and not bool(self._pending.host.isnan().any()):
+            self._decide(self._pending)
+        self._pending = None
+        if self.is_decided:
+            self._samples = []
+            return
+        is_rising = bool(self._samples) and max(rates, default=0.0) > max(sample.rate for sample in self._samples)
+        if not self._samples or is_rising:
+            self._copies += 1
+            self._samples = list(_samples(optimizer, rates)) if self._copies <= _MAX_COPIES else []
+            self._copied_at = step
+            self.is_decided = not self._samples
+        elif step - self._copied_at >= _MIN_UPDATES:
+            self._measure(step)
+
+    def _measure(self, step: int) -> None:
+        counted = [(sample, counts) for sample in self._samples if (counts := _counts(sample)) is not None]
+        if not counted:
+            self.is_decided = True
+            return
+        samples = [sample for sample, _ in counted]
+        values = torch.stack([counts for _, counts in counted]).reshape(-1)
+        device = async_devices.devices.get(values.device.type)
+        if device is None:
+            self._decide(_Pending(step, values, samples))
+        elif device.may_work():
+            host, event = device.places(values.numel(), torch.float32)
+            host.fill_(float("nan"))
+            device.arrange_many(host, event, values)
+            self._pending = _Pending(step, host, samples)
+
+    def _decide(self, known: _Pending) -> None:
+        self.is_decided = True
+        self._samples = []
+        rows = known.host.reshape(-1, _COUNTS).tolist()
+        layers = []
+        for sample, (graded, moved, largest) in zip(known.samples, rows, strict=True):
+            tensor = sample.reference()
+            if tensor is not None:
+                is_matrix = tensor.dim() > 1
+                layers.append(
+                    LayerMoves(
+                        sample.reference, tensor.dtype, is_matrix, sample.rate, int(graded), int(moved), float(largest)
+                    )
+                )
+        self.moves = Moves(self._copied_at, known.step, layers)
+
+
+class Standstill:
+    """Fed by the hooks; `ask` is called when something new is known."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        self._ask = ask
+        self.due = _NEVER  # the step of the next look; read by the hooks
+        self.watched: dict[int, Steady] = {}
+        self._open = 0  # the step at which the present look began
+        self._seen: set[int] = set()  # optimizers that this look has seen
+
+    def start(self) -> None:
+        self.due = _FIRST_LOOKS[0]
+
+    def stop(self) -> None:
+        """Stop for good."""
+        self.due = _NEVER
+        self.watched.clear()
+
+    @contained("observe.habits")
+    def stepped(self, optimizer: Any, step: int) -> None:
+        """An optimizer has stepped while a look is due."""
+        self._open = self._open or step
+        if id(optimizer) not in self._seen:
+            self._seen.add(id(optimizer))
+            known = self._known(optimizer)
+            if known is not None and known.look(step):
+                self._ask()
+        if step >= self._open + _OPEN_STEPS or len(self._seen) >= len(self.watched) == 1:
+            self._close(step)
+
+    def ending(self, step: int) -> None:
+        """The run ends after this many steps: the last rates are the present ones."""
+        for known in self.watched.values():
+            rates = _rates(known.reference())
+            if rates and known.rates and step > known.rates[-1].step:
+                known.note_rate(step, max(rates))
+
+    def of(self, optimizer: Any) -> Steady | None:
+        known = self.watched.get(id(optimizer))
+        return known if known is not None and known.reference() is optimizer else None
+
+    def _close(self, step: int) -> None:
+        self._open = 0
+        self._seen.clear()
+        later = [each for each in _FIRST_LOOKS if each > step]
+        self.due = later[0] if later else step + step // 2
+
+    def _known(self, optimizer: Any) -> Steady | None:
+        known = self.of(optimizer)
+        if known is None:
+            if len(self.watched) >= _MAX_OPTIMIZERS or not type(optimizer).__module__.startswith("torch.optim"):
+                return None  # an optimizer of somebody else's may keep its updates for later
+            known = self.watched[id(optimizer)] = Steady(optimizer)
+        return known
+
+
+def _rates(optimizer: Any) -> list[float] | None:
+    """The rates of all groups; None where one is on a device."""
+    found: list[float] = []
+    for group in optimizer.param_groups if optimizer is not None else ():
+        rate = group.get("lr")
+        if isinstance(rate, torch.Tensor):
+            if not rate.is_cpu:
+                return None
+            rate = rate.item()
+        if not isinstance(rate, float | int):
+            return None
+        found.append(float(rate))
+    return found
+
+
+def _samples(optimizer: Any, rates: list[float]) -> list[_Sample]:
+    """Copies of some elements of some weights, spread over all of them."""
+    found: list[tuple[torch.Tensor, float]] = [
+        (tensor, rate)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True)
+        for tensor in group["params"]
+        if rate > 0 and _is_readable(tensor)
+    ]
+    if len({tensor.device for tensor, _ in found}) != 1:
+        return []
+    chosen = {round(place * (len(found) - 1) / max(1, _MAX_TENSORS - 1)) for place in range(_MAX_TENSORS)}
+    samples = []
+    for place in sorted(chosen):
+        tensor, rate = found[place]
+        every = -(-tensor.numel() // _MAX_ELEMENTS)
+        samples.append(_Sample(weakref.ref(tensor), tensor.detach().view(-1)[::every].clone(), every, rate))
+    return samples
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    if type(tensor) not in _PLAIN or tensor.is_meta or tensor.layout is not torch.strided or not tensor.numel():
+        return False
+    kind = tensor.device.type
+    known = kind == "cpu" or kind in async_devices.devices
+    late = async_devices.devices.get(kind)
+    return known and tensor.is_floating_point() and tensor.is_contiguous() and (late is None or late.may_work())
+
+
+def _counts(sample: _Sample) -> torch.Tensor | None:
+    """Elements with a gradient, those of them that have changed, and the largest gradient; on their device."""
+    tensor = sample.reference()
+    gradient = tensor.grad if tensor is not None else None
+    if tensor is None or gradient is None or type(gradient) not in _PLAIN or not _is_readable(tensor):
+        return None
+    if gradient.layout is not torch.strided or not gradient.is_contiguous() or gradient.device != tensor.device:
+        return None
+    given = gradient.detach().view(-1)[:: sample.every]
+    now = tensor.detach().view(-1)[:: sample.every]
+    if now.shape != sample.before.shape or now.dtype is not sample.before.dtype or now.device != sample.before.device:
+        return None
+    has_gradient = given != 0
+    moved = (now != sample.before) & has_gradient
+    return torch.stack([has_gradient.sum().float(), moved.sum().float(), given.abs().amax().float()])
