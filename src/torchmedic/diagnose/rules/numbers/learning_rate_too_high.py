@@ -19,7 +19,7 @@ from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Grade, Location
 from torchmedic.replay.trajectory.course import Change, Course
-from torchmedic.source.lookup.optimizers import built_at, rate_set_at
+from torchmedic.source.lookup.optimizers import built_at, rate_set_at, value_written_at
 
 CODE, NAME = "TM230", "learning-rate-too-high"
 
@@ -55,7 +55,9 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         f"with a rate of {rate:.6g} every update makes the loss larger; with {lower} it falls",
         grade=grade,
     )
-    draft.at(_location(evidence, optimizer, rate))
+    cause = _location(evidence, optimizer, rate)
+    draft.at(cause)
+    draft.at(value_written_at(rate, cause, f"the value {rate:.6g} is written here"))
     labelled = [(f"with {_rounded(rate * factor)}", course) for factor, course in tried]
     draft.treat(cure(divergence, f"lower the learning rate from {rate:.6g} to about {lower}", labelled[-_SHOWN:]))
     clipped = divergence.course(Change("gradients clipped at 1", clip=1.0))
@@ -121,8 +123,10 @@ def _location(evidence: NumbersEvidence, optimizer: Any, rate: float) -> Locatio
     label = f"the learning rate is {rate:.6g}"
     built = optimizer.defaults.get("lr")
     is_built = built is not None and rate <= float(built) * 1.001
-    find = built_at if is_built else rate_set_at
-    return find(evidence.frames, optimizer, "cause", label)
+    by = evidence.agent.clock.constructions.get(optimizer)
+    if is_built:
+        return built_at(evidence.frames, optimizer, "cause", label, by=by, value=rate)
+    return rate_set_at(evidence.frames, optimizer, "cause", label, by=by, value=rate)
 
 
 RULE = Rule(CODE, NAME, check)

@@ -11,11 +11,13 @@ Cure: turn the sign round.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, location_of
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis, Grade
+from torchmedic.records import Diagnosis, Grade, Location
 from torchmedic.replay.trace.microscope import Microscope, Op
 from torchmedic.replay.trajectory.course import Change, Course
 from torchmedic.source.lookup.optimizers import built_at
@@ -46,7 +48,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         draft = _begin(evidence, divergence, "the updates go uphill", "proven")
         optimizer = next((each for each in divergence.optimizers if each.param_groups[0].get("maximize")), None)
         if optimizer is not None:
-            draft.at(built_at(evidence.frames, optimizer, "cause", "`maximize=True` makes the loss larger"))
+            draft.at(_built_at(evidence, optimizer))
         return _finish(draft, evidence, divergence, course)
     if not divergence.is_falling or not _shrinks(divergence, course):
         return None
@@ -87,6 +89,11 @@ def _last(scope: Microscope) -> tuple[Op, bool] | None:
         if op.kind in ("mean", "sum"):
             return op, False
     return None
+
+
+def _built_at(evidence: NumbersEvidence, optimizer: Any) -> Location | None:
+    by = evidence.agent.clock.constructions.get(optimizer)
+    return built_at(evidence.frames, optimizer, "cause", "`maximize=True` makes the loss larger", by=by)
 
 
 RULE = Rule(CODE, NAME, check)
