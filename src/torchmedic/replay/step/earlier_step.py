@@ -31,6 +31,7 @@ from torchmedic.source.name_use import names_read, names_written, read_first
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.segment.names import names_changed, names_renewed
 
+BATCH = "__torchmedic_batch__"  # in the variables of a replay: the present batch with the data of then
 _DATA = (int, float, str, list, tuple, dict)
 
 
@@ -179,6 +180,7 @@ class EarlierStepRunner(Runner):
             self._batch = self._past
         changed = names_changed(self.segment)
         namespace.update(self._begun(changed))
+        namespace[BATCH] = self._present
         twins = dict(_twins(self._present, self._past)) if self._past is not None else {}
         places = {name: _place(value) for name, value in namespace.items() if _may_be_part(value)}
         mapped = {name for name, place in places.items() if place in twins}
@@ -216,7 +218,7 @@ def _data_of(past: Any, present: Any) -> Iterator[None]:
         for tensor, other in pairs:
             if _may_stand_for(tensor, other):
                 stack.callback(_put_back, tensor, tensor.data, tensor._version)
-                tensor.data = other.data
+                tensor.data = other.data  # as a change of the data may set another one
         yield
 
 
@@ -226,7 +228,6 @@ def _may_stand_for(tensor: torch.Tensor, other: torch.Tensor) -> bool:
         is_plain
         and tensor.layout is other.layout is torch.strided
         and (tensor.dtype, tensor.device) == (other.dtype, other.device)
-        and tensor.data_ptr() != other.data_ptr()
     )
 
 

@@ -1,7 +1,7 @@
 """The learning rate is so high that every update makes the loss larger.
 
 What: the last steps were run again from a copy of the weights. As they were, the loss grew again until it overflowed;
-with a lower learning rate and nothing else changed, the loss fell.
+with a lower learning rate and nothing else changed, the loss fell or at least did not grow.
 
 Why: an update that is too large overshoots the minimum, lands where the slope is steeper, and the next update is larger
 still. The operation that overflows in the end is not at fault.
@@ -45,6 +45,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     rates = rates_of(divergence, optimizer) if optimizer is not None else []
     if not rates:
         return None
+    outcome = divergence.outcome(tried[-1][1])
     rate, lower = rates[0], _rounded(rates[0] * factor)
     grade: Grade = "likely" if is_ordinary_rate(divergence) and factor < _LAST_ORDINARY else "proven"
     draft = begin(
@@ -52,7 +53,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         evidence,
         divergence,
         f"the learning rate of {rate:.6g} is too high",
-        f"with a rate of {rate:.6g} every update makes the loss larger; with {lower} it falls",
+        f"with a rate of {rate:.6g} every update makes the loss larger; with {lower} {outcome}",
         grade=grade,
     )
     cause = _location(evidence, optimizer, rate)
@@ -88,6 +89,7 @@ def _first_that_turns(divergence: Divergence, only: Any) -> list[tuple[float, Co
 def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: list[tuple[float, Course]]) -> Diagnosis | None:
     """The loop updates its weights itself: the rate is not known, but how many times it is too high."""
     divisor = round(1 / tried[-1][0])
+    outcome = divergence.outcome(tried[-1][1])
     spot = divergence.update_spot()
     if spot is None:
         return None
@@ -96,7 +98,7 @@ def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: list[tupl
         evidence,
         divergence,
         "the step size of the update is too high",
-        f"every update makes the loss larger; with updates of a {divisor}th of the size it falls",
+        f"every update makes the loss larger; with updates of 1/{divisor} of the size {outcome}",
     )
     draft.at(spot.location("cause", "the weights are updated here"))
     labelled = [(f"divided by {round(1 / factor)}", course) for factor, course in tried]

@@ -49,6 +49,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         optimizer = next((each for each in divergence.optimizers if each.param_groups[0].get("maximize")), None)
         if optimizer is not None:
             draft.at(_built_at(evidence, optimizer))
+        elif not divergence.optimizers:
+            draft.at(location_of(divergence.update_spot(), "this moves the weights uphill, along the gradient"))
         return _finish(draft, evidence, divergence, course)
     if not divergence.is_falling or not _shrinks(divergence, course):
         return None
@@ -69,7 +71,8 @@ def _begin(evidence: NumbersEvidence, divergence: Divergence, message: str, grad
 def _finish(draft: Draft, evidence: NumbersEvidence, divergence: Divergence, course: Course) -> Diagnosis | None:
     if not draft.has_place:
         return None
-    draft.treat(cure(divergence, "turn the sign of the loss round", [("with the other sign", course)]))
+    what = "update" if not divergence.optimizers else "loss"
+    draft.treat(cure(divergence, f"turn the sign of the {what} round", [("with the other sign", course)]))
     return finish(draft, evidence)
 
 

@@ -30,14 +30,14 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     for optimizer in divergence.optimizers:
         for name, value, usual in _unusual(optimizer):
             course = divergence.course(Change(f"usual {name}", options={name: usual}))
-            if not divergence.turns(course):
+            if course is None or not divergence.turns(course):
                 continue
             draft = begin(
                 RULE,
                 evidence,
                 divergence,
                 f"`{name}={value}` of the optimizer is out of range",
-                f"with `{name}={value}` every update makes the loss larger; with {usual} the loss falls",
+                f"with `{name}={value}` every update makes the loss larger; with {usual} {divergence.outcome(course)}",
             )
             draft.at(_built_at(evidence, optimizer, name, value))
             draft.treat(cure(divergence, f"use `{name}={usual}`", [(f"with {name}={usual}", course)]))
