@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from torchmedic.observe.numbers.state_copies import take_copy
-from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
+from torchmedic.replay.trajectory.reduction import reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
 
 
