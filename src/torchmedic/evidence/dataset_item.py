@@ -6,9 +6,11 @@ only if the values of the batch bear it out: a target that was flattened, shifte
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -32,11 +34,29 @@ class Line(NamedTuple):
     line: int
     name: str
     owner: Any  # `self` of the method that the line belongs to
+    path: str = ""  # of the file that the values were read from, as far as a variable tells
 
 
 class Fetched(NamedTuple):
+    """An item that was fetched again and is bad."""
+
     dataset: Any
     line: Line | None  # None where the dataset holds the bad value as it is
+
+
+def collations_in_use() -> list[tuple[Any, Any]]:
+    """The datasets of all living loaders, each with its collate function."""
+    found: dict[tuple[int, int], tuple[Any, Any]] = {}
+    for value in gc.get_objects():
+        kind = type(value)
+        if issubclass(kind, _BaseDataLoaderIter):  # may outlive its loader
+            pair = (getattr(value, "_dataset", None), getattr(value, "_collate_fn", None))
+        elif issubclass(kind, DataLoader):
+            pair = (value.dataset, value.collate_fn)
+        else:
+            continue
+        found.setdefault((id(pair[0]), id(pair[1])), pair)
+    return list(found.values())
 
 
 def datasets_in_use() -> list[Any]:
@@ -57,7 +77,7 @@ def fetch_again(index: Any) -> Fetched | None:
     for dataset in datasets_in_use()[:_MAX_DATASETS]:
         if not hasattr(dataset, "__getitem__"):
             continue
-        watch = _Watch()
+        watch = Watch()
         state = torch.get_rng_state()
         try:
             with muted(), watch:
@@ -77,7 +97,7 @@ def _inner(dataset: Any) -> Any:
     return dataset
 
 
-class _Watch:
+class Watch:
     """A trace function over the user's own frames."""
 
     def __init__(self) -> None:
@@ -86,7 +106,7 @@ class _Watch:
         self._lines: dict[FrameType, int] = {}
         self._before: Any = None
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> Watch:
         self._before = sys.gettrace()
         sys.settrace(self._called)
         return self
@@ -112,13 +132,27 @@ class _Watch:
         return self._stepped
 
     def _note(self, frame: FrameType, name: str) -> None:
-        self.found = Line(frame.f_code.co_filename, self._lines[frame], name, frame.f_locals.get("self"))
+        values = frame.f_locals
+        self.found = Line(
+            frame.f_code.co_filename, self._lines[frame], name, values.get("self"), _file_in(values.values())
+        )
 
 
 def _bad_names(frame: FrameType) -> Iterator[str]:
+    """Variables with bad values. A plain number may well be infinite: `best = inf`."""
     for name, value in list(frame.f_locals.items()):
-        if name != "self" and is_bad(value):
+        if name != "self" and not isinstance(value, float) and is_bad(value):
             yield name
+
+
+def _file_in(values: Iterable[Any]) -> str:
+    """The only file that some variables name; empty where there is none, or several."""
+    found = set()
+    for value in values:
+        with contextlib.suppress(OSError, ValueError):
+            if isinstance(value, str | os.PathLike) and os.path.isfile(value):
+                found.add(os.fspath(value))
+    return found.pop() if len(found) == 1 else ""
 
 
 def items_of(incident: Raised, tensor: torch.Tensor, positions: list[tuple[int, ...]]) -> list[Any]:

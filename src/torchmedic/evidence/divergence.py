@@ -17,7 +17,9 @@ from torchmedic.replay.trace.values import number
 from torchmedic.replay.trajectory.course import NO_UPDATE, CannotCut, Change, Course, Trajectory
 
 _MAX_UPDATES = 8
+_UPDATES_OF_SLOW_STEPS = 4
 _MAX_COURSES = 12
+_MIN_COURSES = 3  # without which nothing can be told
 _GROWN = 3.0  # times the loss that the same batch has with the weights of before
 _GROWN_WEIGHTS = 10.0
 _BOUND = 1.1  # times that loss: a course that stays below has not grown
@@ -81,6 +83,17 @@ class Divergence:
         later = pairs[len(pairs) // 2 :] if len(pairs) > 1 else []
         # Where there is nothing to learn, as from random targets, the loss at least does not grow.
         return several or (bool(later) and sum(now - before for now, before in later) <= _STILL * size * len(later))
+
+    def falls(self, course: Course) -> bool:
+        """Whether the loss of a course that turns gets smaller than without any update, not only no larger."""
+        pairs = list(zip(self.losses(course), self.losses(self.still), strict=False))
+        later = pairs[len(pairs) // 2 :]
+        size = max((abs(before) for _, before in pairs), default=0.0)
+        return bool(later) and sum(now - before for now, before in later) < -_STILL * size * len(later)
+
+    def outcome(self, course: Course) -> str:
+        """What the loss does in a course that turns, in words."""
+        return "the loss falls" if self.falls(course) else "the loss no longer grows"
 
     def turns_alone(self, change: Change) -> bool:
         """Whether a change of the data turns the course, compared with the changed data and no update."""
@@ -194,11 +207,16 @@ def _run_again(window: Window, frame: FrameType | None, agent: StepContext) -> t
         return None, "the loss is scaled"
     try:
         trajectory = Trajectory(window, frame, agent, _MAX_UPDATES)
+        if not trajectory.is_affordable(_MAX_COURSES):
+            trajectory = Trajectory(window, frame, agent, _UPDATES_OF_SLOW_STEPS)
     except CannotCut as reason:
         return None, str(reason)
-    if not trajectory.is_affordable(_MAX_COURSES):
-        return None, "it would take longer than a minute"
+    too_long = "it would take longer than a minute"
+    if not trajectory.is_affordable(_MIN_COURSES):
+        return None, too_long
     original = trajectory.settle()
+    if not trajectory.is_affordable(_MIN_COURSES):
+        return None, too_long
     if original is None:
         return None, trajectory.why_not
     if not trajectory.is_faithful(original):

@@ -125,6 +125,7 @@ class EchoEvidence(NumbersEvidence):
         self._error = error
         self._through = through
         self._name = ""  # of the variable that is bad, filled by `replay`
+        self._is_root_bad = True  # a loss that backward was called with is bad
 
     @classmethod
     def of_exception(cls, raised: RaisedEvidence) -> EchoEvidence:
@@ -153,7 +154,9 @@ class EchoEvidence(NumbersEvidence):
     def victim_name(self) -> str:
         if not self.loss_is_bad:
             return ""
-        return "the loss" if not self._name or "loss" in self._name.lower() else f"`{self._name}`"
+        if "loss" in self._name.lower() or (not self._name and self._is_root_bad):
+            return "the loss"
+        return f"`{self._name}`" if self._name else "a value"  # a metric or an environment may be all that met it
 
     @property
     def trial_step(self) -> Step | None:
@@ -177,6 +180,9 @@ class EchoEvidence(NumbersEvidence):
         variables = list(_tensors_named(around))
         # The variable that was assigned last is the nearest to the line that complains.
         self._name = next((name for name, tensor in reversed(variables) if is_bad(tensor)), "")
+        self._is_root_bad = any(is_bad(root) for root in played.roots)
+        if not self._name and not self._is_root_bad:
+            self._name = next((name for name, tensor in near[::-1] if is_bad(tensor)), "")
         gradients: tuple[Victim, list[Value]] = ("gradient", [value for _, value in scope.gradients])
         values: list[tuple[Victim, list[Value]]] = [
             ("loss", [scope.value_of(tensor) for _, tensor in near]),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,9 @@ from torchmedic.evidence.dataset_item import datasets_in_use
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.step.batches import items_of
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location
+from torchmedic.replay.step.earlier_step import BATCH
 from torchmedic.replay.trajectory.course import Unit
 from torchmedic.source.assignments import read_first
 from torchmedic.source.live_frames import node_location, syntax_tree
@@ -20,6 +23,8 @@ from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.lookup.origins import attribute_assignments
 
 _MIN_ELEMENTS = 8
+_MAX_DEPTH = 2  # of containers
+_MAX_PARTS = 16  # of a container
 _MAX_USUAL = 20.0  # size of three quarters of the values of a column
 
 
@@ -37,12 +42,17 @@ class Column(NamedTuple):
 
 
 class Data(NamedTuple):
-    """A variable that holds data of a step, with the mean and the deviation of its columns."""
+    """Data that a step reads, with the mean and the deviation of its columns."""
 
-    name: str
+    name: str  # an expression: `x`, `batch["x"]`
+    path: tuple[Any, ...]  # a variable, and the keys below it; a number alone: of a tensor in the batch
     tensor: torch.Tensor
     mean: torch.Tensor
     deviation: torch.Tensor
+
+    @property
+    def shown(self) -> str:
+        return self.name if isinstance(self.path[0], int) else f"`{self.name}`"
 
     @property
     def widest(self) -> Column:
@@ -57,36 +67,64 @@ class Data(NamedTuple):
         return bool(usual.max() > _MAX_USUAL)
 
     def standardised(self) -> Callable[[dict[str, Any]], None]:
-        """Changes the variable to mean 0 and deviation 1, in every step with the numbers of the first."""
+        """Changes the data to mean 0 and deviation 1, in every step with the numbers of the first."""
 
         def change(namespace: dict[str, Any]) -> None:
-            value = namespace.get(self.name)
-            if isinstance(value, torch.Tensor) and value.is_floating_point():
-                namespace[self.name] = _scaled(value, self.mean, self.deviation)
+            if isinstance(self.path[0], int):
+                tensor = tensors_in(namespace[BATCH])[self.path[0]]
+                tensor.data = _scaled(tensor.data, self.mean, self.deviation)
+            elif self.path[0] in namespace:
+                namespace[self.path[0]] = self._replaced(namespace[self.path[0]], self.path[1:])
 
         return change
 
+    def _replaced(self, value: Any, keys: tuple[Any, ...]) -> Any:
+        """A value with the data in it scaled; a container is copied."""
+        if not keys:
+            is_data = isinstance(value, torch.Tensor) and value.is_floating_point()
+            return _scaled(value, self.mean, self.deviation) if is_data else value
+        if isinstance(value, tuple):
+            parts = [self._replaced(part, keys[1:]) if at == keys[0] else part for at, part in enumerate(value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        changed = copy.copy(value)
+        changed[keys[0]] = self._replaced(value[keys[0]], keys[1:])
+        return changed
+
 
 def data_of(divergence: Divergence) -> list[Data]:
-    """The variables with data of floating point that the first of the steps reads."""
-    return list(_data(divergence.trajectory.units[0]))
-
-
-def _data(unit: Unit) -> list[Data]:
+    """The data of floating point that the first of the steps reads: variables, what is in them, and the batch."""
+    unit = divergence.trajectory.units[0]
     runner = unit.step.runner
     namespace = runner._namespace()
-    names = read_first(runner.segment.statements)
+    names = sorted(read_first(runner.segment.statements) & namespace.keys())
+    held = [part for name in names for part in _parts(name, (name,), namespace[name], _MAX_DEPTH)]
+    seen = {tensor.data_ptr() for _, _, tensor in held}
+    batch = tensors_in(unit.call.batch)
+    # A framework may pass the batch on in objects that no variable of the step shows.
+    held += [("the batch", (at,), tensor) for at, tensor in enumerate(batch) if tensor.data_ptr() not in seen]
     found = []
-    for name in sorted(names & namespace.keys()):
-        value = namespace[name]
-        if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter) or value.requires_grad:
+    for name, path, value in held:
+        if isinstance(value, torch.nn.Parameter) or value.requires_grad or value.layout is not torch.strided:
             continue
-        if not value.is_floating_point() or value.numel() < _MIN_ELEMENTS or value.layout is not torch.strided:
+        if not value.is_floating_point() or value.numel() < _MIN_ELEMENTS:
             continue
         flat = _columns(value.detach()).double()
         if bool(torch.isfinite(flat).all()):
-            found.append(Data(name, value, flat.mean(0), flat.std(0, correction=0)))
+            found.append(Data(name, path, value, flat.mean(0), flat.std(0, correction=0)))
     return found
+
+
+def _parts(
+    name: str, path: tuple[Any, ...], value: Any, depth: int
+) -> Iterator[tuple[str, tuple[Any, ...], torch.Tensor]]:
+    """The tensors in a variable, with the expressions for them."""
+    if isinstance(value, torch.Tensor):
+        yield name, path, value
+    elif depth and isinstance(value, list | tuple | Mapping) and len(value) <= _MAX_PARTS:
+        items = list(value.items() if isinstance(value, Mapping) else enumerate(value))
+        for key, part in items:
+            shown = f'"{key}"' if isinstance(key, str) else repr(key)
+            yield from _parts(f"{name}[{shown}]", (*path, key), part, depth - 1)
 
 
 def made_at(
@@ -131,10 +169,15 @@ def _attribute_of(dataset: Any, unit: Unit, tensor: torch.Tensor) -> Maker | Non
         except Exception:  # whatever the attributes of a data set do when they are asked for an item
             continue
         if row.shape == tensor.shape[1:] and torch.equal(row.to(tensor.dtype), tensor[0]):
-            found = list(attribute_assignments(type(dataset), attr))
+            found = [each for each in attribute_assignments(type(dataset), attr) if not _writes_part(each[1])]
             if len(found) == 1:
                 return Maker(found[0][0], found[0][1], f"self.{attr}")
     return None
+
+
+def _writes_part(statement: ast.stmt) -> bool:
+    """Whether a statement writes into what it does not make."""
+    return isinstance(statement, ast.Assign) and all(isinstance(each, ast.Subscript) for each in statement.targets)
 
 
 def _located(maker: Maker, label: str, *, written: bool) -> Location:

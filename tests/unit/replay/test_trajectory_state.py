@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from torchmedic.observe.numbers.state_copies import take_copy
-from torchmedic.replay.trajectory.reduction import summed_elements
+from torchmedic.replay.trajectory.reduction import reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
 
 
@@ -71,9 +71,9 @@ def test_the_state_of_the_copy_is_used_and_not_used_up() -> None:
 
 def test_how_many_elements_a_loss_adds_up() -> None:
     a, b = torch.randn(6, 4, requires_grad=True), torch.randn(6, 4)
-    assert summed_elements((a - b).square().sum()) == 24
-    assert summed_elements((a - b).square().sum() / 6) == 4
-    assert summed_elements((a - b).square().mean()) == 1
-    assert summed_elements(nn.functional.mse_loss(a, b, reduction="sum")) == 24
-    assert summed_elements(nn.functional.mse_loss(a, b)) == 1
-    assert summed_elements(nn.functional.cross_entropy(a, torch.zeros(6, dtype=torch.long), reduction="sum")) == 6
+    assert reduction_of((a - b).square().sum()).count == 24
+    assert reduction_of((a - b).square().sum() / 6).count == 4
+    assert reduction_of((a - b).square().mean()).count == 1
+    assert reduction_of(nn.functional.mse_loss(a, b, reduction="sum")).count == 24
+    assert reduction_of(nn.functional.mse_loss(a, b)).count == 1
+    assert reduction_of(nn.functional.cross_entropy(a, torch.zeros(6, dtype=torch.long), reduction="sum")).count == 6

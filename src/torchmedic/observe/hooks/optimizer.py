@@ -15,6 +15,7 @@ from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
 from torchmedic.observe.hooks.patches import without_our_frame, wrap
 from torchmedic.observe.step.clock import OPTIMIZER
+from torchmedic.source.lookup.optimizers import construction
 from torchmedic.source.user_code import user_frame
 
 _is_compiling = torch.compiler.is_compiling
@@ -53,7 +54,7 @@ class OptimizerHooks:
     def _built(self, optimizer: Any) -> None:
         step = self._step
         self._forward.expect()
-        step.clock.optimizer_built(optimizer)
+        step.clock.optimizer_built(optimizer, construction(sys._getframe(1), type(optimizer)))
         step.habits.optimizer_built(optimizer, sys._getframe(1))
         if step.leaks is not None:
             step.leaks.mark("trial", sys._getframe(1))

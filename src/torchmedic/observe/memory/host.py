@@ -1,4 +1,4 @@
-"""What the process holds of the host's memory, and which limits it is under; read only when something has failed."""
+"""What the process holds of the host's memory, and which limits it is under; read seldom."""
 
 from __future__ import annotations
 
@@ -56,6 +56,15 @@ def host_memory(proc: Path = _PROC, cgroups: Path | None = None) -> HostMemory:
         commit_limit=host.get("CommitLimit") if strict else None,
         cgroup_limit=_cgroup_limit(proc, cgroups),
     )
+
+
+def free_bytes(proc: Path = _PROC, cgroups: Path | None = None) -> int:
+    """How much this process can still take: of the host's memory, and below the limit of its cgroup."""
+    memory = host_memory(proc, cgroups)
+    free = memory.available or 0
+    if memory.cgroup_limit is not None:
+        free = min(free, max(0, memory.cgroup_limit - (memory.resident or 0)))
+    return free
 
 
 def _table(path: Path) -> dict[str, int]:

@@ -174,7 +174,9 @@ class KeptBackwards:
                 break
             code = at.f_code
             noted = forward.get(id(at))
-            if noted is not None and noted[0] is code and not code.co_filename.startswith(_TORCH):
+            is_noted = noted is not None and noted[0] is code and not code.co_filename.startswith(_TORCH)
+            # A frame that runs the same call in both passes and is the innermost is another one at the same address.
+            if noted is not None and is_noted and (points or noted[1] != at.f_lasti):
                 points.append(self._point(at, noted[1], len(points) < _MAX_POINTS_WITH_VALUES))
             at = at.f_back
         user = user_frame(caller) if not points else None

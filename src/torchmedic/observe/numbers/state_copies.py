@@ -6,10 +6,10 @@ import resource
 import weakref
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 
 from torchmedic.observe.device.async_devices import devices
+from torchmedic.observe.memory.host import free_bytes
 
 _MAX_COPY_BYTES = 256 << 20
 _MAX_SHARE_OF_FREE_MEMORY = 0.1
@@ -87,7 +87,7 @@ def _is_room_for(tensors: list[torch.Tensor]) -> bool:
         late = devices.get(device.type)
         if late is None and (device.type != "cpu" or _is_limited()):
             return False
-        free = late.free_bytes(device) if late is not None else psutil.virtual_memory().available
+        free = late.free_bytes(device) if late is not None else free_bytes()
         if nbytes > min(_MAX_COPY_BYTES, _MAX_SHARE_OF_FREE_MEMORY * free):
             return False
     return True

@@ -18,6 +18,7 @@ from typing import Any
 from torchmedic.observe.memory.usage import MemoryGauge
 from torchmedic.observe.step.blackbox import BlackBox
 from torchmedic.records import PHASES, Phase
+from torchmedic.source.lookup.optimizers import Construction
 from torchmedic.source.user_code import is_user_file, verdicts
 
 OTHER, DATA, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
@@ -38,6 +39,7 @@ class Clock:
         self.line = 0
         self.optimizer_count = 0  # of those that live
         self._optimizers: dict[int, weakref.ref[Any]] = {}  # a WeakSet is asked too slowly for every event
+        self.constructions: weakref.WeakKeyDictionary[Any, Construction] = weakref.WeakKeyDictionary()  # of optimizers
         self._stepped: set[int] = set()  # identities
         self._had_optimizers = False
         self._by_hand: set[tuple[str, int]] = set()  # lines that have computed gradients in this step
@@ -134,7 +136,9 @@ class Clock:
         """Whether the loop updates its weights without an optimizer."""
         return bool(self._by_hand) and self.step > 0
 
-    def optimizer_built(self, optimizer: Any) -> None:
+    def optimizer_built(self, optimizer: Any, by: Construction | None = None) -> None:
+        if by is not None:
+            self.constructions[optimizer] = by
         key = id(optimizer)
         living = self._optimizers
         if not self._had_optimizers:

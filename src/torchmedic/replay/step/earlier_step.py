@@ -8,8 +8,10 @@ make the data from the batch.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
@@ -19,13 +21,16 @@ from torchmedic.observe.context import StepContext, StepView
 from torchmedic.observe.numbers.kept_steps import GONE, KeptBackward, given_back
 from torchmedic.observe.step.step_notes import line_of
 from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.replay.isolation.torch_state import set_version
 from torchmedic.replay.step.iterators import draws_from_iterator
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.reused_results import reusable_result
 from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.step import Step, earlier
 from torchmedic.source.assignments import names_read, names_written, read_first
 from torchmedic.source.segment.cut import CannotCut, names_changed, names_renewed
 
+BATCH = "__torchmedic_batch__"  # in the variables of a replay: the present batch with the data of then
 _DATA = (int, float, str, list, tuple, dict)
 
 
@@ -55,7 +60,8 @@ def earlier_step(
         free = point.code.co_freevars  # of a closure: variables of the functions around it
         outer = {name: each.values[name] for each in past.points for name in free if name in each.values}
         values = {**outer, **point.values}
-        kind = functools.partial(EarlierStepRunner, values=values, present=agent.batches.whole)
+        at = line_of(point.code, point.lasti)
+        kind = functools.partial(EarlierStepRunner, values=values, at=at, present=agent.batches.whole)
         try:
             line = None if point.forward_lasti is None else line_of(point.code, point.forward_lasti)
             lasti = point.lasti if end is None else end.lasti
@@ -80,12 +86,18 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 class EarlierStepRunner(Runner):
     """Replays a segment with the data of an earlier step."""
 
-    def __init__(self, *args: Any, values: dict[str, Any], present: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, values: dict[str, Any], at: int, present: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._at = at  # the line of the frame when the variables were kept
         self._past = self._batch
         self._present = present
         self._calls_before = 0  # of modules, when a replay began
         self._then = {name: value for name, kept in values.items() if (value := given_back(kept)) is not GONE}
+
+    def play(self, *contexts: AbstractContextManager[Any], **options: Any) -> ReplayResult:
+        """Run the segment. Whatever object holds the batch of the present step, it holds the data of then."""
+        with _data_of(self._past, self._present):
+            return super().play(*contexts, **options)
 
     @property
     def lost(self) -> set[str]:
@@ -97,7 +109,7 @@ class EarlierStepRunner(Runner):
         renewed = names_renewed(self._frame, self.segment.lines[1])
         lost = set()
         for name in read_first(self.segment.statements) & renewed & self._locals.keys():
-            if name in mapped or name in carried or (name in self._then and name not in changed):
+            if name in mapped or name in carried or name in self._begun(changed):
                 continue
             value = namespace.get(name)
             tensors = tensors_in(value)
@@ -135,6 +147,15 @@ class EarlierStepRunner(Runner):
     def _frozen_results(self, statement: ast.stmt) -> dict[str, Any]:
         return {name: self._then[name] for name in names_written(statement) if name in self._then}
 
+    def _begun(self, changed: set[str]) -> dict[str, Any]:
+        """The variables as the step began with them: those that it does not change, and its counters."""
+        found = {name: value for name, value in self._then.items() if name not in changed}
+        for name in changed & self._then.keys():
+            added = _added(self.segment.statements, name, self._at)
+            if added is not None and type(self._then[name]) in (int, float):
+                found[name] = self._then[name] - added
+        return found
+
     def _count_call(self, module: Any, args: Any) -> None:
         rng = self._notes.forward_rng if isinstance(self._notes, KeptBackward) else None
         if self.frozen and rng is not None and self._module_calls == self._calls_before:
@@ -157,7 +178,8 @@ class EarlierStepRunner(Runner):
         finally:
             self._batch = self._past
         changed = names_changed(self.segment)
-        namespace.update({name: value for name, value in self._then.items() if name not in changed})
+        namespace.update(self._begun(changed))
+        namespace[BATCH] = self._present
         twins = dict(_twins(self._present, self._past)) if self._past is not None else {}
         places = {name: _place(value) for name, value in namespace.items() if _may_be_part(value)}
         mapped = {name for name, place in places.items() if place in twins}
@@ -170,6 +192,47 @@ class EarlierStepRunner(Runner):
 
 
 _Place = tuple[type, tuple[int, ...]]
+
+
+def _added(statements: list[ast.stmt], name: str, line: int) -> float | None:
+    """What `name += 1` and the like have added before a line; None where the name is changed in another way."""
+    total = 0
+    for statement in statements:
+        if statement.lineno >= line or name not in names_written(statement):
+            continue
+        match statement:
+            case ast.AugAssign(op=ast.Add(), value=ast.Constant(value=int() as added)):
+                total += added
+            case _:
+                return None
+    return total
+
+
+@contextlib.contextmanager
+def _data_of(past: Any, present: Any) -> Iterator[None]:
+    """A block in which the tensors of the present batch hold the data of another one."""
+    now, then = tensors_in(present), tensors_in(past)
+    pairs = list(zip(now, then, strict=True)) if len(now) == len(then) else []
+    with contextlib.ExitStack() as stack:
+        for tensor, other in pairs:
+            if _may_stand_for(tensor, other):
+                stack.callback(_put_back, tensor, tensor.data, tensor._version)
+                tensor.data = other.data  # as a change of the data may set another one
+        yield
+
+
+def _may_stand_for(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    is_plain = type(tensor) is type(other) is torch.Tensor and not tensor.requires_grad and not tensor.is_inference()
+    return (
+        is_plain
+        and tensor.layout is other.layout is torch.strided
+        and (tensor.dtype, tensor.device) == (other.dtype, other.device)
+    )
+
+
+def _put_back(tensor: torch.Tensor, data: torch.Tensor, version: int) -> None:
+    tensor.data = data
+    set_version(tensor, version)
 
 
 def _bound(statement: ast.stmt) -> set[str]:

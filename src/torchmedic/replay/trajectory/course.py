@@ -18,7 +18,7 @@ from torchmedic.replay.step.earlier_step import EarlierStepRunner, earlier_step
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Microscope
-from torchmedic.replay.trajectory.reduction import summed_elements
+from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
 from torchmedic.source.segment.cut import CannotCut
 
@@ -85,7 +85,7 @@ class Trajectory:
         self._deadline = time.monotonic() + _MAX_SECONDS
         self._ways: list[Callable[[Unit, Unit | None], bool]] = []  # to run a step; empty once they are settled
         self._first: tuple[float, Gradients] | None = None  # loss and gradients of the first step
-        self.summed = 1.0  # of how many elements the loss of the first step is the sum; filled by `look`
+        self.reduction = Reduction(1.0)  # of the loss of the first step; filled by `look`
         self.seconds = 0.0
         self.why_not = ""
 
@@ -95,9 +95,9 @@ class Trajectory:
         return tuple(math.nan if unit.call.loss is None else unit.call.loss for unit in self.units)
 
     def is_affordable(self, courses: int) -> bool:
-        """Whether so many courses can be expected to end in time."""
-        steps = len(self.units) * courses
-        return steps * _REPLAY_FACTOR * self._usual_step < _MAX_SECONDS
+        """Whether so many courses more can be expected to end in time: by the first one, once it has been run."""
+        one = self.seconds or len(self.units) * _REPLAY_FACTOR * self._usual_step
+        return self.seconds + courses * one < _MAX_SECONDS
 
     def is_faithful(self, course: Course) -> bool:
         """Whether the course is what happened."""
@@ -143,7 +143,8 @@ class Trajectory:
             if played.error is not None:
                 return None
             scope.read()
-            self.summed = summed_elements(played.roots[-1]) if played.roots else 1.0
+            if played.roots:
+                self.reduction = reduction_of(played.roots[-1])
         return scope
 
     def _losses(self, change: Change, weights: list[float]) -> Iterator[float]:

@@ -4,22 +4,80 @@ from __future__ import annotations
 
 import ast
 import gc
-from typing import Any
+import os
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
+import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.records import Location, Role
-from torchmedic.source.live_frames import Frame, node_location, place, syntax_tree
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.live_frames import Frame, by_span, node_location, place, syntax_tree
+from torchmedic.source.stacks import position_of
+from torchmedic.source.syntax import FUNCTIONS, nodes_in
+from torchmedic.source.user_code import PACKAGE, is_user_file
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_RATE_NAMES = ("lr", "learning_rate", "rate", "eta", "alpha", "step_size")  # that a variable may have, or end with
 
 
-def _files(frames: list[Frame]) -> list[str]:
-    """The user's files that are on the stack, the innermost first, then the script itself."""
-    return list(dict.fromkeys(frame.file for frame in reversed(frames) if frame.is_user))
+class Construction(NamedTuple):
+    """The user's call that built an optimizer."""
+
+    code: CodeType
+    lasti: int
+    is_direct: bool  # False: a library built the optimizer for the user
 
 
-def built_at(frames: list[Frame], optimizer: Any, role: Role, label: str) -> Location | None:
-    """The only call in the user's files that builds an optimizer of this kind."""
+def construction(frame: FrameType | None, kind: type) -> Construction | None:
+    """The innermost call of the user's code, asked while an optimizer of some class is built."""
+    own = [code for each in kind.__mro__ if (code := getattr(vars(each).get("__init__"), "__code__", None))]
+    is_direct = True
+    while frame is not None:
+        code = frame.f_code
+        if code in own:
+            pass  # an optimizer that is not torch's
+        elif is_user_file(code.co_filename):
+            return Construction(code, frame.f_lasti, is_direct)
+        elif not code.co_filename.startswith((_TORCH, PACKAGE)):
+            is_direct = False
+        frame = frame.f_back
+    return None
+
+
+def built_at(
+    frames: list[Frame],
+    optimizer: Any,
+    role: Role,
+    label: str,
+    *,
+    by: Construction | None = None,
+    value: float | None = None,
+) -> Location | None:
+    """The call in the user's files that built an optimizer or a schedule.
+
+    Args:
+        frames: Live ones.
+        optimizer: What was built.
+        role: Of the location.
+        label: Of the location.
+        by: The call, where it was seen.
+        value: The setting that is to blame: where the call spells it out, the location is the value.
+    """
+    if by is not None:
+        file = by.code.co_filename
+        written = _written_at(value) if value is not None else None
+        if not by.is_direct and written is not None:
+            return node_location(role, *written, label)
+        line, end_line, column, end_column = position_of(by.code, by.lasti)
+        tree = syntax_tree(file)
+        nodes = by_span(tree).get((line, column, end_line, end_column)) if tree is not None else None
+        if nodes:
+            return node_location(role, file, _value_in(nodes[0], value) or nodes[0], label)
+        if line:
+            return place(role, file, line, label)
     name = type(optimizer).__name__
     for file in _files(frames):
         tree = syntax_tree(file)
@@ -31,8 +89,66 @@ def built_at(frames: list[Frame], optimizer: Any, role: Role, label: str) -> Loc
         if len(calls) > 1:
             calls = _of_this_one(frames, calls, tree, optimizer) or calls
         if len(calls) == 1:
-            return node_location(role, file, calls[0], label)
+            return node_location(role, file, _value_in(calls[0], value) or calls[0], label)
     return None
+
+
+def value_written_at(value: float, cause: Location | None, label: str) -> Location | None:
+    """The only place in the user's files that spells out a learning rate; None where the cause shows it already."""
+    found = _written_at(value)
+    origin = node_location("origin", *found, label) if found is not None else None
+    if origin is None or (cause is not None and (origin.file, origin.line) == (cause.file, cause.line)):
+        return None
+    return origin
+
+
+def _files(frames: list[Frame]) -> list[str]:
+    """The user's files that are on the stack, the innermost first, then the others that are imported."""
+    live = [frame.file for frame in reversed(frames) if frame.is_user]
+    imported = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return list(dict.fromkeys([*live, *(file for file in imported if file and is_user_file(file))]))
+
+
+def _value_in(call: ast.AST, value: float | None) -> ast.AST | None:
+    """The number inside a call, where it is there once."""
+    found = [node for node in ast.walk(call) if value is not None and _is_number(node, value)]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_number(node: ast.AST | None, value: float) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and float(node.value) == value
+
+
+def _written_at(value: float) -> tuple[str, ast.AST] | None:
+    """The only number in the user's files that is this learning rate, by its name and its value."""
+    found = [
+        (file, node)
+        for file in _files([])
+        for name, node in _named_values(syntax_tree(file))
+        if _is_number(node, value) and name.lower().rstrip("s").endswith(_RATE_NAMES)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _named_values(tree: ast.AST | None) -> Iterator[tuple[str, ast.AST | None]]:
+    """Values with their names: keyword arguments, defaults, entries of dicts, assignments."""
+    for node in nodes_in(tree):
+        match node:
+            case ast.Call(args=[ast.Constant(value=str() as name), *_], keywords=keywords):
+                yield from ((name if each.arg == "default" else each.arg or "", each.value) for each in keywords)
+            case ast.Call(keywords=keywords):
+                yield from ((each.arg or "", each.value) for each in keywords)
+            case ast.Dict(keys=keys, values=values):
+                named = zip(keys, values, strict=True)
+                yield from ((str(key.value), value) for key, value in named if isinstance(key, ast.Constant))
+            case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=value):
+                yield ast.unparse(target).rpartition(".")[2], value
+            case _ if isinstance(node, FUNCTIONS):
+                given = node.args
+                plain = [*given.posonlyargs, *given.args]
+                pairs = zip([each.arg for each in plain[::-1]], given.defaults[::-1], strict=False)
+                yield from pairs
+                yield from zip([each.arg for each in given.kwonlyargs], given.kw_defaults, strict=True)
 
 
 def _of_this_one(frames: list[Frame], calls: list[ast.Call], tree: Any, optimizer: Any) -> list[ast.Call]:
@@ -52,7 +168,15 @@ def _of_this_one(frames: list[Frame], calls: list[ast.Call], tree: Any, optimize
     ]
 
 
-def rate_set_at(frames: list[Frame], optimizer: Any, role: Role, label: str) -> Location | None:
+def rate_set_at(
+    frames: list[Frame],
+    optimizer: Any,
+    role: Role,
+    label: str,
+    *,
+    by: Construction | None = None,
+    value: float | None = None,
+) -> Location | None:
     """What gives the optimizer its learning rate: an assignment to `["lr"]`, a schedule's function, a schedule."""
     for file in _files(frames):
         tree = syntax_tree(file)
@@ -68,13 +192,13 @@ def rate_set_at(frames: list[Frame], optimizer: Any, role: Role, label: str) -> 
     for scheduler in schedulers_of(optimizer):
         for function in getattr(scheduler, "lr_lambdas", ()):
             code = getattr(function, "__code__", None)
-            if code is not None:
+            if code is not None and is_user_file(code.co_filename):
                 lines = [line for *_, line in code.co_lines() if line is not None]
                 return place(role, code.co_filename, max(lines, default=code.co_firstlineno), label)
         found = built_at(frames, scheduler, role, label)
         if found is not None:
             return found
-    return built_at(frames, optimizer, role, label)
+    return built_at(frames, optimizer, role, label, by=by, value=value)
 
 
 def schedulers_of(optimizer: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.observe.checkup.graph_cuts import Cut
 from torchmedic.observe.checkup.graph_facts import partial_sums
@@ -24,7 +24,6 @@ from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.term_flow import expressions_behind, names_in, operands, sum_at
 from torchmedic.source.spots import Spot
 
-CODE, NAME = "TM645", "loss-term-without-graph"
 _HOW = {
     "autograd.grad": "`autograd.grad` without `create_graph=True`",
     "data": "`.data`",
@@ -32,6 +31,7 @@ _HOW = {
 }
 
 
+@rule("TM645", "loss-term-without-graph")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         if graph.lost_terms is not None:
@@ -79,7 +79,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, term: ast.expr, mixed: Mixed
     others = {other.sites[0]: other for other in cuts if other.sites[0] != cut.sites[0]}
     how = _HOW.get(cut.name, f"`{cut.name}()`")
     text = ast.unparse(term)
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "likely" if others and cut.name != "autograd.grad" else "proven",
         f"the term `{text}` of the loss has no graph, so it adds nothing to any gradient",
@@ -100,6 +100,3 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, term: ast.expr, mixed: Mixed
     else:
         draft.help(f"add the term without {how}; use {how} for the log only", safety="changes-training")
     return draft.done(step=graph.step, severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

@@ -12,19 +12,18 @@ Cure: call `optimizer.step()` after `backward()` and before the gradients are cl
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import OptimizerNeverSteps
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM627", "optimizer-never-steps"
 
-
+@rule("TM627", "optimizer-never-steps")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, OptimizerNeverSteps):
         return None
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if incident.is_named else "likely",
         "the weights never change: the optimizer never steps",
@@ -45,6 +44,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.help("call `step()` of the optimizer after `backward()`", safety="changes-training")
     return draft.done(severity="error")
-
-
-RULE = Rule(CODE, NAME, check)

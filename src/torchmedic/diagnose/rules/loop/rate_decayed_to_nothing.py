@@ -13,20 +13,19 @@ Cure: call `scheduler.step()` once per epoch, or give the schedule its length in
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import RateDecayed
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM625", "rate-decayed-to-nothing"
 
-
+@rule("TM625", "rate-decayed-to-nothing")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, RateDecayed):
         return None
     schedule = f"`{incident.schedule}`" if incident.schedule else "the loop"
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven" if incident.is_per_update or not incident.schedule else "likely",
         f"the learning rate is next to nothing since step {incident.since}: it fell from {incident.first:.1e} to "
@@ -54,6 +53,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         safety="changes-training",
     )
     return draft.done(severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

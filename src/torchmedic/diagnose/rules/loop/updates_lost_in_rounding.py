@@ -13,20 +13,19 @@ Cure: keep the weights in `float32` and compute in `bfloat16` with `torch.autoca
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import UpdatesLost
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM626", "updates-lost-in-rounding"
 
-
+@rule("TM626", "updates-lost-in-rounding")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, UpdatesLost):
         return None
     updates = count(incident.updates, "update")
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the weights do not change: the updates are too small for their dtype, {incident.dtype}",
@@ -49,6 +48,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         safety="changes-training",
     )
     return draft.done(severity="error")
-
-
-RULE = Rule(CODE, NAME, check)

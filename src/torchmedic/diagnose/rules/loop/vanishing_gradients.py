@@ -13,20 +13,19 @@ Cure: use `relu` or `gelu` with a matching initialisation, normalisation layers,
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import VanishingGradients
-from torchmedic.diagnose.rule import Rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
-CODE, NAME = "TM628", "vanishing-gradients"
 
-
+@rule("TM628", "vanishing-gradients")
 def check(evidence: LoopEvidence) -> Diagnosis | None:
     incident = evidence.incident
     if not isinstance(incident, VanishingGradients):
         return None
     first, last = incident.gradients[0], incident.gradients[-1]
-    draft = RULE.draft(
+    draft = check.draft(
         evidence,
         "proven",
         f"the gradients vanish: the first {incident.still} layers do not learn",
@@ -48,6 +47,3 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
         safety="changes-training",
     )
     return draft.done(severity="warning")
-
-
-RULE = Rule(CODE, NAME, check)

@@ -89,8 +89,10 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     draft = begin(
         check,
         evidence,
-        f"`{op.kind}` outside its domain",
-        share(
+        "a negative base under a power that is not whole" if domain is _POWER else f"`{op.kind}` outside its domain",
+        share(wrong, f"the base of the power, {worst:.6g}, is negative", "bases of the power are negative")
+        if domain is _POWER
+        else share(
             wrong,
             f"the argument of `{op.kind}`, {worst:.6g}, is not {domain.words}",
             f"arguments of `{op.kind}` are not {domain.words}",

@@ -39,7 +39,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     rates = sorted({group["lr"] for group in optimizer.param_groups}) if optimizer is not None else []
     rate = ", ".join(number(float(value)) for value in rates[:3])
     if optimizer is not None:
-        draft.at(built_at(evidence.frames, optimizer, "cause", f"the learning rate is {rate}"))
+        by = evidence.agent.clock.constructions.get(optimizer)
+        draft.at(built_at(evidence.frames, optimizer, "cause", f"the learning rate is {rate}", by=by))
     spot = evidence.spot
     if spot is not None:
         draft.at(spot.location("surfaced", "this is where it overflowed"))

@@ -1,7 +1,7 @@
 """The learning rate is so high that every update makes the loss larger.
 
 What: the last steps were run again from a copy of the weights. As they were, the loss grew again until it overflowed;
-with a lower learning rate and nothing else changed, the loss fell.
+with a lower learning rate and nothing else changed, the loss fell or at least did not grow.
 
 Why: an update that is too large overshoots the minimum, lands where the slope is steeper, and the next update is larger
 still. The operation that overflows in the end is not at fault.
@@ -19,7 +19,7 @@ from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Grade, Location
 from torchmedic.replay.trajectory.course import Change, Course
-from torchmedic.source.lookup.optimizers import built_at, rate_set_at
+from torchmedic.source.lookup.optimizers import built_at, rate_set_at, value_written_at
 
 _DIVISORS = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 _LAST_OF_ORDINARY = 1000  # an ordinary rate is not divided by more
@@ -44,6 +44,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     rates = rates_of(divergence, optimizer) if optimizer is not None else []
     if not rates:
         return None
+    outcome = divergence.outcome(tried[-1][1])
     rate, lower = rates[0], _rounded(rates[0] * factor)
     grade: Grade = "likely" if is_ordinary_rate(divergence) and factor < _LAST_ORDINARY else "proven"
     draft = begin(
@@ -51,10 +52,12 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         evidence,
         divergence,
         f"the learning rate of {rate:.6g} is too high",
-        f"with a rate of {rate:.6g} every update makes the loss larger; with {lower} it falls",
+        f"with a rate of {rate:.6g} every update makes the loss larger; with {lower} {outcome}",
         grade=grade,
     )
-    draft.at(_location(evidence, optimizer, rate))
+    cause = _location(evidence, optimizer, rate)
+    draft.at(cause)
+    draft.at(value_written_at(rate, cause, f"the value {rate:.6g} is written here"))
     labelled = [(f"with {_rounded(rate * factor)}", course) for factor, course in tried]
     draft.treat(cure(divergence, f"lower the learning rate from {rate:.6g} to about {lower}", labelled[-_SHOWN:]))
     clipped = divergence.course(Change("gradients clipped at 1", clip=1.0))
@@ -85,6 +88,7 @@ def _first_that_turns(divergence: Divergence, only: Any) -> list[tuple[float, Co
 def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: list[tuple[float, Course]]) -> Diagnosis | None:
     """The loop updates its weights itself: the rate is not known, but how many times it is too high."""
     divisor = round(1 / tried[-1][0])
+    outcome = divergence.outcome(tried[-1][1])
     spot = divergence.update_spot()
     if spot is None:
         return None
@@ -93,7 +97,7 @@ def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: list[tupl
         evidence,
         divergence,
         "the step size of the update is too high",
-        f"every update makes the loss larger; with updates of a {divisor}th of the size it falls",
+        f"every update makes the loss larger; with updates of 1/{divisor} of the size {outcome}",
     )
     draft.at(spot.location("cause", "the weights are updated here"))
     labelled = [(f"divided by {round(1 / factor)}", course) for factor, course in tried]
@@ -120,5 +124,7 @@ def _location(evidence: NumbersEvidence, optimizer: Any, rate: float) -> Locatio
     label = f"the learning rate is {rate:.6g}"
     built = optimizer.defaults.get("lr")
     is_built = built is not None and rate <= float(built) * 1.001
-    find = built_at if is_built else rate_set_at
-    return find(evidence.frames, optimizer, "cause", label)
+    by = evidence.agent.clock.constructions.get(optimizer)
+    if is_built:
+        return built_at(evidence.frames, optimizer, "cause", label, by=by, value=rate)
+    return rate_set_at(evidence.frames, optimizer, "cause", label, by=by, value=rate)

@@ -11,11 +11,13 @@ Cure: turn the sign round.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, location_of
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis, Grade
+from torchmedic.records import Diagnosis, Grade, Location
 from torchmedic.replay.trace.microscope import Microscope, Op
 from torchmedic.replay.trajectory.course import Change, Course
 from torchmedic.source.lookup.optimizers import built_at
@@ -45,7 +47,9 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         draft = _begin(evidence, divergence, "the updates go uphill", "proven")
         optimizer = next((each for each in divergence.optimizers if each.param_groups[0].get("maximize")), None)
         if optimizer is not None:
-            draft.at(built_at(evidence.frames, optimizer, "cause", "`maximize=True` makes the loss larger"))
+            draft.at(_built_at(evidence, optimizer))
+        elif not divergence.optimizers:
+            draft.at(location_of(divergence.update_spot(), "this moves the weights uphill, along the gradient"))
         return _finish(draft, evidence, divergence, course)
     if not divergence.is_falling or not _shrinks(divergence, course):
         return None
@@ -66,7 +70,8 @@ def _begin(evidence: NumbersEvidence, divergence: Divergence, message: str, grad
 def _finish(draft: Draft, evidence: NumbersEvidence, divergence: Divergence, course: Course) -> Diagnosis | None:
     if not draft.has_place:
         return None
-    draft.treat(cure(divergence, "turn the sign of the loss round", [("with the other sign", course)]))
+    what = "update" if not divergence.optimizers else "loss"
+    draft.treat(cure(divergence, f"turn the sign of the {what} round", [("with the other sign", course)]))
     return finish(draft, evidence)
 
 
@@ -86,3 +91,8 @@ def _last(scope: Microscope) -> tuple[Op, bool] | None:
         if op.kind in ("mean", "sum"):
             return op, False
     return None
+
+
+def _built_at(evidence: NumbersEvidence, optimizer: Any) -> Location | None:
+    by = evidence.agent.clock.constructions.get(optimizer)
+    return built_at(evidence.frames, optimizer, "cause", "`maximize=True` makes the loss larger", by=by)

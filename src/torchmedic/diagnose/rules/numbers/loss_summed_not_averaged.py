@@ -5,10 +5,12 @@ the loss divided by the number of its elements and nothing else changed, the los
 
 Why: the gradient of a sum grows with the number of elements. A learning rate that is right for a mean is then too high.
 
-Cure: take the mean: `loss.mean()`, `reduction="mean"`.
+Cure: take the mean: `loss.mean()`, `reduction="mean"`; in a loop that adds up losses, divide by their number.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate, location_of
@@ -26,7 +28,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if divergence is None or not is_ordinary_rate(divergence):
         return None
     scope = divergence.first_step()
-    count = divergence.trajectory.summed
+    count, is_loop = divergence.trajectory.reduction
     if scope is None or count < _MIN_ELEMENTS:
         return None
     course = divergence.course(Change("loss divided", gradient=1 / count))
@@ -40,9 +42,16 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         f"the loss is summed over {whole} elements, not averaged",
         f"the loss adds up {whole} elements, so its gradients are {whole} times those of their mean",
     )
-    draft.at(location_of(_line(scope), f"the sum of {whole} elements"))
+    draft.at(location_of(_added_at(scope) if is_loop else _line(scope), f"the sum of {whole} elements"))
     draft.treat(cure(divergence, f"average the loss: divide it by {whole}", [("divided", course)]))
     return finish(draft, evidence)
+
+
+def _added_at(scope: Microscope) -> Spot | None:
+    """The addition that is run again and again."""
+    spots = [op.spot for op in scope.ops if op.kind == "add" and not op.derived and not op.node and op.spot is not None]
+    lines = Counter((spot.file, spot.line) for spot in spots)
+    return max(reversed(spots), key=lambda spot: lines[spot.file, spot.line], default=None)
 
 
 def _line(scope: Microscope) -> Spot | None:

@@ -18,8 +18,9 @@ import torch
 
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import noticed, rows, victim
-from torchmedic.evidence.dataset_item import Fetched, datasets_in_use, fetch_again
+from torchmedic.evidence.dataset_item import Fetched, Line, datasets_in_use, fetch_again
 from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.evidence.preparation import line_in_call, line_in_collate, line_in_constructor
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.replay.step.trial import describe, passes
 from torchmedic.replay.trace.microscope import Leaf
@@ -27,6 +28,7 @@ from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.objects.finite import is_bad
+from torchmedic.source.text import relative
 
 
 @rule("TM220", "nonfinite-data")
@@ -53,13 +55,14 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     item = _item(evidence, leaf, bad, kind)
     fetched = fetch_again(item) if item is not None else None
     label = f"{what}{', ' + where if where else ''}"
-    draft.at(_cause(evidence, leaf, fetched, name, label))
+    draft.at(_cause(evidence, leaf, fetched, label))
     reader = evidence.scope.ops[leaf.reader].spot if leaf.reader < len(evidence.scope.ops) else None
     if reader is not None:
         draft.at(reader.location("surfaced", "first used here"))
     draft.because(f"{what} of {leaf.tensor.numel()} values{': ' + where if where else ''}")
     if fetched is not None:
-        draft.because(f"dataset item {item}, fetched again, is not finite")
+        read = f", read from {relative(fetched.line.path)}" if fetched.line is not None and fetched.line.path else ""
+        draft.because(f"dataset item {item}{read}, fetched again, is not finite")
     draft.treat(_without(evidence, leaf, bad, kind))
     draft.help("drop or repair such items, or the step of the preparation that makes them")
     draft.because(noticed(evidence))
@@ -112,27 +115,33 @@ def _column(bad: torch.Tensor) -> str:
     return f"column{'s' if len(hit) > 1 else ''} {', '.join(map(str, hit))}" if len(hit) <= 3 else ""
 
 
+def _items(evidence: NumbersEvidence) -> tuple[Any, ...]:
+    """The dataset indices of the batch."""
+    items = evidence.incident.batch_indices
+    return tuple(items[0]) if len(items) == 1 and isinstance(items[0], list | tuple) else tuple(items)
+
+
 def _item(evidence: NumbersEvidence, leaf: Leaf, bad: torch.Tensor, kind: str) -> Any:
     """The dataset index of the first bad row."""
-    items = evidence.incident.batch_indices
-    if len(items) == 1 and isinstance(items[0], list | tuple):
-        items = tuple(items[0])
+    items = _items(evidence)
     if kind != "batch" or not bad.dim() or len(items) != bad.shape[0]:
         return None
     return items[int(bad.reshape(bad.shape[0], -1).any(1).nonzero()[0].item())]
 
 
-def _cause(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None, name: str, label: str) -> Location | None:
+def _cause(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None, label: str) -> Location | None:
     """Where the bad values were made, as far back as it can be followed."""
     maker: Maker | None = None
     line = fetched.line if fetched is not None else None
     if line is not None:
         stored = _stored(line.owner, line.file, line.line)
         if stored is not None:
-            return stored.location("cause", f"`{stored.name}` holds {label}")
-        return place(
-            "cause", line.file, line.line, f"`{line.name}` is not finite here: {label}" if line.name else label
-        )
+            deeper = line_in_constructor(evidence.frames, line.owner)
+            return _at(deeper, label) if deeper else stored.location("cause", f"`{stored.name}` holds {label}")
+        return _at(line, label)
+    collated = line_in_collate(evidence.frames, _items(evidence)) if fetched is None else None
+    if collated is not None:
+        return _at(collated, label)
     if fetched is not None:
         for value in _tensors_of(fetched.dataset):
             if not bool(torch.isfinite(value).all()):
@@ -142,6 +151,9 @@ def _cause(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None, name:
     if maker is None:
         maker = maker_of(evidence.frames, leaf.tensor, datasets_in_use())
     if maker is not None:
+        deeper = line_in_call(evidence.frames, maker.file, maker.node)
+        if deeper is not None:
+            return _at(deeper, label)
         verb = "is written to" if maker.writes else "gets its values"
         return maker.location("cause", f"`{maker.name}` {verb} here: {label}")
     scope = evidence.scope
@@ -149,6 +161,10 @@ def _cause(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None, name:
     if reader is not None:
         return reader.location("cause", f"{label}, used here")
     return evidence.noticed.location("cause", label) if evidence.noticed is not None else None
+
+
+def _at(line: Line, label: str) -> Location:
+    return place("cause", line.file, line.line, f"`{line.name}` is not finite here: {label}" if line.name else label)
 
 
 def _stored(owner: Any, file: str, line: int) -> Maker | None:

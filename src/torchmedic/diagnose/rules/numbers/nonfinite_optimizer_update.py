@@ -54,7 +54,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     )
     kind = type(optimizer).__name__
     label = reason.label if reason else f"learning rate {number(float(group['lr']))}"
-    built = built_at(evidence.frames, optimizer, "cause", label)
+    by = evidence.agent.clock.constructions.get(optimizer)
+    built = built_at(evidence.frames, optimizer, "cause", label, by=by)
     draft.at(built)
     if evidence.noticed is not None:
         role: Role = "surfaced" if built is not None else "cause"

@@ -27,7 +27,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     for data in data_of(divergence):
         if not data.is_unscaled:
             continue
-        change = Change(f"`{data.name}` standardised", data=data.standardised())
+        change = Change(f"{data.shown} {data.path} standardised", data=data.standardised())
         if not divergence.turns_alone(change):
             continue
         column = data.widest
@@ -35,14 +35,14 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
             check,
             evidence,
             divergence,
-            f"the data in `{data.name}` is not scaled",
+            f"the data in {data.shown} is not scaled",
             f"{column.text}, which is too large for the learning rate",
         )
         unit = divergence.trajectory.units[0]
         draft.at(made_at(evidence, unit, data.tensor, column.text))
         if not draft.has_place:
             return None
-        title = f"standardise `{data.name}`: subtract the mean of every column, divide by its deviation"
+        title = f"standardise {data.shown}: subtract the mean of every column, divide by its deviation"
         draft.treat(cure(divergence, title, [("standardised", divergence.course(change))]))
         return finish(draft, evidence)
     return None

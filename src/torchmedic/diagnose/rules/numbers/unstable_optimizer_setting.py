@@ -16,7 +16,7 @@ from typing import Any
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
+from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.trajectory.course import Change
 from torchmedic.source.lookup.optimizers import built_at
 
@@ -29,16 +29,16 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     for optimizer in divergence.optimizers:
         for name, value, usual in _unusual(optimizer):
             course = divergence.course(Change(f"usual {name}", options={name: usual}))
-            if not divergence.turns(course):
+            if course is None or not divergence.turns(course):
                 continue
             draft = begin(
                 check,
                 evidence,
                 divergence,
                 f"`{name}={value}` of the optimizer is out of range",
-                f"with `{name}={value}` every update makes the loss larger; with {usual} the loss falls",
+                f"with `{name}={value}` every update makes the loss larger; with {usual} {divergence.outcome(course)}",
             )
-            draft.at(built_at(evidence.frames, optimizer, "cause", f"{name} is {value}"))
+            draft.at(_built_at(evidence, optimizer, name, value))
             draft.treat(cure(divergence, f"use `{name}={usual}`", [(f"with {name}={usual}", course)]))
             return finish(draft, evidence)
     return None
@@ -60,3 +60,9 @@ def _unusual(optimizer: Any) -> list[tuple[str, Any, Any]]:
     if isinstance(decay, int | float) and decay < 0:
         found.append(("weight_decay", decay, 0.0))
     return found
+
+
+def _built_at(evidence: NumbersEvidence, optimizer: Any, name: str, value: Any) -> Location | None:
+    by = evidence.agent.clock.constructions.get(optimizer)
+    shown = value if isinstance(value, int | float) else None
+    return built_at(evidence.frames, optimizer, "cause", f"{name} is {value}", by=by, value=shown)
