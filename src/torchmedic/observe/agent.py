@@ -87,7 +87,7 @@ class Agent:
         )
         self.marks = DeviceMarks()
         self.listener = Listener(self, self.stages.locate_holders)
-        self.collectives = Recorder(lambda: self.open().path)
+        self.collectives = Recorder(self._join)
         self.device_lost = False  # and that has been explained
         self.signals = FatalSignals(self)
         self.hides_forks = False  # of a process that only tries something
@@ -118,6 +118,12 @@ class Agent:
         with contextlib.suppress(OSError):
             reserve(folder.path)
         return folder
+
+    def _join(self, number: int) -> Path:
+        """This process has joined a job. Where no launcher has given it a rank (`mp.spawn`), it has one now."""
+        if rank() is None:
+            self.rank = number
+        return self.open().path
 
     def _new_box(self, folder: Path) -> BlackBox:
         try:
@@ -237,6 +243,7 @@ class Agent:
         if self._folder is not None:
             self._folder.events.close()
         self._folder = self._claimed = None
+        self.rank = rank() or 0
         self.collectives.forked()
         self.habits.reset()
         self.checkup.stop()

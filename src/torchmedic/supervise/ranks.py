@@ -23,6 +23,16 @@ _VICTIM_LIMITS = 1.9  # times the limit for a stall that the rank waited for is 
 _SPEAKER = ".speaker"  # there as soon as the parent of one rank speaks for all
 
 
+def rank_of(folder: Path) -> int:
+    """The rank of a process: the one it has in its job, else that of its folder.
+
+    The folder of a process that has no launcher (`mp.spawn`) has its name before the process joins the job.
+    """
+    with contextlib.suppress(UnreadableRun):
+        return ring.read_rank(folder / ring.FILE)
+    return layout.rank_of(folder)
+
+
 def read_job(run: Path, *, still: float = 0.0) -> Job | None:
     """All ranks that have called a collective; None if fewer than two have."""
     states = [state for folder in layout.process_folders(run) if (state := _state(run, folder)) is not None]
@@ -112,6 +122,12 @@ def is_victim(run: Path, rank: int, still: float, limit: float) -> bool:
         return False
     late = [job.of(each) for each in difference.culprits]
     return still < _VICTIM_LIMITS * limit and all(state is not None and state.fate == "running" for state in late)
+
+
+def is_broken(run: Path) -> bool:
+    """Whether a rank of the job has been killed or has failed."""
+    found = [state for folder in layout.process_folders(run) if (state := _state(run, folder)) is not None]
+    return any(state.fate in ("raised", "died") for state in found)
 
 
 def give_back(run: Path) -> None:

@@ -61,9 +61,9 @@ _TO_ONE = frozenset({"send", "recv"})
 
 
 class Recorder:
-    """One per process. `folder` is asked when the first collective is called."""
+    """One per process. `folder` is asked when this process joins a job, with its rank there."""
 
-    def __init__(self, folder: Callable[[], Path | None]) -> None:
+    def __init__(self, folder: Callable[[int], Path | None]) -> None:
         self._folder = folder
         self._ring: Ring | None = None
         self._sites: dict[tuple[Any, ...], int] = {}
@@ -195,11 +195,11 @@ class Recorder:
         if self._shut:
             return None
         self._shut = True  # one attempt
-        folder = self._folder()
-        if folder is None:
-            return None
         if rank is None:
             rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        folder = self._folder(rank)
+        if folder is None:
+            return None
         self._ring = Ring(folder / FILE, rank, size)
         return self._ring
 
