@@ -38,6 +38,7 @@ from torchmedic.replay.step.batch_names import bind_batch
 from torchmedic.replay.step.iterators import draws_from_iterator
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.reused_results import reusable_result
+from torchmedic.replay.step.sharded_modules import unsharded
 from torchmedic.replay.step.side_effects import no_side_effects
 from torchmedic.replay.step.tensor_writes import RestoreWrites
 from torchmedic.source.lookup.lost_arguments import lost_arguments
@@ -149,6 +150,7 @@ class Runner:
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
             stack.enter_context(harmless(self._frame))
+            played.stood_in = stack.enter_context(unsharded(self.modules))
             if self.shadow is None:
                 self._preserve(stack)
             stack.enter_context(
