@@ -136,14 +136,17 @@ def give_back(run: Path) -> None:
         (run / _SPEAKER).unlink()
 
 
-def claim(run: Path) -> bool:
-    """Whether this parent is the one to speak for the job; the first to ask is. Asked again, it still is."""
-    path = run / _SPEAKER
+def claim(run: Path, code: str = "") -> bool:
+    """Whether this parent is the one to speak for the job, or to tell one finding; the first to ask is.
+
+    Asked again about the job, the same parent still is; a finding is told once.
+    """
+    path = run / (f"{_SPEAKER}-{code}" if code else _SPEAKER)
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         os.write(descriptor, str(os.getpid()).encode())
         os.close(descriptor)
         return True
     with contextlib.suppress(OSError):
-        return path.read_text() == str(os.getpid())
+        return not code and path.read_text() == str(os.getpid())
     return False

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from torchmedic.contained import contained
 from torchmedic.observe.hooks import patches
+from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.ranks.ring import FILE, Lines, Ring, described
 from torchmedic.records.ranks import FORWARD
 from torchmedic.source.user_code import is_user_file, verdicts
@@ -61,10 +62,11 @@ _TO_ONE = frozenset({"send", "recv"})
 
 
 class Recorder:
-    """One per process. `folder` is asked when this process joins a job, with its rank there."""
+    """One per process. `folder` is asked when this process joins a job, with its rank there and the world size."""
 
-    def __init__(self, folder: Callable[[int], Path | None]) -> None:
+    def __init__(self, folder: Callable[[int, int], Path | None]) -> None:
         self._folder = folder
+        self.facts: FactsOfRank | None = None
         self._ring: Ring | None = None
         self._sites: dict[tuple[Any, ...], int] = {}
         self._texts: dict[Any, bytes] = {}
@@ -83,6 +85,7 @@ class Recorder:
         if hasattr(made, "_new_process_group_helper"):
             patches.wrap(made, "_new_process_group_helper", self._around_start)
         wrapper = torch.nn.parallel.DistributedDataParallel
+        patches.wrap(wrapper, "__init__", self._around_wrapping)
         if hasattr(wrapper, "_pre_forward"):
             patches.wrap(wrapper, "_pre_forward", self._around_forward)
         if hasattr(made, "_new_group_with_tag"):
@@ -90,7 +93,7 @@ class Recorder:
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's."""
-        self._ring = None
+        self._ring = self.facts = None
         self._sites.clear()
         self._counts.clear()
         self._shut = False
@@ -137,6 +140,8 @@ class Recorder:
         def _pre_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
             if module.require_backward_grad_sync and torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 note(FORWARD, module.process_group, (), kwargs)
+                if self.facts is not None:
+                    self.facts.forward(module)
             try:
                 return original(module, *args, **kwargs)
             except BaseException as error:
@@ -144,6 +149,19 @@ class Recorder:
                 raise
 
         return _pre_forward
+
+    def _around_wrapping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __init__(module: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                original(module, *args, **kwargs)
+            except BaseException as error:
+                patches.without_our_frame(error)
+                raise
+            if self.facts is not None:
+                self.facts.wrapped(module)
+
+        return __init__
 
     def _around_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
         note = self._note_safely
@@ -197,7 +215,7 @@ class Recorder:
         self._shut = True  # one attempt
         if rank is None:
             rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        folder = self._folder(rank)
+        folder = self._folder(rank, size)
         if folder is None:
             return None
         self._ring = Ring(folder / FILE, rank, size)
