@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-import sys
 import weakref
 from pathlib import Path
 from types import FrameType
@@ -67,10 +66,12 @@ class FactsOfRank:
     # What the hooks tell
 
     @contained("observe.rank_facts")
-    def wrapped(self, module: Any) -> None:
-        """A DistributedDataParallel was made."""
-        self._change(wrapper="DistributedDataParallel", wrapped_at=_line(user_frame(sys._getframe(1))))
-        for name, parameter in module.module.named_parameters():
+    def wrapped(self, frame: FrameType) -> None:
+        """A DistributedDataParallel is made; the frame is that of its `__init__`."""
+        module = frame.f_locals.get("module")
+        if isinstance(frame.f_locals.get("self"), torch.nn.parallel.DistributedDataParallel):
+            self._change(wrapper="DistributedDataParallel", wrapped_at=_line(user_frame(frame)))
+        for name, parameter in module.named_parameters() if isinstance(module, torch.nn.Module) else ():
             self._names[id(parameter)] = name
 
     def forward(self, module: Any) -> None:

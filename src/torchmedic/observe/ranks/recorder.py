@@ -27,6 +27,7 @@ from torchmedic.source.user_code import is_user_file, verdicts
 _MAX_FRAMES = 5  # of the user's that a call site is made of
 _MAX_DEPTH = 64  # frames that are looked at
 _MAX_KNOWN = 4096  # descriptions kept
+_WRAPPING = "_verify_param_shape_across_processes"  # called by the `__init__` of DistributedDataParallel
 
 # The methods of ProcessGroup, by what the functions of torch.distributed call them.
 _METHODS = {
@@ -85,7 +86,9 @@ class Recorder:
         if hasattr(made, "_new_process_group_helper"):
             patches.wrap(made, "_new_process_group_helper", self._around_start)
         wrapper = torch.nn.parallel.DistributedDataParallel
-        patches.wrap(wrapper, "__init__", self._around_wrapping)
+        wrapping = sys.modules[wrapper.__module__]
+        if hasattr(wrapping, _WRAPPING):
+            patches.wrap(wrapping, _WRAPPING, self._around_wrapping)
         if hasattr(wrapper, "_pre_forward"):
             patches.wrap(wrapper, "_pre_forward", self._around_forward)
         if hasattr(made, "_new_group_with_tag"):
@@ -151,17 +154,19 @@ class Recorder:
         return _pre_forward
 
     def _around_wrapping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A DistributedDataParallel is made. A frame around all of its `__init__` would show in torch's warnings."""
+
         @functools.wraps(original)
-        def __init__(module: Any, *args: Any, **kwargs: Any) -> None:
+        def verify(*args: Any, **kwargs: Any) -> Any:
+            if self.facts is not None:
+                self.facts.wrapped(sys._getframe(1))
             try:
-                original(module, *args, **kwargs)
+                return original(*args, **kwargs)
             except BaseException as error:
                 patches.without_our_frame(error)
                 raise
-            if self.facts is not None:
-                self.facts.wrapped(module)
 
-        return __init__
+        return verify
 
     def _around_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
         note = self._note_safely
