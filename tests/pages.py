@@ -1,7 +1,8 @@
 """The scripts on the pages of docs/diagnoses, by what they need: nothing, a card, or a machine that is stood in for.
 
 A fence says `python fails` or `python passes`, then perhaps `gpu` for a script that needs a real card, `on` and the
-name of one of `machines.MACHINES`, or `ranks` and the number of ranks of a job, which `test_rank_jobs.py` runs.
+name of one of `machines.MACHINES`, or `ranks` and the number of ranks of a job, which `test_rank_jobs.py` runs; `gpus`
+and a number after that if it needs several cards.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from running import Finished, marked_line
 
 PAGES = Path(__file__).parents[1] / "docs" / "diagnoses"
 HANGS = "TM5"  # run by test_hangs.py, many side by side, and by test_hangs_cuda.py
+_CARDS = list(Path("/proc/driver/nvidia/gpus").glob("*"))
 FENCE = re.compile(r"^```python (fails|passes)([^\n]*)\n(.*?)^```$", re.M | re.S)
 
 
@@ -42,12 +44,16 @@ def scripts(kind: str, *, gpu: bool = False, hangs: bool = False) -> list[object
 
 def rank_scripts(kind: str) -> list[object]:
     """All scripts of a kind that are jobs of several ranks, as parameters of a test: code, number of ranks, source."""
-    return [
-        pytest.param(page.name.split("-")[0], int(words.split()[1]), body, id=f"{page.name.split('-')[0]}-{number}")
-        for page in sorted(PAGES.glob("TM*.md"))
-        for number, (found, words, body) in enumerate(FENCE.findall(page.read_text()))
-        if found == kind and words.split()[:1] == ["ranks"]
-    ]
+    found: list[object] = []
+    for page in sorted(PAGES.glob("TM*.md")):
+        code = page.name.split("-")[0]
+        for number, (kind_found, text, body) in enumerate(FENCE.findall(page.read_text())):
+            words = text.split()
+            if kind_found == kind and words[:1] == ["ranks"]:
+                gpus = int(words[3]) if words[2:3] == ["gpus"] else 0
+                missing = pytest.mark.skipif(len(_CARDS) < gpus, reason=f"needs {gpus} GPUs")
+                found.append(pytest.param(code, int(words[1]), body, id=f"{code}-{number}", marks=missing))
+    return found
 
 
 def check_failure(code: str, source: str, finished: Finished) -> None:

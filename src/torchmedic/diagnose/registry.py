@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torchmedic.observe.memory.last_numbers import NoRoom
     from torchmedic.records.death import Death
     from torchmedic.records.memory import HostAlarm
-    from torchmedic.records.ranks import Job
+    from torchmedic.records.ranks import Job, JobFacts
     from torchmedic.records.stall import Stall
 
 _RULES = "torchmedic.diagnose.rules."
@@ -346,6 +346,17 @@ RANKS: Family[Job] = Family(
     "ranks.message_without_partner",
 )
 
+# Asked in the parent, of a job of several ranks that goes on or has ended well. Each rule may speak.
+COMPARED: Family[JobFacts] = Family(
+    "ranks.same_data_on_all_ranks",
+    "ranks.same_order_in_every_epoch",
+    "ranks.weights_drift_apart",
+    "ranks.exchange_in_every_micro_batch",
+    "ranks.device_shared_by_ranks",
+    "ranks.rank_is_slow",
+    silent=True,
+)
+
 # Asked by nobody: what remains when all others are silent.
 LAST: Family[Any] = Family("cause_not_known", fallback=True)
 
@@ -360,6 +371,7 @@ _FAMILIES: tuple[Family[Any], ...] = (
     DEATHS,
     STALLED,
     RANKS,
+    COMPARED,
     LAST,
 )
 ALL: tuple[str, ...] = tuple(dict.fromkeys(rule for family in _FAMILIES for rule in family))

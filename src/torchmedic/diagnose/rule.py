@@ -85,6 +85,11 @@ class Draft:
                 self._locations.append(location)
         return self
 
+    def about(self, rank: int) -> Draft:
+        """Name the rank that is meant, where the evidence covers several."""
+        self._rank = rank
+        return self
+
     def because(self, *facts: str) -> Draft:
         """Add evidence; an empty text is left out."""
         self._evidence.extend(fact for fact in facts if fact)

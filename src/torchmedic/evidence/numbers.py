@@ -156,7 +156,8 @@ class NumbersEvidence:
         self.scope, self.played, self._second_pass = scope, played, None
         self.victim, self.births = self._find_births(scope, targets)
         self.faithful = self._is_faithful(played)
-        if self.weights is not None and not (self.weights.are_real and self.faithful):
+        other_weights = self.weights is not None and not (self.weights.are_real and self.faithful)
+        if other_weights or played.stood_in:
             self.faithful = None  # with other weights the loss is another one
         return True
 
@@ -186,6 +187,8 @@ class NumbersEvidence:
     @property
     def has_stand_ins(self) -> bool:
         """Whether the step was replayed with invented weights."""
+        if self.played is not None and self.played.stood_in:
+            return True
         return self.weights is not None and not self.weights.are_real
 
     def restore_weights(self) -> None:

@@ -57,7 +57,7 @@ def line_in_collate(frames: list[Frame], items: tuple[Any, ...]) -> Line | None:
     if not frames or not items or len(items) > _MAX_ITEMS:
         return None
     for dataset, collate in collations_in_use():
-        function = collate if hasattr(collate, "__code__") else vars(type(collate)).get("__call__")
+        function = collate if hasattr(collate, "__code__") else getattr(type(collate), "__call__", None)  # noqa: B004
         code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
         if code is not None and is_user_file(code.co_filename):
             return _watched(frames[-1].live, functools.partial(_collated, dataset, collate, items))

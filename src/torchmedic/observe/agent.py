@@ -34,6 +34,7 @@ from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.numbers.kept_steps import KeptBackwards
 from torchmedic.observe.numbers.weight_copies import Rewind
 from torchmedic.observe.ranks import flight_recorder
+from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.ranks.recorder import Recorder
 from torchmedic.observe.silent_watch import Suspicions
 from torchmedic.observe.stages import Finding, Quantity, Stages, UpdateStage
@@ -46,7 +47,7 @@ from torchmedic.records import Fault
 from torchmedic.runfolder import questions
 from torchmedic.runfolder.confidential import is_confidential, shown_fault
 from torchmedic.runfolder.files import BLACK_BOX, release, reserve
-from torchmedic.runfolder.layout import box_address, claim_process_folder
+from torchmedic.runfolder.layout import box_address, claim_process_folder, wants_checkup
 from torchmedic.settings import rank
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Agent:
         )
         self.marks = DeviceMarks()
         self.listener = Listener(self, self.stages.locate_holders)
-        self.collectives = Recorder(lambda: self.open().path)
+        self.collectives = Recorder(self._join)
         self.device_lost = False  # and that has been explained
         self.signals = FatalSignals(self)
         self.hides_forks = False  # of a process that only tries something
@@ -117,6 +118,16 @@ class Agent:
         self.clock.gauge.on_reading = series.reading
         with contextlib.suppress(OSError):
             reserve(folder.path)
+        return folder
+
+    def _join(self, number: int, world_size: int) -> Path:
+        """This process has joined a job. Where no launcher has given it a rank (`mp.spawn`), it has one now."""
+        if rank() is None:
+            self.rank = number
+        folder = self.open().path
+        if world_size > 1 and wants_checkup(self.run):
+            facts = FactsOfRank(folder, number, world_size, self.batches, self.clock)
+            self.step.ranks = self.collectives.facts = facts
         return folder
 
     def _new_box(self, folder: Path) -> BlackBox:
@@ -229,6 +240,8 @@ class Agent:
             self.clock.box.mark_clean_exit()
         self.publish_collectives()
         self.habits.standstill.ending(self.clock.updates)
+        if self.step.ranks is not None:
+            self.step.ranks.exiting()
         self.habits.judge()
         self.checkup.exiting()
 
@@ -238,6 +251,8 @@ class Agent:
         if self._folder is not None:
             self._folder.events.close()
         self._folder = self._claimed = None
+        self.rank = rank() or 0
+        self.step.ranks = None
         self.collectives.forked()
         self.habits.reset()
         self.checkup.stop()

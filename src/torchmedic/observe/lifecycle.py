@@ -19,6 +19,7 @@ from torchmedic.observe.device import cuda_start, hidden_work
 from torchmedic.observe.failures import exceptions, worker_failures
 from torchmedic.observe.hooks.loop_hooks import HabitHooks
 from torchmedic.observe.memory import cuda_refusals, headroom
+from torchmedic.observe.ranks import started_ranks
 from torchmedic.observe.stages import Stages
 from torchmedic.runfolder.layout import wants_checkup
 
@@ -56,6 +57,7 @@ def install(run_dir: str, stages: Callable[[ProcessContext], Stages]) -> None:
     contained("observe.out_of_memory")(headroom.reserve)()
     contained("observe.endings")(exceptions.install)(_on_exception, _on_child_end, _on_giving_up)
     contained("observe.ranks")(agent.collectives.install)()
+    contained("observe.started_ranks")(started_ranks.install)()
     contained("observe.ear")(agent.listener.open)()
     contained("observe.threads")(agent.listener.threads.install)()
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_on_fork)

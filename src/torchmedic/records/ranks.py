@@ -143,3 +143,64 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, rank: int) -> RankState | None:
         return next((state for state in self.ranks if state.rank == rank), None)
+
+
+class WeightSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of some weights after a number of updates: for each, the sum of the absolute values of a sample."""
+
+    updates: int
+    sizes: tuple[float, ...]
+
+
+class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank tells of its training, to be compared with the other ranks.
+
+    `batches` are fingerprints of the first batches that were trained on, `items` the first items of the dataset in
+    them, `sampler` what drew them, `loading` the line that asked for them. `same_order` is how many passes over the
+    data had the order of an earlier one. `weights` are samples of the weights in `names`, whose shapes are `shapes`.
+    `updating` is the line of the first update. `wrapper` is "DistributedDataParallel" if such a module was made at
+    `wrapped_at`, `forwards` is 1 once it was called for training, `has_hook` is that the user decides how it exchanges
+    gradients. `syncs` is how many times the gradients are exchanged for one update, `nbytes` how large they are.
+    `device` identifies the GPU of the weights, `devices` is how many GPUs the process can see.
+    """
+
+    rank: int
+    pid: int
+    world_size: int
+    host: str = ""
+    batches: tuple[str, ...] = ()
+    items: tuple[int, ...] = ()
+    sampler: str = ""
+    loading: StackFrame | None = None
+    same_order: int = 0
+    names: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    weights: tuple[WeightSample, ...] = ()
+    updating: StackFrame | None = None
+    wrapper: str = ""
+    wrapped_at: StackFrame | None = None
+    forwards: int = 0
+    has_hook: bool = False
+    syncs: int = 0
+    nbytes: int = 0
+    device: str = ""
+    devices: int = 0
+
+
+class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What all ranks of a job tell of their training, by rank, and the collectives that they called.
+
+    `logs` is complete only after the end of the run. `ended` is whether it has come.
+    """
+
+    ranks: tuple[RankFacts, ...]
+    logs: tuple[RankLog, ...] = ()
+    ended: bool = False
+
+    @property
+    def step_number(self) -> int | None:
+        return None
+
+    @property
+    def rank(self) -> int:
+        return 0

@@ -17,6 +17,7 @@ from torchmedic.records.death import Death
 from torchmedic.records.memory import HeldMemory
 from torchmedic.runfolder import files, layout, questions
 from torchmedic.runfolder.files import DeathLine, ExceptionLine, LostRankLine, StartLine
+from torchmedic.supervise import ranks
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.host import postmortem
 from torchmedic.supervise.host.host_pressure import shared_memory
@@ -145,7 +146,7 @@ def _death(left: Traces, host: HostWatch, pid: int, name: str, script: int) -> D
     ram, swap = postmortem.host_memory()
     return Death(
         pid=pid,
-        rank=layout.rank_of(left.folders[pid]) if pid in left.folders else 0,
+        rank=ranks.rank_of(left.folders[pid]) if pid in left.folders else 0,
         part=told.part if told is not None else "script" if pid == script or pid in left.boxes else "child",
         signal=name,
         ended=time.time(),

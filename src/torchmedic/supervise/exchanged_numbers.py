@@ -8,6 +8,7 @@ from pathlib import Path
 from torchmedic.diagnose.registry import is_fallback, is_silent
 from torchmedic.records import Diagnosis
 from torchmedic.runfolder import files, layout
+from torchmedic.supervise import ranks
 
 _FROM_EXCHANGE = "nonfinite-from-exchange"
 _MAX_WAIT_SECONDS = 15.0  # for another rank, which replays its own step meanwhile
@@ -46,7 +47,7 @@ class ExchangedNumbers:
         found: dict[int, list[Diagnosis]] = {}
         for folder in layout.process_folders(self._run):
             ours = (each for each in files.read_diagnoses(folder).values() if each.severity == "error")
-            found.setdefault(layout.rank_of(folder), []).extend(each for each in ours if not is_silent(each))
+            found.setdefault(ranks.rank_of(folder), []).extend(each for each in ours if not is_silent(each))
         return found
 
 

@@ -23,6 +23,16 @@ _VICTIM_LIMITS = 1.9  # times the limit for a stall that the rank waited for is 
 _SPEAKER = ".speaker"  # there as soon as the parent of one rank speaks for all
 
 
+def rank_of(folder: Path) -> int:
+    """The rank of a process: the one it has in its job, else that of its folder.
+
+    The folder of a process that has no launcher (`mp.spawn`) has its name before the process joins the job.
+    """
+    with contextlib.suppress(UnreadableRun):
+        return ring.read_rank(folder / ring.FILE)
+    return layout.rank_of(folder)
+
+
 def read_job(run: Path, *, still: float = 0.0) -> Job | None:
     """All ranks that have called a collective; None if fewer than two have."""
     states = [state for folder in layout.process_folders(run) if (state := _state(run, folder)) is not None]
@@ -114,20 +124,29 @@ def is_victim(run: Path, rank: int, still: float, limit: float) -> bool:
     return still < _VICTIM_LIMITS * limit and all(state is not None and state.fate == "running" for state in late)
 
 
+def is_broken(run: Path) -> bool:
+    """Whether a rank of the job has been killed or has failed."""
+    found = [state for folder in layout.process_folders(run) if (state := _state(run, folder)) is not None]
+    return any(state.fate in ("raised", "died") for state in found)
+
+
 def give_back(run: Path) -> None:
     """The job went on: whoever finds it standing still again may speak."""
     with contextlib.suppress(OSError):
         (run / _SPEAKER).unlink()
 
 
-def claim(run: Path) -> bool:
-    """Whether this parent is the one to speak for the job; the first to ask is. Asked again, it still is."""
-    path = run / _SPEAKER
+def claim(run: Path, code: str = "") -> bool:
+    """Whether this parent is the one to speak for the job, or to tell one finding; the first to ask is.
+
+    Asked again about the job, the same parent still is; a finding is told once.
+    """
+    path = run / (f"{_SPEAKER}-{code}" if code else _SPEAKER)
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         os.write(descriptor, str(os.getpid()).encode())
         os.close(descriptor)
         return True
     with contextlib.suppress(OSError):
-        return path.read_text() == str(os.getpid())
+        return not code and path.read_text() == str(os.getpid())
     return False

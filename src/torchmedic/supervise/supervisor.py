@@ -27,6 +27,7 @@ from torchmedic.supervise.child.signals import shell_status
 from torchmedic.supervise.child.stderr_file import TICK_SECONDS
 from torchmedic.supervise.findings import Findings
 from torchmedic.supervise.host.watch import HostWatch
+from torchmedic.supervise.rank_facts import RankComparison
 from torchmedic.supervise.stall.response import Response
 
 _ABORTED = "abort"  # gloo ends a process so when the tensors of two ranks do not fit
@@ -57,6 +58,7 @@ class Supervisor:
         self._diagnoses: list[Diagnosis] = []
         self._told: set[object] = set()  # findings of the processes
         self._host = HostWatch(work, rank)
+        self._compared = RankComparison(work)
         self._stalls = Response(work, rank, settings, self._add, self._amend, self._say)
         self._outcome = Outcome()
         self._due = 0.0
@@ -83,6 +85,12 @@ class Supervisor:
         for diagnosis in self._findings.new():
             self._add_found(diagnosis)
         for diagnosis in memory_warnings.new(self._host.guard):
+            self._add(diagnosis)
+        self._compare_ranks()
+
+    @contained("supervise.rank_facts")
+    def _compare_ranks(self, *, at_end: bool = False) -> None:
+        for diagnosis in self._compared.new(at_end=at_end):
             self._add(diagnosis)
 
     def _add_found(self, diagnosis: Diagnosis) -> None:
@@ -160,7 +168,9 @@ class Supervisor:
                 self._add_found(diagnosis)
             for diagnosis in memory_warnings.explained(self._findings.folders()):
                 self._add(diagnosis)
-        elif (lost := deaths.unnoticed_failure(self._findings.folders())) is not None:
+        if status == 0:
+            self._compare_ranks(at_end=True)
+        if status == 0 and (lost := deaths.unnoticed_failure(self._findings.folders())) is not None:
             self._add_found(lost)
         self._outcome = replace(self._outcome, symptom="death" if dead else self._symptom())
         self._write()

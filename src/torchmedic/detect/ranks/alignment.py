@@ -271,6 +271,17 @@ def unmatched(logs: Iterable[RankLog]) -> list[tuple[int, Collective]]:
     return found
 
 
+def usual_answer(waiting: RankLog, partner: RankLog, call: Collective) -> Collective | None:
+    """The call of the partner that answered the same line of the waiting rank the last time; None if none did."""
+    if waiting.dropped or partner.dropped or call.op not in ("send", "recv"):
+        return None  # messages are paired by their number
+    own = [each for each in waiting.calls if each.op == call.op and each.peer == partner.rank]
+    other = "recv" if call.op == "send" else "send"
+    answers = [each for each in partner.calls if each.op == other and each.peer == waiting.rank]
+    earlier = [answer for each, answer in zip(own[:-1], answers, strict=False) if each.site == call.site]
+    return earlier[-1] if earlier else None
+
+
 def forward_without_backward(log: RankLog) -> Collective | None:
     """The last forward of DistributedDataParallel that no backward followed, though as a rule one does on this rank."""
     followed: Counter[object] = Counter()

@@ -22,6 +22,7 @@ from torchmedic.observe.heap.growth_watch import LeakWatch
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.numbers.weight_copies import Rewind
+from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.step_notes import StepNotes
@@ -57,6 +58,7 @@ class Step:
         self.short_steps = ShortSteps(clock, batches, notes, finite)
         self.checkup: Checkup | None = None
         self.leaks: LeakWatch | None = None
+        self.ranks: FactsOfRank | None = None  # in a job of several ranks
         self.paused = False  # while a replay runs, which is not training
         self.noting = False
         self.is_sampled_out = False  # this step is not noted in full

@@ -72,6 +72,8 @@ class DataHooks:
         if step.paused:
             return
         self._awaited = None
+        if step.ranks is not None and (step.ranks.wants_batches or iterator._num_yielded == 1):
+            step.ranks.fetched(iterator, batch, frame)
         if step.is_sampled_out:
             step.short_steps.data_arrived(iterator, batch)
             return

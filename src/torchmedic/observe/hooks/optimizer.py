@@ -114,6 +114,8 @@ class OptimizerHooks:
         self.has_begun = True
         step.stepping = optimizer
         frame = sys._getframe(1)
+        if step.ranks is not None:
+            step.ranks.step_begins(optimizer, frame)
         if not step.is_sampled_out:
             step.clock.enter(OPTIMIZER, frame)
             if step.checkup is not None and step.checkup.on:
@@ -147,6 +149,8 @@ class OptimizerHooks:
                 step.finite.step_ended(optimizer, sys._getframe(1))
             except Exception as error:
                 step.numbers_failed(error, sys._getframe(1))
+        if stepped and step.ranks is not None:
+            step.ranks.stepped()
         clock = step.clock
         clock.optimizer_stepped(optimizer)
         if step.leaks is not None and clock.step >= step.leaks.due:

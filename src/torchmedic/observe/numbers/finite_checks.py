@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchmedic.observe.device import async_devices
-from torchmedic.source.objects.finite import has_values, is_finite
+from torchmedic.source.objects.finite import has_values, is_finite, own_part
 from torchmedic.source.objects.graph import leaves_behind
 
 _FREE_SECONDS = 0.05  # that may be spent in any case
@@ -72,7 +72,8 @@ def all_bad(tensors: list[torch.Tensor], *, at_once: bool) -> set[int]:
     """
     if at_once and tensors:
         where = tensors[0].device
-        sums = torch.stack([tensor.detach().abs().sum().to(where, torch.float64) for tensor in tensors]).tolist()
+        parts = [own_part(tensor).detach() for tensor in tensors]
+        sums = torch.stack([part.abs().sum().to(where, torch.float64) for part in parts]).tolist()
         tensors = [tensor for tensor, total in zip(tensors, sums, strict=True) if not isfinite(total)]
     return {id(tensor) for tensor in tensors if not is_finite(tensor)}
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from torchmedic.contained import contained
 from torchmedic.observe.hooks import patches
+from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.ranks.ring import FILE, Lines, Ring, described
 from torchmedic.records.ranks import FORWARD
 from torchmedic.source.user_code import is_user_file, verdicts
@@ -26,6 +27,7 @@ from torchmedic.source.user_code import is_user_file, verdicts
 _MAX_FRAMES = 5  # of the user's that a call site is made of
 _MAX_DEPTH = 64  # frames that are looked at
 _MAX_KNOWN = 4096  # descriptions kept
+_WRAPPING = "_verify_param_shape_across_processes"  # called by the `__init__` of DistributedDataParallel
 
 # The methods of ProcessGroup, by what the functions of torch.distributed call them.
 _METHODS = {
@@ -61,10 +63,11 @@ _TO_ONE = frozenset({"send", "recv"})
 
 
 class Recorder:
-    """One per process. `folder` is asked when the first collective is called."""
+    """One per process. `folder` is asked when this process joins a job, with its rank there and the world size."""
 
-    def __init__(self, folder: Callable[[], Path | None]) -> None:
+    def __init__(self, folder: Callable[[int, int], Path | None]) -> None:
         self._folder = folder
+        self.facts: FactsOfRank | None = None
         self._ring: Ring | None = None
         self._sites: dict[tuple[Any, ...], int] = {}
         self._texts: dict[Any, bytes] = {}
@@ -83,6 +86,9 @@ class Recorder:
         if hasattr(made, "_new_process_group_helper"):
             patches.wrap(made, "_new_process_group_helper", self._around_start)
         wrapper = torch.nn.parallel.DistributedDataParallel
+        wrapping = sys.modules[wrapper.__module__]
+        if hasattr(wrapping, _WRAPPING):
+            patches.wrap(wrapping, _WRAPPING, self._around_wrapping)
         if hasattr(wrapper, "_pre_forward"):
             patches.wrap(wrapper, "_pre_forward", self._around_forward)
         if hasattr(made, "_new_group_with_tag"):
@@ -90,7 +96,7 @@ class Recorder:
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's."""
-        self._ring = None
+        self._ring = self.facts = None
         self._sites.clear()
         self._counts.clear()
         self._shut = False
@@ -137,6 +143,8 @@ class Recorder:
         def _pre_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
             if module.require_backward_grad_sync and torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 note(FORWARD, module.process_group, (), kwargs)
+                if self.facts is not None:
+                    self.facts.forward(module)
             try:
                 return original(module, *args, **kwargs)
             except BaseException as error:
@@ -144,6 +152,21 @@ class Recorder:
                 raise
 
         return _pre_forward
+
+    def _around_wrapping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A DistributedDataParallel is made. A frame around all of its `__init__` would show in torch's warnings."""
+
+        @functools.wraps(original)
+        def verify(*args: Any, **kwargs: Any) -> Any:
+            if self.facts is not None:
+                self.facts.wrapped(sys._getframe(1))
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                patches.without_our_frame(error)
+                raise
+
+        return verify
 
     def _around_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
         note = self._note_safely
@@ -195,11 +218,11 @@ class Recorder:
         if self._shut:
             return None
         self._shut = True  # one attempt
-        folder = self._folder()
-        if folder is None:
-            return None
         if rank is None:
             rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        folder = self._folder(rank, size)
+        if folder is None:
+            return None
         self._ring = Ring(folder / FILE, rank, size)
         return self._ring
 

@@ -89,6 +89,22 @@ def described(
     return msgspec.json.encode((op[:20], "", (), (), peer))
 
 
+def read_rank(path: Path) -> int:
+    """The rank of the process that has made a ring.
+
+    Raises:
+        UnreadableRun: The file is missing or not a ring of collectives.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEADER.size)
+    except OSError as error:
+        raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
+    if len(head) < _HEADER.size or not head.startswith(MAGIC):
+        raise UnreadableRun(f"cannot read {path}: it is not a ring of collectives")
+    return int(_HEADER.unpack(head)[2])
+
+
 def read(path: Path) -> RankLog:
     """Read a ring back, whatever happened to its writer.
 

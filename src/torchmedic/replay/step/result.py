@@ -32,6 +32,7 @@ class ReplayResult:
         self.returned: list[torch.Tensor] = []  # gradients that `autograd.grad` gave
         self.error: BaseException | None = None
         self.exchanged = False  # the step has a backward, and calls a collective by hand
+        self.stood_in = False  # parts of the weights, which other ranks hold, were stood in for
         self.loss: float | None = None
         self.loss_finite = False
         self.gradients_finite: bool | None = None

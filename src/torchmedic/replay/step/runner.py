@@ -37,6 +37,7 @@ from torchmedic.replay.shadow.fake_cuda import shaded
 from torchmedic.replay.step.iterators import bind_batch, draws_from_iterator
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.reused_results import reusable_result
+from torchmedic.replay.step.sharded_modules import unsharded
 from torchmedic.replay.step.side_effects import no_side_effects
 from torchmedic.replay.step.tensor_writes import RestoreWrites
 from torchmedic.source.assignments import names_read, names_written, read_first
@@ -148,6 +149,7 @@ class Runner:
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
             stack.enter_context(harmless(self._frame))
+            played.stood_in = stack.enter_context(unsharded(self.modules))
             if self.shadow is None:
                 self._preserve(stack)
             stack.enter_context(

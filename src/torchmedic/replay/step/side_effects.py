@@ -14,6 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 from torchmedic.replay.step.result import BackwardCall, ReplayResult
+from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.spots import user_spots
 
 
@@ -24,6 +25,7 @@ def no_side_effects(
     """Backward keeps its graph, updates update nothing, loaders repeat their batch, nothing is saved."""
     engine = torch.autograd.graph._engine_run_backward
     depth = 0
+    wrapped: set[int] = set()  # wrappers for several ranks that the replay has taken off
 
     def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
@@ -39,12 +41,19 @@ def no_side_effects(
             arguments[1] = True  # keep the graph: parts of it may still be needed by the real step
         depth += 1
         try:
-            result = engine(t_outputs, *arguments, **kwargs)
+            if wrapped and not wants_result and not (len(args) > 3 and args[3]):
+                result = _past_reducers(engine, t_outputs, arguments)
+            else:
+                result = engine(t_outputs, *arguments, **kwargs)
         finally:
             depth -= 1
         if wants_result and not depth:
             played.returned += [gradient for gradient in result if gradient is not None]
         return result
+
+    def unwrapped(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+        wrapped.add(id(wrapper))
+        return wrapper.module(*args, **kwargs)
 
     def next_batch(iterator: Any) -> Any:
         if batch is None:
@@ -64,7 +73,7 @@ def no_side_effects(
         stack.enter_context(_attribute(torch, "save", lambda *args, **kwargs: None))
         # Other ranks are not in this replay, and would be waited for.
         for wrapper in (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel):
-            stack.enter_context(_attribute(wrapper, "forward", _unwrapped))
+            stack.enter_context(_attribute(wrapper, "forward", unwrapped))
         stack.enter_context(_attribute(GradScaler, "step", lambda scaler, optimizer, *args, **kwargs: optimizer.step()))
         stack.enter_context(_attribute(GradScaler, "update", lambda *args, **kwargs: None))
         stack.enter_context(_attribute(GradScaler, "unscale_", lambda *args, **kwargs: None))
@@ -84,8 +93,24 @@ def _repeated(batch: Any, loader: Any) -> Iterator[Any]:
     return given
 
 
-def _unwrapped(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
-    return wrapper.module(*args, **kwargs)
+def _past_reducers(engine: Callable[..., Any], roots: Any, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Backward that sets the gradients itself.
+
+    DistributedDataParallel has a hook behind every parameter, which sends the gradient to the other ranks and counts it
+    for the real step. The hook is called when autograd adds a gradient to a parameter, and not when it returns it.
+    """
+    leaves = tuple(leaves_behind(roots))
+    if not leaves:
+        engine(roots, *arguments, allow_unreachable=True, accumulate_grad=True)
+        return ()
+    given = list(arguments)
+    given[3:4] = [leaves]
+    found = engine(roots, *given, allow_unreachable=True, accumulate_grad=False)
+    with torch.no_grad():
+        for leaf, gradient in zip(leaves, found, strict=True):
+            if gradient is not None:
+                leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+    return ()
 
 
 def _touch(optimizer: Any, played: ReplayResult) -> Callable[..., Any]:

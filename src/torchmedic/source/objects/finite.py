@@ -20,8 +20,18 @@ def has_values(tensor: torch.Tensor) -> bool:
     return not tensor.is_meta and type(tensor).__name__ != "FakeTensor" and type(tensor.data).__name__ != "FakeTensor"
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor that this process holds: of a `DTensor`, those of this rank.
+
+    To compute with a `DTensor` itself may call a collective, which no other rank would answer.
+    """
+    part = getattr(tensor, "_local_tensor", None)
+    return part if isinstance(part, torch.Tensor) else tensor
+
+
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no element is NaN or infinite; True where there is nothing to read. Waits for its device."""
+    tensor = own_part(tensor)
     if tensor.layout is not torch.strided:
         if tensor.layout is not torch.sparse_coo:
             return True
@@ -32,6 +42,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
         tensor = tensor.detach()
     if tensor.dtype in _NARROW:
         tensor = tensor.to(torch.complex64)
+    if tensor.numel() == 0:
+        return True
     # One reduction: a sum is finite only if every element is. An overflow of the sum itself is looked at again.
     total = tensor.sum().item() if tensor.numel() != 1 else tensor.item()
     if math.isfinite(total if type(total) is float else abs(total)):

@@ -115,6 +115,8 @@ class Response:
 
     def _resumed(self, diagnosis: Diagnosis, seconds: float) -> None:
         if diagnosis == self._job:
+            if ranks.is_broken(self._run):
+                return  # a rank is gone, and the others woke up only to fail
             self._job = None
             ranks.give_back(self._run)
         again = msgspec.structs.replace(

@@ -12,6 +12,7 @@ from torchmedic.errors import UnreadableRun
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
 from torchmedic.runfolder import layout, questions
+from torchmedic.supervise import ranks
 from torchmedic.supervise.boxes import box_path
 from torchmedic.supervise.folder_news import FolderNews
 from torchmedic.supervise.host.watch import HostWatch
@@ -127,7 +128,7 @@ class StallWatch:
             case = self._cases.get(progress.pid)
             if case is None:
                 limit = progress.limit(self._wanted)
-                case = self._cases[progress.pid] = Case(progress, layout.rank_of(folder), limit)
+                case = self._cases[progress.pid] = Case(progress, ranks.rank_of(folder), limit)
             if case.examination is None and case.said is None and progress.still(time.time()) >= case.next:
                 host.look_closely_at_gpus()
                 case.next = _REPEAT_FACTOR * max(case.next, progress.still(time.time()))

@@ -12,10 +12,12 @@ from one value that all stages share.
 
 from __future__ import annotations
 
+from torchmedic.detect.ranks.alignment import usual_answer
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, words
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Collective, Job
+from torchmedic.source.branches import branches_around, exits_before
 
 
 @rule("TM705", "message-without-partner")
@@ -42,14 +44,41 @@ def check(job: Job) -> Diagnosis | None:
         f"rank {rank} waits in {words(call, contents=True)}, which rank {call.peer} does not answer",
         cause,
     )
-    draft.at(at_call(call, "cause", f"rank {rank} waits here"))
+    left_out = _left_out(job, rank, call)
+    if left_out is not None:
+        answer, test = left_out
+        draft.at(at_call(answer, "cause", f"rank {call.peer} left this out"))
+        draft.because(
+            f"rank {call.peer} answered this line with {words(answer)} at {place(answer)} before; "
+            f"that call depends on `if {test}`"
+        )
+    draft.at(at_call(call, "cause" if left_out is None else "surfaced", f"rank {rank} waits here"))
     draft.at(at_call(partner or last, "origin", f"rank {call.peer} is here"))
     for state in job.ranks:
         log = state.log
         if log is not None and log.calls:
             draft.because(f"rank {state.rank}: {place(log.calls[-1])} {words(log.calls[-1], contents=True)}")
-    draft.help("let one of the two ranks send first and the other receive first, or use `batch_isend_irecv`")
+    draft.help(
+        "send and receive under the same condition on both ranks"
+        if left_out is not None
+        else "let one of the two ranks send first and the other receive first, or use `batch_isend_irecv`"
+    )
     return draft.done()
+
+
+def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] | None:
+    """The call with which the partner answered before, and the test of the `if` that it depends on."""
+    assert call.peer is not None
+    waiting, partner = job.of(rank), job.of(call.peer)
+    if waiting is None or partner is None or waiting.log is None or partner.log is None:
+        return None
+    answer = usual_answer(waiting.log, partner.log, call)
+    for frame in answer.frames if answer is not None else ():
+        tests = [branch.test for branch in branches_around(frame.file, frame.line) if not branch.by_rank]
+        skips = [branch.test for branch in exits_before(frame.file, frame.line) if branch.exit == "continue"]
+        if answer is not None and (tests or skips):
+            return answer, (tests or skips)[0]
+    return None
 
 
 def _last(call: Collective | None) -> str:

@@ -30,7 +30,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     incident, played = evidence.incident, evidence.played
     if incident.quantity != "gradient" or not incident.bad or incident.damaged or evidence.births or played is None:
         return None
-    if played.error is not None or evidence.faithful is not True or not math.isfinite(incident.loss or 0.0):
+    same = evidence.faithful is True or played.stood_in
+    if played.error is not None or not same or not math.isfinite(incident.loss or 0.0):
         return None
     averaged = _averaged_by(evidence)
     if not averaged:
@@ -46,7 +47,11 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if evidence.noticed is not None:
         role: Role = "cause" if hook is None else "surfaced"
         draft.at(evidence.noticed.location(role, f"noticed here, step {incident.step}"))
-    draft.because(f"replayed without the other ranks, the step of rank {incident.rank} gives the same loss")
+    draft.because(
+        "the step was replayed without the other ranks; the parts of the weights that they hold were stood in for"
+        if played.stood_in
+        else f"replayed without the other ranks, the step of rank {incident.rank} gives the same loss"
+    )
     draft.help("exchange gradients in float32 or bfloat16, and divide them before they are summed")
     return finish(draft, evidence)
 
@@ -57,6 +62,8 @@ def _averaged_by(evidence: NumbersEvidence) -> str:
         return ""
     if torch.distributed.get_world_size() < 2:
         return ""
+    if evidence.played is not None and evidence.played.stood_in:
+        return "`fully_shard`"
     if evidence.played is not None and evidence.played.exchanged:
         return "a collective after `backward`"
     bad = {id(tensor) for tensor in evidence.incident.bad}

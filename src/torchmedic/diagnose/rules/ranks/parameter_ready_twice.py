@@ -33,6 +33,11 @@ _NAME = re.compile(r"with name (\S+) has been marked as ready twice")
 
 @rule("TM709", "parameter-ready-twice")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
+    if evidence.says("gradient which is undefined, but still allreduced"):
+        # A second backward has ended the averaging of a step in which the first one left parameters out.
+        message = "a step had two calls of `backward` for one forward, and DistributedDataParallel takes one"
+        draft = _by_second_backward(evidence, message)
+        return draft.done() if draft is not None else None
     if not evidence.says("expected to mark a variable ready only once"):
         return None
     found = _NAME.search(evidence.message)
@@ -151,19 +156,25 @@ def _by_second_backward(evidence: RaisedEvidence, message: str) -> Draft | None:
         for node in nodes_in(frame.tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and has_line(node, frame.line)
     ]
-    earlier = [
+    calls = [
         node
         for node in nodes_in(functions[-1] if functions else frame.tree)
-        if isinstance(node, ast.Call) and callee(node) == "backward" and node.lineno <= frame.line
-        if any(keyword.arg == "retain_graph" for keyword in node.keywords)
+        if isinstance(node, ast.Call) and callee(node) == "backward"
     ]
-    if not earlier:
+    keeping = [node for node in calls if any(keyword.arg == "retain_graph" for keyword in node.keywords)]
+    first = next((node for node in keeping if node.lineno <= frame.line), None)
+    if first is None:
         return None
     draft = check.draft(
-        evidence, "likely", message, "this is the second `backward` for one forward, and both reach the parameter"
+        evidence, "likely", message, "this is the second `backward` for one forward, and both reach the same parameters"
     )
-    draft.at(*evidence.at_user_line("cause", "the second `backward`"))
-    draft.at(node_location("origin", frame.file, earlier[0], "the first `backward` keeps its graph"))
+    later = [node for node in calls if node.lineno > frame.line]
+    if first.lineno == frame.line and later:  # the first `backward` of the next step fails
+        draft.at(node_location("cause", frame.file, later[0], "the second `backward`"))
+        draft.at(*evidence.at_user_line("surfaced", "noticed in the next step"))
+    else:
+        draft.at(*evidence.at_user_line("cause", "the second `backward`"))
+        draft.at(node_location("origin", frame.file, first, "the first `backward` keeps its graph"))
     draft.help("add the losses, and call `backward` once")
     return draft
 

@@ -92,9 +92,30 @@ def _uses(root: torch.nn.Module, layer: str) -> Iterator[tuple[str, ast.expr]]:
     """The expressions in the user's classes that read the attribute which holds a layer."""
     parent, _, attribute = layer.rpartition(".")
     owner = root.get_submodule(parent) if parent else root
+    if parent and isinstance(owner, torch.nn.ModuleList | torch.nn.ModuleDict):
+        parent, _, attribute = parent.rpartition(".")  # a container is read, and an element of it is called
+        owner = root.get_submodule(parent) if parent else root
+        is_container = True
+    else:
+        is_container = False
     written = class_node(type(owner))
     if written is None or not is_user_file(written[0]):
         return
     for node in ast.walk(written[1]):
         if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load):
-            yield written[0], node
+            if not is_container:
+                yield written[0], node
+            for use in _uses_of_elements(written[1], node) if is_container else ():
+                yield written[0], use
+
+
+def _uses_of_elements(tree: ast.AST, container: ast.Attribute) -> Iterator[ast.expr]:
+    """The calls of the elements of a container: `self.experts[k](x)`, or those of the variable of a loop over it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript) and node.func.value is container:
+            yield node
+        if isinstance(node, ast.For) and container in ast.walk(node.iter):
+            names = {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
+            for each in ast.walk(node):
+                if isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id in names:
+                    yield each

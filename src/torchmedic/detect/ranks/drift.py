@@ -1,0 +1,91 @@
+"""Weights that should be the same on all ranks and are not."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from torchmedic.records import StackFrame
+from torchmedic.records.ranks import JobFacts, RankFacts, RankLog
+
+_MIN_DIFFERENCE = 1e-4  # of the size of a weight; rounding on unlike hardware is smaller
+_MIN_UPDATES = 2
+
+Why = Literal["unused-wrapper", "start", "changed", "no-exchange"]
+
+
+class Drift(NamedTuple):
+    """One weight after a number of updates, with its size on every rank."""
+
+    name: str
+    shape: tuple[int, ...]
+    updates: int
+    sizes: tuple[tuple[int, float], ...]
+    why: Why
+    line: StackFrame | None
+
+
+def find_drift(job: JobFacts) -> Drift | None:
+    """The first weight that differs, if the ranks are to train one model together."""
+    facts = job.ranks
+    first = facts[0]
+    if len({each.shapes for each in facts}) > 1 or not first.shapes:
+        return None  # different models: the stages of a pipeline, for example
+    common = sorted(set.intersection(*({sample.updates for sample in each.weights} for each in facts)))
+    if not common or common[-1] < _MIN_UPDATES:
+        return None
+    last, start = common[-1], _differing(facts, 0) if 0 in common else None
+    index = _differing(facts, last)
+    if index is None:
+        return None
+    why = _why(job, starts_equal=0 in common and start is None)
+    if why is None:
+        return None
+    sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)
+    line = first.wrapped_at if why == "unused-wrapper" else first.updating
+    return Drift(first.names[index], first.shapes[index], last, sizes, why, line)
+
+
+def _why(job: JobFacts, *, starts_equal: bool) -> Why | None:
+    """Why the weights differ; None where the ranks may train different models on purpose."""
+    facts = job.ranks
+    if all(each.wrapper for each in facts):
+        if any(each.has_hook for each in facts):
+            return None  # a hook may let the ranks train apart for a while
+        if not any(each.forwards for each in facts):
+            return "unused-wrapper" if starts_equal else None
+        return "changed" if all(each.forwards for each in facts) else None
+    if any(each.wrapper for each in facts) or len(job.logs) < len(facts):
+        return None
+    if all(_averages(log, each) for log, each in zip(job.logs, facts, strict=True)):
+        return None if starts_equal else "start"
+    if starts_equal and not any(_exchanges(log) for log in job.logs):
+        return "no-exchange"
+    return None
+
+
+def _averages(log: RankLog, facts: RankFacts) -> bool:
+    """Whether a rank exchanges its gradients by hand, for every update. Weights are averaged less often."""
+    if log.dropped:
+        return False
+    updates = max((sample.updates for sample in facts.weights), default=0)
+    sent = [shape for call in log.calls if call.op == "all_reduce" for shape in call.shapes]
+    return all(sent.count(shape) >= updates for shape in facts.shapes)
+
+
+def _exchanges(log: RankLog) -> bool:
+    """Whether a rank has sent anything to others that may hold gradients or weights."""
+    return log.dropped > 0 or any(call.op not in ("barrier", "monitored_barrier", "new_group") for call in log.calls)
+
+
+def _differing(facts: tuple[RankFacts, ...], updates: int) -> int | None:
+    """The number of the first weight whose size differs between ranks."""
+    rows = [_sizes(each, updates) for each in facts]
+    for index, values in enumerate(zip(*rows, strict=False)):
+        low, high = min(values), max(values)
+        if high - low > _MIN_DIFFERENCE * max(abs(high), 1e-12):
+            return index
+    return None
+
+
+def _sizes(facts: RankFacts, updates: int) -> tuple[float, ...]:
+    return next((sample.sizes for sample in facts.weights if sample.updates == updates), ())

@@ -1,0 +1,69 @@
+"""A rank that is slow but moves: it comes last to the meetings of all ranks, and the others wait for it."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torchmedic.detect.ranks.alignment import first_difference, is_compared
+from torchmedic.records.ranks import Collective, RankLog
+
+_MIN_MEETINGS = 20
+_MIN_LATE = 0.9  # share of the meetings to which the same rank comes last
+_MIN_SHARE = 0.4  # of a step, that the others wait
+_MIN_WAIT_SECONDS = 0.05
+_MIN_TOTAL_SECONDS = 2.0
+
+
+class Straggler(NamedTuple):
+    """A slow rank. `wait` and `step` are seconds, as medians over the meetings."""
+
+    rank: int
+    late: int
+    meetings: int
+    wait: float
+    step: float
+    call: Collective
+    before: Collective | None
+
+
+def find_straggler(logs: Sequence[RankLog]) -> Straggler | None:
+    """The rank that others wait for in nearly every step; None if no rank stands out.
+
+    All ranks leave a collective together. So the first collective of a step shows who needed longest to come there: the
+    call whose line is the most frequent one, after the longest pauses.
+    """
+    if len(logs) < 2 or not all(log.complete for log in logs) or first_difference(logs) is not None:
+        return None
+    streams = [[call for call in log.calls if is_compared(call) and call.group == "0"] for log in logs]
+    length = min(map(len, streams))
+    streams = [stream[-length:] for stream in streams]  # the Flight Recorder keeps the last calls
+    opening = _opening(streams[0])
+    if opening is None:
+        return None
+    places = [at for at in range(1, length) if streams[0][at].site == opening]
+    if len(places) < _MIN_MEETINGS:
+        return None
+    arrivals = [[stream[at].time for stream in streams] for at in places]
+    last = Counter(times.index(max(times)) for times in arrivals)
+    slow, late = last.most_common(1)[0]
+    waits = [times[slow] - statistics.median(each for at, each in enumerate(times) if at != slow) for times in arrivals]
+    steps = [after[slow] - before[slow] for before, after in itertools.pairwise(arrivals)]
+    wait, step = statistics.median(waits), statistics.median(steps)
+    enough = late >= _MIN_LATE * len(places) and wait >= max(_MIN_WAIT_SECONDS, _MIN_SHARE * step)
+    if not enough or wait * len(places) < _MIN_TOTAL_SECONDS:
+        return None
+    at = places[-1]
+    return Straggler(logs[slow].rank, late, len(places), wait, step, streams[slow][at], streams[slow][at - 1])
+
+
+def _opening(calls: Sequence[Collective]) -> tuple[tuple[str, int], ...] | None:
+    """The call site that follows the longest pauses: the first collective of a step."""
+    pauses: dict[tuple[tuple[str, int], ...], list[float]] = {}
+    for before, call in itertools.pairwise(calls):
+        pauses.setdefault(call.site, []).append(call.time - before.time)
+    frequent = {site: found for site, found in pauses.items() if len(found) >= _MIN_MEETINGS}
+    return max(frequent, key=lambda site: statistics.median(frequent[site]), default=None)

@@ -1,0 +1,42 @@
+"""One rank is slower than the others, which wait for it in every step.
+
+What: the ranks meet in the collectives of every step. One rank comes last nearly every time, and the others spend a
+large part of the step waiting for it. The job is not hung: it moves at the speed of this rank.
+
+Why: a rank with more or longer samples, with slower storage or a loader of its own, with extra work (logging, saving,
+evaluating), on a busy or throttled processor or GPU.
+
+Cure: look at what this rank does between the two lines. Give all ranks the same amount of work, and move extra work out
+of the step.
+"""
+
+from __future__ import annotations
+
+from torchmedic.detect.ranks.stragglers import find_straggler
+from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rules.ranks._side_by_side import at_call, words
+from torchmedic.diagnose.words.format import duration
+from torchmedic.records import Diagnosis
+from torchmedic.records.ranks import JobFacts
+
+
+@rule("TM716", "rank-is-slow")
+def check(job: JobFacts) -> Diagnosis | None:
+    found = find_straggler(job.logs) if job.ended and len({each.host for each in job.ranks}) == 1 else None
+    if found is None:
+        return None
+    draft = check.draft(
+        job,
+        "proven",
+        f"rank {found.rank} is slower than the others, which wait for it in every step",
+        f"rank {found.rank} came last to {found.late} of {found.meetings} meetings; the others waited "
+        f"{duration(found.wait)} of the {duration(found.step)} of a step",
+    ).about(found.rank)
+    draft.at(
+        at_call(found.call, "cause", f"rank {found.rank} comes late to this call"),
+        at_call(found.before, "origin", "it is late since this call, which all ranks leave together"),
+    )
+    draft.because(f"the meetings that were compared: {words(found.call)}, the first collective of a step")
+    draft.because(f"in total the others waited {duration(found.wait * found.meetings)}")
+    draft.help(f"look at what rank {found.rank} does between these lines: its data, its extra work, its processor")
+    return draft.done(severity="warning")

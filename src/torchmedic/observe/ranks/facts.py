@@ -1,0 +1,280 @@
+"""What this rank tells of its training, for a comparison with the other ranks: first batches, order, weights, device.
+
+Everything is read in the first steps; later only a sample of the weights is read after 2, 4, 8, 16 ... updates, and
+only where that needs no wait for a device. Nothing is sent to other ranks: the facts are a small file in the folder of
+this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import weakref
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import torch
+
+from torchmedic.contained import contained
+from torchmedic.observe.step.batches import Batches
+from torchmedic.observe.step.clock import Clock
+from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.records import StackFrame
+from torchmedic.records.ranks import RankFacts, WeightSample
+from torchmedic.runfolder.files import RANK_FACTS, write_atomically
+from torchmedic.source.objects.finite import has_values
+from torchmedic.source.user_code import user_frame
+
+_MAX_BATCHES = 4
+_MAX_TENSORS = 4  # of a batch
+_SAMPLED_ELEMENTS = 64  # of a tensor of a batch
+_MAX_ITEMS = 4
+_MAX_WEIGHTS = 8
+_SAMPLED_WEIGHTS = 1024  # elements of one weight
+_MAX_SAMPLES = 24  # of the weights
+_MIN_ALIKE_UPDATES = 3  # with the same number of exchanges
+_MAX_UPDATES_FOR_SYNCS = 16
+
+
+class FactsOfRank:
+    """Collects the facts of one process from the moment it joins a job of several ranks."""
+
+    def __init__(self, folder: Path, rank: int, world_size: int, batches: Batches, clock: Clock) -> None:
+        self._path = folder / RANK_FACTS
+        self._batches = batches
+        self._clock = clock
+        self._facts = RankFacts(rank=rank, pid=os.getpid(), world_size=world_size, host=socket.gethostname())
+        self._fetched: tuple[str, str, StackFrame | None] | None = None
+        self._passes: weakref.WeakKeyDictionary[Any, _Passes] = weakref.WeakKeyDictionary()
+        self._reading: weakref.ref[Any] | None = None  # the sampler of the last batch
+        self._weights: list[weakref.ref[torch.Tensor]] = []
+        self._names: dict[int, str] = {}
+        self._due = 1  # updates after which the weights are sampled again
+        self._updates = 0
+        self._forwards = 0  # that exchange gradients, since the last update
+        self._micro_steps = 0  # backwards of the update under way
+        self._syncs: list[int] = []  # exchanges of the last updates
+
+    @property
+    def wants_batches(self) -> bool:
+        """Whether every batch is of interest, and not only the first of a pass over the data."""
+        return len(self._facts.batches) < _MAX_BATCHES
+
+    # What the hooks tell
+
+    @contained("observe.rank_facts")
+    def wrapped(self, frame: FrameType) -> None:
+        """A DistributedDataParallel is made; the frame is that of its `__init__`."""
+        module = frame.f_locals.get("module")
+        if isinstance(frame.f_locals.get("self"), torch.nn.parallel.DistributedDataParallel):
+            self._change(wrapper="DistributedDataParallel", wrapped_at=_line(user_frame(frame)))
+        for name, parameter in module.named_parameters() if isinstance(module, torch.nn.Module) else ():
+            self._names[id(parameter)] = name
+
+    def forward(self, module: Any) -> None:
+        """A DistributedDataParallel is called, and its backward will exchange gradients."""
+        self._forwards += 1
+        if not self._facts.forwards:
+            self._change(forwards=1, has_hook=_has_hook(module))
+
+    @contained("observe.rank_facts")
+    def fetched(self, iterator: Any, batch: Any, frame: FrameType) -> None:
+        """A DataLoader gave a batch."""
+        sampler = _sampler(iterator)
+        if getattr(iterator, "_num_yielded", 0) == 1:
+            self._begin_pass(sampler)
+        self._reading = weakref.ref(sampler) if sampler is not None and _has_epoch(sampler) else None
+        if self.wants_batches:
+            name = type(sampler).__name__ if sampler is not None else ""
+            self._fetched = _fingerprint(batch), name, _line(user_frame(frame))
+
+    @contained("observe.rank_facts")
+    def step_begins(self, optimizer: Any, frame: FrameType) -> None:
+        self._micro_steps = self._clock.micro_step
+        if not self._weights and not self._updates:
+            self._choose(optimizer, frame)
+            self._sample(0)
+
+    @contained("observe.rank_facts")
+    def stepped(self) -> None:
+        """The weights were updated."""
+        self._updates += 1
+        if self._fetched is not None:
+            fingerprint, sampler, line = self._fetched
+            self._fetched = None
+            if not self._facts.batches:
+                self._change(items=self._items(), sampler=sampler, loading=line)
+            self._change(batches=(*self._facts.batches, fingerprint))
+            self._write_if(len(self._facts.batches) == _MAX_BATCHES)
+        self._look_at_order()
+        self._count_exchanges()
+        if self._updates >= self._due:
+            self._due *= 2
+            self._sample(self._updates)
+            self._write()
+
+    @contained("observe.rank_facts")
+    def exiting(self) -> None:
+        if self._updates:
+            if not self._facts.weights or self._facts.weights[-1].updates != self._updates:
+                self._sample(self._updates, at_end=True)
+            self._write()
+
+    def _items(self) -> tuple[int, ...]:
+        """The first items of the last batch, as indices of the dataset."""
+        found = self._batches.indices
+        return tuple(each for each in found if isinstance(each, int))[:_MAX_ITEMS] if isinstance(found, list) else ()
+
+    # The order of the data
+
+    def _begin_pass(self, sampler: Any) -> None:
+        if sampler is not None and _has_epoch(sampler):
+            self._passes.setdefault(sampler, _Passes()).begin(int(sampler.epoch))
+
+    def _look_at_order(self) -> None:
+        sampler = self._reading() if self._reading is not None else None
+        passes = self._passes.get(sampler) if sampler is not None else None
+        if passes is not None and passes.trained():
+            self._change(same_order=self._facts.same_order + 1)
+            self._write()
+
+    # Exchanges for one update
+
+    def _count_exchanges(self) -> None:
+        forwards, self._forwards = self._forwards, 0
+        if self._facts.syncs or self._updates > _MAX_UPDATES_FOR_SYNCS:
+            return
+        self._syncs.append(min(forwards, self._micro_steps))
+        last = self._syncs[-_MIN_ALIKE_UPDATES:]
+        if len(last) == _MIN_ALIKE_UPDATES and len(set(last)) == 1 and last[0] > 1:
+            self._change(syncs=last[0])
+            self._write()
+
+    # Weights
+
+    def _choose(self, optimizer: Any, frame: FrameType) -> None:
+        plain = [
+            tensor
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.numel() and tensor.is_floating_point()
+        ]
+        every = max(1, -(-len(plain) // _MAX_WEIGHTS))
+        chosen = plain[::every][:_MAX_WEIGHTS]
+        self._weights = [weakref.ref(tensor) for tensor in chosen]
+        gpu = next((tensor.device for tensor in plain if tensor.is_cuda), None)
+        self._change(
+            names=tuple(self._names.get(id(tensor), "") for tensor in chosen),
+            shapes=tuple(tuple(tensor.shape) for tensor in chosen),
+            nbytes=sum(tensor.numel() * tensor.element_size() for tensor in plain if tensor.requires_grad),
+            updating=_line(user_frame(frame)),
+            device=_identity(gpu) if gpu is not None else "",
+            devices=torch.cuda.device_count() if gpu is not None else 0,
+        )
+        self._names.clear()
+
+    def _sample(self, updates: int, *, at_end: bool = False) -> None:
+        weights = [tensor for reference in self._weights if (tensor := reference()) is not None]
+        if not weights or len(weights) < len(self._weights) or len(self._facts.weights) >= _MAX_SAMPLES:
+            return
+        if not all(tensor.is_cpu for tensor in weights) and not at_end:
+            return  # to read them would wait for the device
+        sizes = tuple(_size(tensor) for tensor in weights)
+        self._change(weights=(*self._facts.weights, WeightSample(updates=updates, sizes=sizes)))
+
+    # The file
+
+    def _change(self, **changes: Any) -> None:
+        self._facts = msgspec.structs.replace(self._facts, **changes)
+
+    def _write_if(self, due: bool) -> None:
+        if due:
+            self._write()
+
+    def _write(self) -> None:
+        write_atomically(self._path, msgspec.json.encode(self._facts))
+
+
+class _Passes:
+    """The passes over the data of one `DistributedSampler`, by the epoch that it was told."""
+
+    def __init__(self) -> None:
+        self._trained: set[int] = set()  # epochs of earlier passes
+        self._epoch = -1
+        self._is_counted = True
+
+    def begin(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._is_counted = False
+
+    def trained(self) -> bool:
+        """The weights were updated in this pass; whether an earlier pass had the same order."""
+        if self._is_counted:
+            return False
+        self._is_counted = True
+        is_again = self._epoch in self._trained
+        self._trained.add(self._epoch)
+        return is_again
+
+
+def _sampler(iterator: Any) -> Any:
+    drawn_by = getattr(iterator, "_index_sampler", None)
+    return getattr(drawn_by, "sampler", drawn_by)
+
+
+def _has_epoch(sampler: Any) -> bool:
+    """Whether a sampler shuffles by its `epoch`, which somebody must set."""
+    kind = torch.utils.data.distributed.DistributedSampler
+    return isinstance(sampler, kind) and bool(sampler.shuffle) and sampler.num_replicas > 1
+
+
+def _has_hook(module: Any) -> bool:
+    """Whether the user decides how gradients are exchanged; the ranks may then differ on purpose."""
+    return bool(getattr(module, "_comm_hooks", None))
+
+
+def _fingerprint(batch: Any) -> str:
+    """A text that is equal for equal batches; empty where nothing can be read without a wait."""
+    digest = hashlib.blake2b(digest_size=12)
+    read = 0
+    for tensor in tensors_in(batch)[:_MAX_TENSORS]:
+        if (
+            not has_values(tensor)
+            or not tensor.is_cpu
+            or tensor.layout is not torch.strided
+            or not tensor.numel()
+            or tensor.is_quantized
+        ):
+            continue
+        flat = _flat(tensor)
+        every = max(1, flat.numel() // _SAMPLED_ELEMENTS)
+        sample = flat[::every][:_SAMPLED_ELEMENTS]
+        digest.update(f"{tuple(tensor.shape)}{tensor.dtype}{sample.tolist()}".encode())
+        read += 1
+    return digest.hexdigest() if read else ""
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in one row; of a tensor that would have to be copied for that, its first part."""
+    plain = tensor.detach()
+    return plain.view(-1) if plain.is_contiguous() else plain[0].reshape(-1)
+
+
+def _size(tensor: torch.Tensor) -> float:
+    flat = _flat(tensor)
+    sample = flat[:: max(1, flat.numel() // _SAMPLED_WEIGHTS)][:_SAMPLED_WEIGHTS]
+    return float(sample.abs().sum(dtype=torch.float64).item())
+
+
+def _identity(device: torch.device) -> str:
+    properties = torch.cuda.get_device_properties(device)
+    return str(getattr(properties, "uuid", "") or f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')}:{device.index}")
+
+
+def _line(frame: FrameType | None) -> StackFrame | None:
+    if frame is None:
+        return None
+    return StackFrame(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)

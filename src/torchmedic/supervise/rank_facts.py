@@ -1,0 +1,53 @@
+"""The ranks of a job that goes on, compared with each other: mistakes that raise nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+
+from torchmedic.records import Diagnosis
+from torchmedic.records.ranks import JobFacts, RankFacts
+from torchmedic.runfolder import files, layout
+from torchmedic.supervise import ranks
+from torchmedic.supervise.folder_news import FolderNews
+
+
+class RankComparison:
+    """Compares the facts that the ranks of a run have written; every finding is told by one parent, once."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._news = FolderNews()
+        self._facts: dict[Path, RankFacts] = {}
+
+    def new(self, *, at_end: bool = False) -> list[Diagnosis]:
+        """The findings that nobody has told yet. `at_end`: this run has ended well, and its logs are complete."""
+        changed = False
+        for folder in layout.process_folders(self._run):
+            if at_end or self._news.may_have_changed(folder):
+                found = _read(folder)
+                if found is not None and found != self._facts.get(folder):
+                    self._facts[folder] = found
+                    changed = True
+        known = sorted(self._facts.values(), key=lambda each: each.rank)
+        is_whole = bool(known) and [each.rank for each in known] == list(range(known[0].world_size))
+        if not is_whole or not (changed or at_end):
+            return []
+        return [found for found in self._asked(tuple(known), at_end) if ranks.claim(self._run, found.code)]
+
+    def _asked(self, known: tuple[RankFacts, ...], at_end: bool) -> list[Diagnosis]:
+        from torchmedic.diagnose import registry
+        from torchmedic.diagnose.engine import ask_each
+
+        job = ranks.read_job(self._run)
+        logs = tuple(state.log for state in job.ranks if state.log is not None) if job is not None else ()
+        ended = at_end and job is not None and all(state.fate == "ended" for state in job.ranks)
+        return ask_each(JobFacts(ranks=known, logs=logs, ended=ended), registry.COMPARED)
+
+
+def _read(folder: Path) -> RankFacts | None:
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((folder / files.RANK_FACTS).read_bytes(), type=RankFacts)
+    return None

@@ -1,0 +1,115 @@
+"""Ranks that go on are compared: weights that drift apart, a rank that is slow, a device that two ranks share."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from torchmedic.detect.ranks.drift import find_drift
+from torchmedic.detect.ranks.stragglers import find_straggler
+from torchmedic.diagnose.rules.ranks import device_shared_by_ranks, same_data_on_all_ranks
+from torchmedic.records import StackFrame
+from torchmedic.records.ranks import Collective, JobFacts, RankFacts, RankLog, WeightSample
+
+LINE = StackFrame(file="train.py", line=7, function="train")
+
+
+def facts(rank: int, *sizes: float, **more: object) -> RankFacts:
+    """A rank whose only weight has these sizes after 0, 1, 2 ... updates."""
+    samples = tuple(WeightSample(updates=at, sizes=(size,)) for at, size in enumerate(sizes))
+    known = RankFacts(
+        rank=rank, pid=rank, world_size=2, host="a", names=("w",), shapes=((3,),), weights=samples, updating=LINE
+    )
+    return replace(known, **more)
+
+
+def log(rank: int, times: list[float], op: str = "all_reduce", shape: tuple[int, ...] = (3,)) -> RankLog:
+    calls = tuple(Collective(op=op, shapes=(shape,), frames=(LINE,), time=time) for time in times)
+    return RankLog(rank=rank, pid=rank, world_size=2, calls=calls, complete=True)
+
+
+def why(*ranks: RankFacts, logs: tuple[RankLog, ...] = ()) -> str | None:
+    found = find_drift(JobFacts(ranks=ranks, logs=logs))
+    return found.why if found is not None else None
+
+
+WRAPPED = {"wrapper": "DistributedDataParallel", "wrapped_at": LINE}
+QUIET = (log(0, [1.0], "barrier"), log(1, [1.0], "barrier"))
+AVERAGING = (log(0, [1.0, 2.0, 3.0]), log(1, [1.0, 2.0, 3.0]))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "logs", "expected"),
+    [
+        (facts(0, 1, 2, 3), facts(1, 1, 2, 3), QUIET, None),
+        (facts(0, 1, 2, 3), facts(1, 1, 2, 3.5), QUIET, "no-exchange"),
+        (facts(0, 1, 2, 3), facts(1, 1, 2, 3.5), (), None),  # what was called is not known
+        (facts(0, 1, 2, 3), facts(1, 1.5, 2, 3.5), QUIET, None),  # each rank has a model of its own
+        (facts(0, 1, 2, 3), facts(1, 1.5, 2, 3.5), AVERAGING, "start"),
+        (facts(0, 1, 2, 3), facts(1, 1, 2, 3.00001), QUIET, None),  # rounding
+        (facts(0, 1, 2), facts(1, 1, 3), QUIET, None),  # too early to tell
+        (facts(0, 1, 2, 3, **WRAPPED), facts(1, 1, 2, 4, **WRAPPED), QUIET, "unused-wrapper"),
+        (facts(0, 1, 2, 3, forwards=1, **WRAPPED), facts(1, 1, 2, 4, forwards=1, **WRAPPED), (), "changed"),
+        (
+            facts(0, 1, 2, 3, forwards=1, has_hook=True, **WRAPPED),
+            facts(1, 1, 2, 4, forwards=1, has_hook=True, **WRAPPED),
+            (),
+            None,
+        ),
+        (facts(0, 1, 2, 3), facts(1, 1, 2, 9, shapes=((4,),)), QUIET, None),  # stages of a pipeline
+    ],
+)
+def test_why_weights_differ(
+    first: RankFacts, second: RankFacts, logs: tuple[RankLog, ...], expected: str | None
+) -> None:
+    assert why(first, second, logs=logs) == expected
+
+
+def test_weights_that_are_averaged_now_and_then_are_left_alone() -> None:
+    rare = (log(0, [1.0]), log(1, [1.0]))
+    assert why(facts(0, 1, 2, 3), facts(1, 1, 2, 3.5), logs=rare) is None
+
+
+def meetings(late: float, count: int = 30) -> list[float]:
+    return [step + late for step in range(count)]
+
+
+def test_the_rank_that_comes_last_is_slow() -> None:
+    found = find_straggler([log(0, meetings(0.0)), log(1, meetings(0.6)), log(2, meetings(0.01))])
+    assert found is not None
+    assert (found.rank, found.late, round(found.wait, 1), round(found.step, 1)) == (1, 29, 0.6, 1.0)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [meetings(0.0), meetings(0.2)],  # a fifth of the step
+        [meetings(0.0, 15), meetings(0.6, 15)],  # too few
+        [meetings(0.0), [at + (0.6 if at % 2 else -0.6) for at in meetings(0.0)]],  # they take turns
+    ],
+    ids=["short", "few", "turns"],
+)
+def test_ranks_that_are_not_slow(times: list[list[float]]) -> None:
+    assert find_straggler([log(rank, each) for rank, each in enumerate(times)]) is None
+
+
+def test_a_device_is_shared_only_where_another_is_free() -> None:
+    def told(*devices: str, count: int, hosts: str = "aa") -> bool:
+        ranks = [facts(rank, device=each, devices=count, host=hosts[rank]) for rank, each in enumerate(devices)]
+        return device_shared_by_ranks.RULE.check(JobFacts(ranks=tuple(ranks))) is not None
+
+    assert told("gpu-0", "gpu-0", count=2)
+    assert not told("gpu-0", "gpu-1", count=2)
+    assert not told("gpu-0", "gpu-0", count=1)  # there is only one
+    assert not told("gpu-0", "gpu-0", count=2, hosts="ab")
+
+
+def test_the_same_constants_on_all_ranks_say_nothing() -> None:
+    def told(*batches: tuple[str, ...]) -> bool:
+        ranks = [facts(rank, batches=each, forwards=1, **WRAPPED) for rank, each in enumerate(batches)]
+        return same_data_on_all_ranks.RULE.check(JobFacts(ranks=tuple(ranks))) is not None
+
+    assert told(tuple("abcd"), tuple("abcd"))
+    assert not told(tuple("abcd"), tuple("efgh"))
+    assert not told(tuple("aaaa"), tuple("aaaa"))
+    assert not told(tuple("abc"), tuple("abc"))
