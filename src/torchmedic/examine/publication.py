@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from torchmedic.observe.context import ProcessContext, ReportingProcess
 from torchmedic.observe.stages import Finding
 from torchmedic.records import Diagnosis
@@ -50,6 +52,8 @@ def publish_finding(finding: Finding, agent: ProcessContext) -> None:
     folder = agent.open()
     if finding.diagnosis.severity == "error":
         folder.events.write("nonfinite", symptom="nan", step=finding.diagnosis.step)
+    if finding.trace is not None:
+        folder.events.write("number-trace", **msgspec.to_builtins(finding.trace))
     number = write_diagnosis(folder.path, finding.diagnosis)
     if finding.recording is not None:
         finding.recording.write(folder.path, number)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from torchmedic.observe.context import ReportingProcess
 from torchmedic.records import Diagnosis, WorkerFailure
+from torchmedic.records.numbers import NumberTrace
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -35,10 +36,11 @@ class Recording(Protocol):
 
 
 class Finding(NamedTuple):
-    """A diagnosis that is not published yet, and the operation behind it."""
+    """A diagnosis that is not published yet, the operation behind it, and the way of the bad number."""
 
     diagnosis: Diagnosis
     recording: Recording | None = None
+    trace: NumberTrace | None = None
 
 
 class GrowthStages(Protocol):

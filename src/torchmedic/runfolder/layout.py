@@ -2,6 +2,7 @@
 
 report.json                 the report, one for all processes of the run
 report.html                 the report as a page; exists if something was found
+settings.json               the settings of the run that are not the default; exists if there are any
 stall[.<rank>].json         the last examination of a process that made no progress
 stacks/<pid>.txt            stacks written by faulthandler when a process dies
 .parts/<rank>.json          the report of one rank, if every rank has its own torchmedic; report.json merges them

@@ -132,6 +132,8 @@ def _run_folder(
         files.write_supervisor(run, rank)
         work = mark_confidential(run) if settings.confidential else run
         layout.new_folder(work / files.STACKS, exist_ok=True)
+        if not settings.confidential:
+            files.write_settings(run, settings)
         if not settings.checkup:
             layout.mark_no_checkup(work)
     except OSError as error:

@@ -14,6 +14,7 @@ from torchmedic.observe.heap.growth_watch import LeakWatch
 from torchmedic.observe.hooks.short_steps import ShortSteps
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
+from torchmedic.observe.numbers.training_curves import TrainingCurves
 from torchmedic.observe.numbers.weight_copies import Rewind
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
@@ -44,6 +45,7 @@ class Step:
         self.rewind = rewind
         self.habits = habits
         self.short_steps = ShortSteps(clock, batches, notes, finite)
+        self.curves = TrainingCurves()
         self.checkup: Checkup | None = None
         self.leaks: LeakWatch | None = None
         self.paused = False  # while a replay runs, which is not training

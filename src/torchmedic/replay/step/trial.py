@@ -127,7 +127,10 @@ def attempt(
         and (close_loss is None or _close(played.loss, close_loss, 1e-2, 1e-3))
         and comparison.agreed
     )
-    return Verdict(passed, describe(played), patch)
+    result = describe(played)
+    if not passed and passes(played):
+        result += "; results that were right have changed"
+    return Verdict(passed, result, patch)
 
 
 # Evaluated a second time, these would draw other numbers or change their operand again.
