@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from torchmedic.evidence.divergence import Divergence, divergence_of
 from torchmedic.evidence.number_exception import EchoEvidence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.spoiled_weights import trace_back
+from torchmedic.examine.held_step import hold
 from torchmedic.observe.context import ProcessContext, StepContext
 from torchmedic.observe.stages import Finding, Quantity, UpdateStage
 from torchmedic.observe.step.batches import tensors_in_frames
@@ -44,7 +46,13 @@ def explain_nonfinite(
     try:
         diagnosis = diagnose(evidence, registry.NUMBERS)
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, *_rank_note(agent)))
-        return Finding(diagnosis, recorder.of_numbers(evidence, diagnosis, agent), _trace(evidence, diagnosis))
+        kept = evidence.trial_step if evidence.weights is None else None
+        return Finding(
+            diagnosis,
+            recorder.of_numbers(evidence, diagnosis, agent),
+            _trace(evidence, diagnosis),
+            functools.partial(hold, lambda: kept, diagnosis, agent) if kept is not None else None,
+        )
     finally:
         evidence.restore_weights()
 

@@ -57,3 +57,5 @@ def publish_finding(finding: Finding, agent: ProcessContext) -> None:
     number = write_diagnosis(folder.path, finding.diagnosis)
     if finding.recording is not None:
         finding.recording.write(folder.path, number)
+    if finding.hold is not None:
+        finding.hold()

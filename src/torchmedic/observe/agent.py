@@ -215,7 +215,8 @@ class Agent:
     def publish(self, finding: Finding) -> None:
         """The bad number has reached the weights, or is about to."""
         self._write_course()
-        self.stages.publish(finding)
+        with self.examining():
+            self.stages.publish(finding)
 
     @contained("observe.nonfinite")
     def device_died(self, error: BaseException, frame: FrameType) -> None:

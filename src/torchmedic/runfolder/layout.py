@@ -18,6 +18,7 @@ rank<N>[.<pid>]/            one folder per watched process
 .confidential               exists if no values may be kept: see runfolder/confidential.py
 .supervisor[.<rank>]        the parent process: its number and when it started; exists only during the run
 .boxes[.<rank>]             a socket; processes hand their black box to the parent there, during the run
+.hold, held/                failing steps that wait for patches: see runfolder/held.py
 .no-checkup                 exists if mistakes that raise no error shall not be searched for
 kernel.txt, gpu.json        what the parent knows about the GPUs: see runfolder/gpu.py
 inside/                     questions to the processes: see runfolder/questions.py

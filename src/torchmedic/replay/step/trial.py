@@ -190,7 +190,7 @@ def describe(played: ReplayResult) -> str:
 @contextlib.contextmanager
 def _swapped(spot: Spot, module: CodeType) -> Iterator[None]:
     """Give every living function that holds the edited line its new code, for a while."""
-    new_codes = {(code.co_qualname, code.co_firstlineno): code for code in _codes(module)}
+    new_codes = {(code.co_qualname, code.co_firstlineno): code for code in codes_in(module)}
     swapped: list[tuple[FunctionType, CodeType]] = []
     try:
         for function in _functions_of(spot.file, spot.line):
@@ -205,11 +205,12 @@ def _swapped(spot: Spot, module: CodeType) -> Iterator[None]:
             function.__code__ = code
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """A code object and all code objects that are constants in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes_in(constant)
 
 
 def _functions_of(file: str, line: int) -> list[FunctionType]:
@@ -224,4 +225,4 @@ def _functions_of(file: str, line: int) -> list[FunctionType]:
 
 
 def _inner_lines(code: CodeType) -> list[int]:
-    return [number for inner in _codes(code) for *_, number in inner.co_lines() if number is not None]
+    return [number for inner in codes_in(code) for *_, number in inner.co_lines() if number is not None]
