@@ -34,9 +34,10 @@ def scale_of(values: Sequence[float], kind: ScaleKind) -> Scale:
         return _from_zero(max(values, default=1.0))
     low, high = min(values, default=0.0), max(values, default=1.0)
     if kind == "log":
-        first, last = math.floor(math.log10(low)), max(math.ceil(math.log10(high)), math.floor(math.log10(low)) + 1)
-        step = -(-(last - first) // _MAX_DECADES)
-        return Scale(10.0**first, 10.0**last, True, tuple(10.0**power for power in range(first, last + 1, step)))
+        first = math.floor(math.log10(low))
+        last = max(math.ceil(math.log10(high)), first + 1)
+        powers = range(first, last + 1, -(-(last - first) // _MAX_DECADES))
+        return Scale(10.0**first, 10.0**last, True, tuple(10.0**power for power in powers))
     pad = _PADDING * (high - low) or 0.5 * abs(high) or 1.0
     low, high = low - pad, high + pad
     step = _decimal_step((high - low) / 4)
