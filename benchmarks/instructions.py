@@ -195,6 +195,7 @@ def settle(agent: Any, *, short: bool) -> None:
     agent.clock.gauge.due = math.inf
     agent.finite._time._spent = math.inf
     agent.leaks.stop()
+    agent.step.curves.due = math.inf
     agent.finite.memory._spent = math.inf
     agent.finite.memory._in_any_case = 0
     agent.rewind.give_up()

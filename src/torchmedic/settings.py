@@ -29,8 +29,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `checkup` enables the search for mistakes that raise no error (TM6xx); the codes in `ignore` are not reported.
     `stall_after` is the number of seconds without progress after which a run is examined: None means learned from the
-    run, 0 means never. `output` is the folder in which every run gets a folder of its own (default: `.torchmedic`); the
-    flag `--output` names the folder of one run instead.
+    run, 0 means never. `hold` is the number of seconds for which a failing step is kept alive for `torchmedic try`.
+    `output` is the folder in which every run gets a folder of its own (default: `.torchmedic`); the flag `--output`
+    names the folder of one run instead.
     """
 
     output: str | None = None
@@ -40,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checkup: bool = True
     stall_after: Annotated[float, msgspec.Meta(ge=0)] | None = None
     on_stall: OnStall = "report"
+    hold: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     ignore: tuple[str, ...] = ()
 
 

@@ -35,10 +35,14 @@ def test_a_run_that_has_something_to_say_writes_a_page(tmp_path: Path) -> None:
     assert "report: run/report.html" in finished.stderr
     text = (finished.run / "report.html").read_text()
     assert "SecretNorm" not in text.partition('class="finding')[0]
-    for part in ("TM201", "train.py:7", "x.std(-1, keepdim=True)", "Step time by phase"):
+    for part in ("TM201", "train.py:7", "x.std(-1, keepdim=True)", "Step time by phase", "born here", "SGD, learning"):
         assert part in text
-    block = text.partition('id="torchmedic-data">')[2].partition("</script>")[0]
-    assert json.loads(block)["report"] == json.loads((finished.run / "report.json").read_text())
+    block = json.loads(text.partition('id="torchmedic-data">')[2].partition("</script>")[0])
+    assert block["report"] == json.loads((finished.run / "report.json").read_text())
+    loss, norm = block["curves"][:2]
+    assert [loss["title"], norm["title"]] == ["Loss", "Gradient norm at the update"]
+    assert loss["x"] == [0, 1, 2, 3, 4]  # the loss of step 5 is NaN
+    assert loss["marks"] == [{"x": 5, "text": "TM201, step 5"}]
 
 
 def test_a_confidential_page_holds_no_source_and_no_values(tmp_path: Path) -> None:

@@ -58,6 +58,11 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         choices=("report", "kill", "checkpoint"),
         help="what to do with a hung run after it has been reported (default: report, which leaves it running)",
     )
+    parser.add_argument(
+        "--hold",
+        metavar="SECONDS",
+        help="keep a failing step alive for this long, so that `torchmedic try` can run it with a patch (default: 0)",
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as with python -m")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="script.py ...", help="the script and its arguments"
@@ -74,7 +79,7 @@ def execute(args: argparse.Namespace) -> int:
         command = command[1:]
     if not command:
         raise UsageError("nothing to run (torchmedic run script.py, run -m module, or run -- command)")
-    names = ("format", "fail_on", "confidential", "checkup", "stall_after", "on_stall")
+    names = ("format", "fail_on", "confidential", "checkup", "stall_after", "on_stall", "hold")
     flags = {name: getattr(args, name) for name in names}
     settings = load(flags, folder=working_folder())
     output: str | None = args.output

@@ -15,6 +15,7 @@ from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.weight_copies import Original
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Safety, Treatment
+from torchmedic.records.numbers import TriedCure
 from torchmedic.replay.step.captured_values import SecondPass
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step, from_stack
@@ -29,6 +30,7 @@ from torchmedic.source.user_code import user_frame
 Victim = Literal["loss", "gradient"]
 
 _TIME_LIMIT_SECONDS = 120.0
+_MAX_TRIED = 12  # cures without success that are kept for the report
 _OF_UPDATE = ("rate", "update", "growth")  # incidents of several steps or of the optimizer: the step was finite
 
 
@@ -79,6 +81,8 @@ class NumbersEvidence:
         self.births: list[Birth] = []  # where the bad values of the victim come from, earliest first
         # Filled by `replay_with_values`:
         self._second_pass: SecondPass | None = None
+        # Filled by `trial`:
+        self.tried: list[TriedCure] = []  # cures that did not help
 
     @classmethod
     def at_frame(cls, incident: NonFinite, frame: FrameType | None, agent: StepContext) -> NumbersEvidence:
@@ -291,6 +295,8 @@ class NumbersEvidence:
         known = not self.loss_is_bad and not self._is_scaled and self.has_own_weights
         loss = self.incident.loss if known else None
         verdict = attempt(step, Edit(spot, text), close_loss=loss, same_values=same_values)
+        if not verdict.passed and verdict.patch and len(self.tried) < _MAX_TRIED:
+            self.tried.append(TriedCure(title=title, result=verdict.result, patch=verdict.patch))
         return treatment(title, verdict, safety=safety)
 
     @property

@@ -22,12 +22,15 @@ from torchmedic.evidence.memory.cures.forked import ForkedTrials, Proof
 from torchmedic.evidence.memory.table import record_of
 from torchmedic.evidence.number_exception import EchoEvidence, complains_of_number
 from torchmedic.examine.exhausted_worker import diagnosis_of_worker
+from torchmedic.examine.held_step import hold
 from torchmedic.examine.lost_device import explain_loss
 from torchmedic.examine.nonfinite import older_origin
 from torchmedic.observe.context import ProcessContext
 from torchmedic.records import Diagnosis
+from torchmedic.replay.step.step import Step, from_traceback, through_backward
 from torchmedic.repro import recorder
 from torchmedic.runfolder.files import next_diagnosis, release, write_diagnosis
+from torchmedic.source.segment.cut import CannotCut
 
 
 def explain_exception(error: BaseException, agent: ProcessContext) -> None:
@@ -42,7 +45,22 @@ def explain_exception(error: BaseException, agent: ProcessContext) -> None:
         warnings.simplefilter("ignore")
         explained = _explain(error, agent)
         if explained is not None:
-            _try_and_write(error, *explained, folder)
+            diagnosis, trials = explained
+            _try_and_write(error, diagnosis, trials, folder)
+            if trials is None:  # memory is short otherwise
+                hold(lambda: _failing_step(error, agent), diagnosis, agent)
+
+
+def _failing_step(error: BaseException, agent: ProcessContext) -> Step:
+    """The step that an exception has ended, as far as it would have gone backward.
+
+    Raises:
+        CannotCut: With the reason.
+    """
+    try:
+        return through_backward(error.__traceback__, agent)
+    except CannotCut:
+        return from_traceback(error.__traceback__, agent)
 
 
 def _explain(error: BaseException, agent: ProcessContext) -> tuple[Diagnosis, ForkedTrials | None] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -12,15 +13,18 @@ from torchmedic.contained import report_fault
 from torchmedic.detect.failures.nonfinite import NonFinite, nonfinite_incident
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask, diagnose
+from torchmedic.evidence.bad_value_path import path_of
 from torchmedic.evidence.divergence import Divergence, divergence_of
 from torchmedic.evidence.number_exception import EchoEvidence, asks_about_number
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.spoiled_weights import trace_back
+from torchmedic.examine.held_step import hold
 from torchmedic.examine.publication import publish_finding
 from torchmedic.observe.context import ProcessContext, StepContext
 from torchmedic.observe.stages import Finding, Quantity, UpdateStage
 from torchmedic.observe.step.batches import tensors_in_frames
 from torchmedic.records import Diagnosis
+from torchmedic.records.numbers import NumberTrace
 from torchmedic.repro import recorder
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.user_code import user_frame
@@ -45,9 +49,27 @@ def explain_nonfinite(
     try:
         diagnosis = diagnose(evidence, registry.NUMBERS)
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, *_rank_note(agent)))
-        return Finding(diagnosis, recorder.of_numbers(evidence, diagnosis, agent))
+        kept = evidence.trial_step if evidence.weights is None else None
+        return Finding(
+            diagnosis,
+            recorder.of_numbers(evidence, diagnosis, agent),
+            _trace(evidence, diagnosis),
+            functools.partial(hold, lambda: kept, diagnosis, agent) if kept is not None else None,
+        )
     finally:
         evidence.restore_weights()
+
+
+def _trace(evidence: NumbersEvidence, diagnosis: Diagnosis) -> NumberTrace | None:
+    """What the report draws beside the diagnosis; a fault in it leaves the diagnosis alone."""
+    try:
+        path = path_of(evidence)
+    except Exception as error:
+        report_fault("examine.path", error)
+        path = ()
+    if not path and not evidence.tried:
+        return None
+    return NumberTrace(code=diagnosis.code, step=diagnosis.step, path=path, tried=tuple(evidence.tried))
 
 
 def _explain_growth(

@@ -9,6 +9,8 @@ import linecache
 import os
 import re
 
+import msgspec
+
 from torchmedic.observe.context import ProcessContext, ReportingProcess
 from torchmedic.observe.stages import Finding
 from torchmedic.records import Diagnosis
@@ -57,9 +59,13 @@ def publish_finding(finding: Finding, agent: ProcessContext) -> None:
     folder = agent.open()
     if finding.diagnosis.severity == "error":
         folder.events.write("nonfinite", symptom="nan", step=finding.diagnosis.step)
+    if finding.trace is not None:
+        folder.events.write("number-trace", **msgspec.to_builtins(finding.trace))
     number = write_diagnosis(folder.path, finding.diagnosis)
     if finding.recording is not None:
         finding.recording.write(folder.path, number)
+    if finding.hold is not None:
+        finding.hold()
 
 
 def is_suppressed(diagnosis: Diagnosis) -> bool:

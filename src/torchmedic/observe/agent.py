@@ -29,7 +29,7 @@ from torchmedic.observe.hooks import Hooks, Step
 from torchmedic.observe.inside.listener import Listener
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.memory import headroom, last_numbers
-from torchmedic.observe.memory.usage import MemorySeries, most_memory
+from torchmedic.observe.memory.usage import DeviceMemory, MemorySeries, most_memory
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.numbers.kept_steps import KeptBackwards
 from torchmedic.observe.numbers.weight_copies import Rewind
@@ -43,6 +43,7 @@ from torchmedic.observe.step.blackbox import BlackBox, FileBox
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.events import Events
 from torchmedic.observe.step.step_notes import StepNotes
+from torchmedic.observe.torch_settings import torch_settings
 from torchmedic.records import Fault
 from torchmedic.runfolder import questions
 from torchmedic.runfolder.confidential import is_confidential, shown_fault
@@ -68,6 +69,7 @@ class Agent:
         self.loader_worker = None
         self._claimed: Path | None = None  # the folder of this process in the run
         self._folder: ProcessFolder | None = None  # once it can be written to
+        self._has_settings = False  # those of torch have been written
         self._complained = False  # on stderr, where nothing could be written
         self.notes = StepNotes()
         self.kept_backwards = KeptBackwards(self.notes, self.batches, self.clock)
@@ -115,7 +117,14 @@ class Agent:
         series = MemorySeries(
             folder.events.write, lambda: (self.clock.step, self.clock.phase_name), self.leaks.press, most_memory()
         )
-        self.clock.gauge.on_reading = series.reading
+        curves = self.step.curves
+        curves.write = folder.events.write
+
+        def reading(now: float, rss: int, device: DeviceMemory) -> None:
+            series.reading(now, rss, device)
+            curves.flush(now)
+
+        self.clock.gauge.on_reading = reading
         with contextlib.suppress(OSError):
             reserve(folder.path)
         return folder
@@ -137,6 +146,14 @@ class Agent:
             return FileBox(folder / BLACK_BOX)
         box.hand_over([box_address(self.run, self.rank), box_address(self.run, None)], folder.name)
         return box
+
+    @contained("observe.course")
+    def _write_course(self) -> None:
+        """Write how the training went so far, for the report: the curves, and the settings once."""
+        self.step.curves.flush()
+        if self._folder is not None and not self._has_settings and self.clock.optimizer_count:
+            self._has_settings = True
+            self._folder.events.write("settings", values=torch_settings(self.clock.optimizers, self.notes.autocast))
 
     @contained("observe.rank_log")
     def publish_collectives(self) -> None:
@@ -187,6 +204,7 @@ class Agent:
     def _explain(self, error: BaseException) -> None:
         self.open()
         self.clock.flush()
+        self._write_course()
         self.publish_collectives()
         self.habits.stop()
         self.checkup.stop()
@@ -206,7 +224,9 @@ class Agent:
     @contained("observe.nonfinite")
     def publish(self, finding: Finding) -> None:
         """The bad number has reached the weights, or is about to."""
-        self.stages.publish(finding)
+        self._write_course()
+        with self.examining():
+            self.stages.publish(finding)
 
     @contained("observe.nonfinite")
     def device_died(self, error: BaseException, frame: FrameType) -> None:
@@ -235,6 +255,7 @@ class Agent:
 
     @contained("observe.exit")
     def exiting(self) -> None:
+        self._write_course()
         if self.clock.box is not None:
             self.clock.flush()
             self.clock.box.mark_clean_exit()
@@ -253,6 +274,7 @@ class Agent:
         self._folder = self._claimed = None
         self.rank = rank() or 0
         self.step.ranks = None
+        self.step.curves.forked()
         self.collectives.forked()
         self.habits.reset()
         self.checkup.stop()

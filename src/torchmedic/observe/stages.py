@@ -6,13 +6,14 @@ is something to judge or to explain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from torchmedic.observe.context import ReportingProcess
 from torchmedic.records import Diagnosis, WorkerFailure
+from torchmedic.records.numbers import NumberTrace
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -35,10 +36,15 @@ class Recording(Protocol):
 
 
 class Finding(NamedTuple):
-    """A diagnosis that is not published yet, and the operation behind it."""
+    """A diagnosis that is not published yet, the operation behind it, and the way of the bad number.
+
+    `hold` is called when the diagnosis is published: it keeps the failing step alive if the user wants that.
+    """
 
     diagnosis: Diagnosis
     recording: Recording | None = None
+    trace: NumberTrace | None = None
+    hold: Callable[[], None] | None = None
 
 
 class GrowthStages(Protocol):

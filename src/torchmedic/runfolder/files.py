@@ -9,12 +9,12 @@ import tempfile
 import time
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from torchmedic.errors import UnreadableRun
-from torchmedic.records import SCHEMA, Diagnosis, Fault, Report, StackFrame, encode
+from torchmedic.records import SCHEMA, Diagnosis, Fault, Report, StackFrame, encode, encode_line
 from torchmedic.records.plain_text import cleaned
 from torchmedic.runfolder import reading
 from torchmedic.runfolder.layout import new_file, new_folder, process_folders, rank_of, worker_folders
@@ -23,6 +23,7 @@ REPORT = "report.json"
 HTML = "report.html"
 BLACK_BOX = "blackbox"
 EVENTS = "events.jsonl"
+SETTINGS = "settings.json"
 RANK_LOG = "collectives.json"
 RANK_FACTS = "rank.json"
 STACKS = "stacks"
@@ -31,6 +32,7 @@ _SUPERVISOR = ".supervisor"
 _SPARE = ".spare"
 _SPARE_BYTES = 64 * 1024
 _MAX_REPORT_BYTES = 16 << 20
+_MAX_SETTINGS_BYTES = 1 << 16
 _MAX_DIAGNOSES = 500
 _MAX_PARTS = 1000  # locations, pieces of evidence and treatments of one diagnosis
 _MAX_POSITION = 10_000_000  # lines of a file, characters of a line
@@ -102,6 +104,26 @@ def _excess(report: Report) -> str:
                 if not 0 <= getattr(place, name) <= _MAX_POSITION:
                     return f"the {name} {getattr(place, name)}"
     return ""
+
+
+def write_settings(run: Path, settings: msgspec.Struct) -> None:
+    """Write the settings of a run that are not the default."""
+    changed = {
+        name: value
+        for name, value in msgspec.to_builtins(settings).items()
+        if value != msgspec.to_builtins(getattr(type(settings)(), name))
+    }
+    if changed:
+        write_atomically(run / SETTINGS, encode_line(changed))
+
+
+def read_settings(run: Path) -> dict[str, str]:
+    """The settings of a run that are not the default, as text; empty if there are none or the file is damaged."""
+    try:
+        found = reading.decode(reading.read(run / SETTINGS, _MAX_SETTINGS_BYTES), dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return {str(name)[:80]: str(value)[:200] for name, value in list(found.items())[:40]}
 
 
 def write_part(run: Path, rank: int, report: Report) -> list[Report]:

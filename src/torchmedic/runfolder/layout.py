@@ -2,6 +2,7 @@
 
 report.json                 the report, one for all processes of the run
 report.html                 the report as a page; exists if something was found
+settings.json               the settings of the run that are not the default; exists if there are any
 stall[.<rank>].json         the last examination of a process that made no progress
 stacks/<pid>.txt            stacks written by faulthandler when a process dies
 .parts/<rank>.json          the report of one rank, if every rank has its own torchmedic; report.json merges them
@@ -18,6 +19,7 @@ rank<N>[.<pid>]/            one folder per watched process
 .confidential               exists if no values may be kept: see runfolder/confidential.py
 .supervisor[.<rank>]        the parent process: its number and when it started; exists only during the run
 .boxes[.<rank>]             a socket; processes hand their black box to the parent there, during the run
+.hold, held/                failing steps that wait for patches: see runfolder/held.py
 .no-checkup                 exists if mistakes that raise no error shall not be searched for
 kernel.txt, gpu.json        what the parent knows about the GPUs: see runfolder/gpu.py
 inside/                     questions to the processes: see runfolder/questions.py

@@ -13,7 +13,7 @@ from torchmedic.contained import contained, fault_line, on_fault
 from torchmedic.errors import UsageError
 from torchmedic.records import Fault
 from torchmedic.records.plain_text import visible
-from torchmedic.runfolder import files, layout
+from torchmedic.runfolder import files, held, layout
 from torchmedic.runfolder.confidential import in_use, mark_confidential, shown_fault
 from torchmedic.settings import Settings, rank, working_folder
 from torchmedic.supervise.boxes import BoxKeeper
@@ -131,6 +131,10 @@ def _run_folder(
         files.write_supervisor(run, rank)
         work = mark_confidential(run) if settings.confidential else run
         layout.new_folder(work / files.STACKS, exist_ok=True)
+        if not settings.confidential:
+            files.write_settings(run, settings)
+        if settings.hold:
+            held.mark(work, settings.hold)
         if not settings.checkup:
             layout.mark_no_checkup(work)
     except OSError as error:

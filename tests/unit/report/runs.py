@@ -7,8 +7,19 @@ from msgspec.structs import replace
 from torchmedic.records import BoxContents, Diagnosis, Location, Moment, Outcome, Phase, Report, Treatment
 from torchmedic.records.inside import InsideView, LockView, PyFrame, PyThread
 from torchmedic.records.memory import HeldMemory
+from torchmedic.records.numbers import NumberTrace, PathNode, TriedCure
 from torchmedic.records.stall import Stall
-from torchmedic.report.html.run_data import Autopsy, AutopsyLine, Event, Holders, MemoryLine, Process, RunData
+from torchmedic.report.html.run_data import (
+    Autopsy,
+    AutopsyLine,
+    CurveLine,
+    Event,
+    Holders,
+    MemoryLine,
+    Process,
+    RunData,
+    TorchSettings,
+)
 
 ORDER: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer")
 
@@ -31,6 +42,14 @@ def box(steps: int, start: float = 100.0, seconds: float = 0.01) -> BoxContents:
         for number, phase in enumerate(ORDER)
     ]
     return BoxContents(pid=7, started=start - 1, clean_exit=False, moments=tuple(moments))
+
+
+def points(first: int, last: int) -> list[tuple[float | None, ...]]:
+    """A loss that falls, a rate that is halved every 100 steps, and a gradient norm at every other step."""
+    return [
+        (step, 2.0 - step / 1000, 0.1 * 0.5 ** (step // 100), None if step % 2 else 3.0 + step % 7, 0)
+        for step in range(first, last)
+    ]
 
 
 def diagnosis(text: str = "some text", **changed: object) -> Diagnosis:
@@ -79,6 +98,25 @@ def whole(text: str = "some text") -> RunData:
             ),
         ),
         holders=(Holders(time=108.0, holders=(HeldMemory(name=text, nbytes=5, items=2, file=text, line=3),)),),
+        curves=tuple(
+            CurveLine(time=101.0 + part, places=(f"/w/{text}:3",), points=tuple(points(100 * part, 100 * part + 100)))
+            for part in range(3)
+        ),
+        traces=(
+            NumberTrace(
+                code=text,
+                step=12,
+                path=(
+                    PathNode(operation=text, role="birth", made="nan", given=(1.0, None), file=text, line=3, code=text),
+                    PathNode(operation=text, backward=True, made="nan", skipped=4),
+                    PathNode(operation="loss", role="end", made="nan"),
+                ),
+                tried=(
+                    TriedCure(title=text, result=text, patch=f"--- {text}\n+++ {text}\n@@ -3 +3 @@\n-{text}\n+{text}"),
+                ),
+            ),
+        ),
+        settings=(TorchSettings(time=109.0, values={text: text}),),
         events=(Event(kind="start", time=99.5, text=text), Event(kind="exception", time=109.0, step=12, text=text)),
     )
     return RunData(
@@ -90,4 +128,5 @@ def whole(text: str = "some text") -> RunData:
         processes=(process, replace(process, name=f"{text} again", rank=1)),
         stalls=(Stall(pid=7, still=5.0, limit=4.0, inside={7: InsideView(pid=7, time=1.0, threads=threads)}),),
         calls={0: text},
+        settings={text: text},
     )

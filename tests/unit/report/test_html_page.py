@@ -24,7 +24,7 @@ NASTY = (
 # Every element that the templates may write.
 KNOWN = set(
     "html head meta title style body a header span main section article p h1 h2 h3 strong code figure figcaption div "
-    "mark button ul li details summary table caption thead tbody tfoot tr th td pre svg rect path line text defs"
+    "mark button br ul ol li details summary table caption thead tbody tfoot tr th td pre svg rect path line text defs"
     " marker i footer script".split()
 )
 
@@ -80,7 +80,11 @@ def test_the_data_can_be_read_by_other_tools() -> None:
     parsed = Parsed(page.render(data).decode())
     block = json.loads(parsed.scripts[0])
     assert msgspec.convert(block["report"], Report) == data.report
-    assert block["curves"][0]["lines"][0]["name"] == "resident memory of the process"
+    names = [line["name"] for curve in block["curves"][:4] for line in curve["lines"]]
+    assert names == [
+        *("loss", "gradient norm", "learning rate"),
+        *("resident memory of the process", "allocated on the device"),
+    ]
     assert block["memory"][0]["nbytes"] == 1000
     assert block["waits"][0][0]["target"] == 1
 

@@ -28,7 +28,7 @@ def test_a_page_is_shown_without_complaint_or_request(browser: Chromium, tmp_pat
         for dark in (False, True):
             browser.open(path, width=width, dark=dark)
             assert browser.evaluate("document.documentElement.scrollWidth") <= width
-            assert browser.evaluate("document.querySelectorAll('.live canvas').length") == 2
+            assert browser.evaluate("document.querySelectorAll('.live canvas').length") == 8
             shot = tmp_path / f"{width}-{dark}.png"
             browser.screenshot(shot)
             pictures.add(shot.read_bytes())

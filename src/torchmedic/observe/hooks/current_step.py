@@ -21,6 +21,7 @@ from torchmedic.observe.failures import exceptions
 from torchmedic.observe.heap.growth_watch import LeakWatch
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
+from torchmedic.observe.numbers.training_curves import TrainingCurves
 from torchmedic.observe.numbers.weight_copies import Rewind
 from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.step.batches import Batches
@@ -56,6 +57,7 @@ class Step:
         self.rewind = rewind
         self.habits = habits
         self.short_steps = ShortSteps(clock, batches, notes, finite)
+        self.curves = TrainingCurves()
         self.checkup: Checkup | None = None
         self.leaks: LeakWatch | None = None
         self.ranks: FactsOfRank | None = None  # in a job of several ranks

@@ -131,9 +131,13 @@ class OptimizerHooks:
                     and (step.fast_path or finite.is_calm)
                     and finite.glance_at_gradients(optimizer, frame)
                 ):
+                    if step.clock.step >= step.curves.due and not finite.reads_late:
+                        step.curves.note(step.clock.step, optimizer, finite)
                     return
                 step.fast_path = False
                 finite.step_begins(optimizer, frame, step.clock.living_optimizers)
+                if step.clock.step >= step.curves.due or finite.is_rising:
+                    step.curves.note(step.clock.step, optimizer, finite)
             except Exception as error:
                 step.numbers_failed(error, frame)
 

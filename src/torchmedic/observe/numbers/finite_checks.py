@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from math import isfinite
+from math import isfinite, sqrt
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -19,6 +19,7 @@ _SHARE_OF_TIME = 0.002  # since training began, beyond that
 REST = 16  # looks, of which one goes beyond the first tensor when the time is used up
 _MAX_NODES = 2000  # of a graph that is walked to its leaves
 _MAX_CHEAP_ELEMENTS = 1 << 14  # cost about as much to look at as one
+_WITH_NORM = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 
 
 # To ask for the stack of `torch.func` itself would be enough to have one made for this thread, and autograd would copy
@@ -117,6 +118,21 @@ def finite_rates(optimizer: Any) -> bool:
     return True
 
 
+def norm_of(tensors: Sequence[torch.Tensor]) -> float | None:
+    """The norm of all elements of some tensors on the CPU; None unless it is finite, or if it cannot be computed.
+
+    If a norm is finite, every element is. It costs about as much as a look at the tensors one by one.
+    """
+    if not all(type(tensor) is torch.Tensor and tensor.dtype in _WITH_NORM for tensor in tensors):
+        return None
+    try:
+        norms = torch._foreach_norm([tensor.detach() if tensor.requires_grad else tensor for tensor in tensors])
+        norm = sqrt(sum(part * part for part in (float(each.item()) for each in norms)))
+    except (RuntimeError, OverflowError):
+        return None
+    return norm if isfinite(norm) else None
+
+
 class CheckBudget:
     """Checks tensors, all of them or some, as the budget allows."""
 
@@ -125,6 +141,7 @@ class CheckBudget:
         self._spent = 0.0
         self._turn = 0
         self.was_left = True  # time, when it was last asked whether a look is due
+        self.norm: float | None = None  # of all tensors of the last check, where all were looked at
 
     @property
     def is_left(self) -> bool:
@@ -138,10 +155,15 @@ class CheckBudget:
 
     def any_bad(self, tensors: list[torch.Tensor]) -> bool:
         """Whether some tensors are not finite; only two of them are checked once the budget is used up."""
+        self.norm = None
         if not tensors:
             return False
         started = perf_counter()
-        looked_at = tensors if self.is_left else [tensors[0], tensors[self._turn // REST % len(tensors)]]
-        bad = not all(is_finite(tensor) for tensor in looked_at)
+        if self.is_left:
+            self.norm = norm_of(tensors)
+            bad = self.norm is None and not all(is_finite(tensor) for tensor in tensors)
+        else:
+            some = (tensors[0], tensors[self._turn // REST % len(tensors)])
+            bad = not all(is_finite(tensor) for tensor in some)
         self._spent += perf_counter() - started
         return bad

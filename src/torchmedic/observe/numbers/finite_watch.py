@@ -96,6 +96,7 @@ class FiniteWatch:
         self._roots: list[weakref.ref[torch.Tensor]] = []
         self._seen: set[int] = set()  # optimizers that have stepped
         self.wants_weights = False  # to be looked at when they have been touched
+        self.gradient_norm: float | None = None  # at the last update, where all gradients were looked at
         self._time = CheckBudget()
 
     # What others ask for
@@ -109,6 +110,12 @@ class FiniteWatch:
     def last_losses(self) -> list[float]:
         """The losses of the last backward."""
         return self._losses.last
+
+    @property
+    def last_loss(self) -> float | None:
+        """The last loss of the last backward, if it was read and is not multiplied by a GradScaler."""
+        losses = self._losses
+        return losses.last[-1] if losses.last and not losses.are_scaled_late else None
 
     @property
     def last_key(self) -> Any:
@@ -208,6 +215,7 @@ class FiniteWatch:
     def step_begins(self, optimizer: Any, frame: FrameType, optimizers: Callable[[], list[Any]]) -> None:
         """The weights are about to be touched: the last moment at which the step can be replayed as it was."""
         self.wants_weights = False
+        self.gradient_norm = None
         kind = kind_of_device(optimizer)
         is_late = kind in async_devices.devices
         if is_late and not async_devices.devices[kind].may_work():
@@ -285,7 +293,9 @@ class FiniteWatch:
     def _look_at_gradients(self, optimizer: Any, frame: FrameType) -> None:
         is_due = self._time.is_due()
         self.wants_weights = self._time.was_left or self._steps % REST == 0
-        if self._time.any_bad(gradients(optimizer)) if is_due else first_is_bad(optimizer):
+        is_bad = self._time.any_bad(gradients(optimizer)) if is_due else first_is_bad(optimizer)
+        self.gradient_norm = self._time.norm if is_due else None
+        if is_bad:
             self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
 
     def step_ended(self, optimizer: Any, frame: FrameType) -> None:

@@ -64,17 +64,18 @@ class Losses:
         self.last_is_bad = False
         self.is_good = False  # what was read last, on a late device, and no other is under way
         self.backwards = 0
+        self.are_scaled_late = False  # losses of a late device are read with the factor of a GradScaler in them
         self._unscaled: tuple[weakref.ref[torch.Tensor], float] | None = None
 
     def scaled(self, outputs: Any, result: Any) -> None:
         """GradScaler multiplied a loss: what counts is whether it was finite before."""
-        if (
-            isinstance(outputs, torch.Tensor)
-            and isinstance(result, torch.Tensor)
-            and result is not outputs  # a scaler that is switched off
-            and outputs.device.type == "cpu"
-            and outputs.numel() == 1
-        ):
+        if not isinstance(outputs, torch.Tensor) or not isinstance(result, torch.Tensor):
+            return
+        if result is outputs:
+            return  # a scaler that is switched off
+        if outputs.device.type != "cpu":
+            self.are_scaled_late = True
+        elif outputs.numel() == 1:
             self._unscaled = (weakref.ref(result), float(outputs.detach().item()))
 
     @property

@@ -127,7 +127,10 @@ def attempt(
         and (close_loss is None or _close(played.loss, close_loss, 1e-2, 1e-3))
         and comparison.agreed
     )
-    return Verdict(passed, describe(played), patch)
+    result = describe(played)
+    if not passed and passes(played):
+        result += "; results that were right have changed"
+    return Verdict(passed, result, patch)
 
 
 # Evaluated a second time, these would draw other numbers or change their operand again.
@@ -187,7 +190,7 @@ def describe(played: ReplayResult) -> str:
 @contextlib.contextmanager
 def _swapped(spot: Spot, module: CodeType) -> Iterator[None]:
     """Give every living function that holds the edited line its new code, for a while."""
-    new_codes = {(code.co_qualname, code.co_firstlineno): code for code in _codes(module)}
+    new_codes = {(code.co_qualname, code.co_firstlineno): code for code in codes_in(module)}
     swapped: list[tuple[FunctionType, CodeType]] = []
     try:
         for function in _functions_of(spot.file, spot.line):
@@ -202,11 +205,12 @@ def _swapped(spot: Spot, module: CodeType) -> Iterator[None]:
             function.__code__ = code
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """A code object and all code objects that are constants in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes_in(constant)
 
 
 def _functions_of(file: str, line: int) -> list[FunctionType]:
@@ -221,4 +225,4 @@ def _functions_of(file: str, line: int) -> list[FunctionType]:
 
 
 def _inner_lines(code: CodeType) -> list[int]:
-    return [number for inner in _codes(code) for *_, number in inner.co_lines() if number is not None]
+    return [number for inner in codes_in(code) for *_, number in inner.co_lines() if number is not None]

@@ -9,6 +9,7 @@ import msgspec
 
 from torchmedic.records import Phase
 from torchmedic.report.html.holders import Block, Waiter
+from torchmedic.report.html.scales import Scale, scale_of
 from torchmedic.report.html.series import Curve, RankRow, RankStrip, StepStrip
 
 WIDTH, HEIGHT = 1000.0, 100.0  # of a drawing that is stretched to the width of the page
@@ -79,27 +80,23 @@ def duration(seconds: float) -> str:
 
 
 def curve_plot(curve: Curve) -> Plot:
-    """The lines of a curve from zero up, with its marks."""
+    """The lines of a curve with its marks."""
     low, high = curve.x[0], max(curve.x[-1], *(mark.x for mark in curve.marks), curve.x[0] + 1e-9)
-    values = [value for line in curve.lines for value in line.values if value is not None]
-    heights = _heights(max(values, default=1.0))
-    top = heights[-1]
+    scale = scale_of([value for line in curve.lines for value in line.values if value is not None], curve.scale)
     shown = size if curve.unit == "bytes" else _number
     return Plot(
         paths=tuple(
-            (f"s-k{number % COLOURS}", _path(curve.x, line.values, low, high, top), line.name)
+            (f"s-k{number % COLOURS}", _path(curve.x, line.values, low, high, scale), line.name)
             for number, line in enumerate(curve.lines)
         ),
         marks=tuple(Tick(at=_share(mark.x, low, high), text=mark.text) for mark in curve.marks),
-        x_ticks=tuple(Tick(at=part, text=duration(low + part * (high - low))) for part in (0.0, 0.5, 1.0)),
-        y_ticks=tuple(Tick(at=height / top, text=shown(height)) for height in heights),
+        x_ticks=tuple(Tick(at=part, text=_along(curve, low + part * (high - low))) for part in (0.0, 0.5, 1.0)),
+        y_ticks=tuple(Tick(at=round(scale.share(height), 4), text=shown(height)) for height in scale.ticks),
     )
 
 
-def _heights(most: float) -> list[float]:
-    """Three to five values from zero to above `most`, at a power of two from each other, which suits bytes."""
-    step = 2.0 ** math.ceil(math.log2(most / 4)) if most > 0 else 1.0
-    return [number * step for number in range(math.ceil(most / step) + 1)]
+def _along(curve: Curve, value: float) -> str:
+    return duration(value) if curve.x_unit == "s" else f"{curve.x_name} {value:.0f}"
 
 
 def _number(value: float) -> str:
@@ -110,13 +107,13 @@ def _share(value: float, low: float, high: float) -> float:
     return round((value - low) / (high - low), 4) if high > low else 0.0
 
 
-def _path(x: tuple[float, ...], values: tuple[float | None, ...], low: float, high: float, top: float) -> str:
+def _path(x: tuple[float, ...], values: tuple[float | None, ...], low: float, high: float, scale: Scale) -> str:
     parts: list[str] = []
     pen = "M"
     for when, value in zip(x, values, strict=True):
         if value is None or not math.isfinite(value):
             continue  # measured by another source of the curve
-        parts.append(f"{pen}{_share(when, low, high) * WIDTH:.1f} {HEIGHT * (1 - value / top):.2f}")
+        parts.append(f"{pen}{_share(when, low, high) * WIDTH:.1f} {HEIGHT * (1 - scale.share(value)):.2f}")
         pen = "L"
     return "".join(parts)
 

@@ -9,9 +9,14 @@ import msgspec
 
 from torchmedic.diagnose import catalogue
 from torchmedic.records import Diagnosis, Location, Treatment
+from torchmedic.records.numbers import NumberTrace, PathNode, TriedCure
 from torchmedic.report.frames import Frame, frames
 from torchmedic.report.markdown import proof
 from torchmedic.report.patches import Change, hunks
+from torchmedic.report.visible import clipped
+
+_MAX_PATH = 16
+_MAX_TRIED = 12
 
 _KINDS = {
     "safe": "does not change the training",
@@ -57,13 +62,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     cures: tuple[Cure, ...]
     meaning: tuple[str, ...] = ()
     call: str = ""
+    path: tuple[PathNode, ...] = ()  # of a bad number through the operations
+    tried: tuple[TriedCure, ...] = ()  # without success
 
     @property
     def place(self) -> Location | None:
         return self.diagnosis.cause_location or next(iter(self.diagnosis.locations), None)
 
 
-def finding(number: int, diagnosis: Diagnosis, call: str = "") -> Finding:
+def finding(number: int, diagnosis: Diagnosis, call: str = "", trace: NumberTrace | None = None) -> Finding:
     """A diagnosis, prepared. `number` is its place in the report."""
     entry = _entry(diagnosis.code)
     return Finding(
@@ -73,6 +80,16 @@ def finding(number: int, diagnosis: Diagnosis, call: str = "") -> Finding:
         cures=tuple(_cure(place, treatment) for place, treatment in enumerate(diagnosis.treatments)),
         meaning=_paragraphs(entry.doc) if entry is not None else (),
         call=call,
+        path=trace.path[:_MAX_PATH] if trace is not None else (),
+        tried=tuple(map(_shortened, trace.tried[:_MAX_TRIED])) if trace is not None else (),
+    )
+
+
+def _shortened(tried: TriedCure) -> TriedCure:
+    """A cure with its new source line in the place of its patch."""
+    added = [change.text.strip() for hunk in hunks(tried.patch) for change in hunk.added]
+    return TriedCure(
+        title=clipped(tried.title, 300), result=clipped(tried.result, 300), patch=clipped(" ".join(added), 200)
     )
 
 

@@ -13,6 +13,7 @@ from torchmedic.observe.step import blackbox
 from torchmedic.records import BoxContents, Report
 from torchmedic.records.gpu import GpuHealth
 from torchmedic.records.memory import HeldMemory
+from torchmedic.records.numbers import NumberTrace
 from torchmedic.records.stall import Stall
 from torchmedic.report import failing_call
 from torchmedic.runfolder import files, layout, reading
@@ -62,6 +63,21 @@ class Holders(msgspec.Struct, frozen=True, kw_only=True):
     holders: tuple[HeldMemory, ...] = ()
 
 
+class CurveLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of kind `curves`: points of step, loss, learning rate, gradient norm and number of the place."""
+
+    time: float
+    places: tuple[str, ...] = ()
+    points: tuple[tuple[float | None, ...], ...] = ()
+
+
+class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of kind `settings`: what was set in the process when something was found."""
+
+    time: float
+    values: dict[str, str] = {}
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Any other line of events.jsonl."""
 
@@ -84,6 +100,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[MemoryLine, ...] = ()
     autopsies: tuple[Autopsy, ...] = ()
     holders: tuple[Holders, ...] = ()
+    curves: tuple[CurveLine, ...] = ()
+    traces: tuple[NumberTrace, ...] = ()
+    settings: tuple[TorchSettings, ...] = ()
     events: tuple[Event, ...] = ()
 
     @property
@@ -102,6 +121,7 @@ class RunData(msgspec.Struct, frozen=True, kw_only=True):
     gpu: GpuHealth | None = None
     stalls: tuple[Stall, ...] = ()
     calls: dict[int, str] = {}
+    settings: dict[str, str] = {}  # of torchmedic, those that are not the default
 
 
 def read(run: Path) -> RunData:
@@ -126,6 +146,7 @@ def read(run: Path) -> RunData:
         gpu=read_gpu_health(folder),
         stalls=() if hidden else tuple(read_stalls(folder)),
         calls=calls,
+        settings={} if hidden else files.read_settings(folder),
     )
 
 
@@ -133,8 +154,15 @@ def _process(folder: Path) -> Process:
     box = None
     with contextlib.suppress(UnreadableRun):
         box = blackbox.read(folder / files.BLACK_BOX)
-    found: dict[str, list[Any]] = {"memory": [], "memory-autopsy": [], "holders": [], "": []}
-    types = {"memory": MemoryLine, "memory-autopsy": Autopsy, "holders": Holders}
+    types = {
+        "memory": MemoryLine,
+        "memory-autopsy": Autopsy,
+        "holders": Holders,
+        "curves": CurveLine,
+        "number-trace": NumberTrace,
+        "settings": TorchSettings,
+    }
+    found: dict[str, list[Any]] = {kind: [] for kind in (*types, "")}
     start: dict[str, Any] = {}
     for line in _lines(folder / files.EVENTS):
         with contextlib.suppress(msgspec.DecodeError):
@@ -157,6 +185,9 @@ def _process(folder: Path) -> Process:
         memory=tuple(found["memory"]),
         autopsies=tuple(found["memory-autopsy"]),
         holders=tuple(found["holders"]),
+        curves=tuple(found["curves"]),
+        traces=tuple(found["number-trace"]),
+        settings=tuple(found["settings"]),
         events=tuple(found[""]),
     )
 

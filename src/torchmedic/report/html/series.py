@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Literal, get_args
 
 import msgspec
 
@@ -16,6 +16,7 @@ _STRIP_BINS = 240
 _MAX_SPANS = 4800  # of all processes
 _SPIKE = 4.0  # a step that takes so many times as long as the 90th percentile is cut off in the picture
 _MIN_SECONDS, _MIN_CHANGE = 1.0, 0.1  # a curve that is shorter and changes less tells nothing
+ScaleKind = Literal["zero", "fit", "log"]  # from zero up, from the smallest value up, logarithmic
 _MARKED = ("exception", "nonfinite", "silent", "death", "lost-rank")
 
 
@@ -41,6 +42,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     x: tuple[float, ...]
     lines: tuple[Line, ...]
+    x_unit: str = "s"
+    scale: ScaleKind = "zero"
     marks: tuple[Mark, ...] = ()
 
 

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from torchmedic import __version__
-from torchmedic.records import Outcome, Report
+from torchmedic.records import Diagnosis, Outcome, Report
 from torchmedic.records.memory import HeldMemory
+from torchmedic.records.numbers import NumberTrace
 from torchmedic.report.html import charts, holders, series
 from torchmedic.report.html.findings import Finding, finding
 from torchmedic.report.html.run_data import Process, RunData
+from torchmedic.report.html.training_curves import constant_rate, training_curves
 
 _MAX_EVENTS = 60
 _MAX_HOLDERS = 12
@@ -83,15 +85,21 @@ def build(data: RunData, report: Report, left_out: int, pictured: int) -> Page:
         left_out: How many diagnoses are not part of it.
         pictured: Of how many processes memory and steps are drawn.
     """
-    found = [finding(number, each, data.calls.get(number, "")) for number, each in enumerate(report.diagnoses)]
+    found = [
+        finding(number, each, data.calls.get(number, ""), _trace(each, data))
+        for number, each in enumerate(report.diagnoses)
+    ]
     several = len(data.processes) > 1
     curves, strips = [], []
     for process in data.processes[:pictured]:
         title = f" of {process.name}" if several else ""
-        if (curve := series.memory_curve(process)) is not None:
-            curves.append((title, curve, charts.curve_plot(curve)))
+        of_rank = [each for each in report.diagnoses if each.rank == process.rank]
+        drawn = training_curves(process, of_rank, _known(data)) if not data.confidential else []
+        if (memory := series.memory_curve(process)) is not None:
+            drawn.append(memory)
+        curves += [(title, curve, charts.curve_plot(curve)) for curve in drawn]
         if (strip := series.step_strip(process.box, series.MAX_BARS // (1 + several))) is not None:
-            steps = [(each.step, each.code) for each in report.diagnoses if each.rank == process.rank]
+            steps = [(each.step, each.code) for each in of_rank]
             strips.append((title, strip, charts.step_plot(strip, steps)))
     ranks = series.rank_strip(data.processes)
     return Page(
@@ -114,6 +122,16 @@ def build(data: RunData, report: Report, left_out: int, pictured: int) -> Page:
         facts=tuple(_facts(data)),
         events=tuple(_events(data.processes)),
     )
+
+
+def _trace(diagnosis: Diagnosis, data: RunData) -> NumberTrace | None:
+    """The way of the bad number that a diagnosis is about."""
+    for process in data.processes:
+        for trace in process.traces:
+            same = (trace.code, trace.step, process.rank) == (diagnosis.code, diagnosis.step, diagnosis.rank)
+            if same and not data.confidential:
+                return trace
+    return None
 
 
 def _ending(outcome: Outcome) -> str:
@@ -180,6 +198,13 @@ def _facts(data: RunData) -> Iterator[tuple[str, str]]:
         if found:
             yield {"python": "Python", "torch": "PyTorch", "cuda": "CUDA of PyTorch"}[name], ", ".join(found)
     yield "torchmedic", __version__
+    if data.settings:
+        yield "settings of torchmedic", ", ".join(f"{name} = {value}" for name, value in data.settings.items())
+    for process in data.processes[:1] if not data.confidential else ():
+        for line in process.settings[-1:]:
+            yield from itertools.islice(line.values.items(), 24)
+        if not process.settings and (rate := constant_rate(process)) is not None:
+            yield "learning rate", f"{rate:.4g}"
     if data.gpu is not None:
         yield "GPU driver", data.gpu.driver
         for gpu in data.gpu.gpus[:16]:

@@ -80,6 +80,13 @@
   var steps = [];
   for (var power = -20; power < 60; power += 1) { steps.push(Math.pow(2, power)); }
 
+  // Labels of a logarithmic axis: at most six powers of ten.
+  function decades(plot, number, low, high) {
+    var first = Math.ceil(Math.log10(low) - 1e-9), last = Math.floor(Math.log10(high) + 1e-9), found = [];
+    for (var at = first; at <= last; at += Math.ceil((last - first + 1) / 6)) { found.push(Math.pow(10, at)); }
+    return found;
+  }
+
   var drawn = [];
 
   function draw(curve, number) {
@@ -89,10 +96,19 @@
     live.hidden = false;
     figure.classList.add("is-live");
     figure.querySelector(".only-live").hidden = false;
-    var shown = curve.unit === "bytes" ? size : function (value) { return value === null ? "–" : value.toPrecision(4); };
+    var shown = curve.unit === "bytes" ? size : function (value) { return value === null ? "–" : Math.abs(value) >= 1e5 ? value.toExponential() : String(Number(value.toPrecision(4))); };
+    var along = function (value) { return curve.x_unit === "s" ? value + " s" : String(value); };
     var axis = {stroke: colour("--muted"), grid: {stroke: colour("--line"), width: 1}, ticks: {stroke: colour("--line"), width: 1}};
     var last = curve.marks.reduce(function (most, mark) { return Math.max(most, mark.x); }, curve.x[curve.x.length - 1]);
-    var series = [{label: curve.x_name, value: function (plot, value) { return value === null ? "–" : value.toFixed(1) + " s"; }}];
+    var series = [{label: curve.x_name, value: function (plot, value) { return value === null ? "–" : along(Number(value.toFixed(1))); }}];
+    var vertical = {
+      zero: {range: function (plot, low, high) { return [0, (high || 1) * 1.15]; }},
+      fit: {range: function (plot, low, high) { var pad = (high - low) * 0.08 || Math.abs(high) * 0.5 || 1; return [low - pad, high + pad]; }},
+      log: {distr: 3, log: 10}
+    };
+    var labels = {size: 78, values: function (plot, values) { return values.map(function (value) { return value === null ? "" : shown(value); }); }};
+    if (curve.unit === "bytes") { labels.incrs = steps; }
+    if (curve.scale === "log") { labels.splits = decades; }
     curve.lines.forEach(function (line, index) {
       series.push({label: line.name, stroke: colour("--k" + index % 8), width: 2, spanGaps: true, points: {show: false},
                    value: function (plot, value) { return shown(value); }});
@@ -102,10 +118,10 @@
       legend: {live: true}, cursor: {drag: {x: true, y: false}},
       scales: {x: {time: false, range: function (plot, low, high) {
         return low === curve.x[0] && high === curve.x[curve.x.length - 1] ? [low, last] : [low, high];
-      }}, y: {range: function (plot, low, high) { return [0, (high || 1) * 1.15]; }}},
+      }}, y: vertical[curve.scale]},
       axes: [
-        Object.assign({values: function (plot, values) { return values.map(function (value) { return value + " s"; }); }}, axis),
-        Object.assign({size: 78, incrs: steps, values: function (plot, values) { return values.map(shown); }}, axis)
+        Object.assign({values: function (plot, values) { return values.map(along); }}, axis),
+        Object.assign(labels, axis)
       ]
     }, [curve.x].concat(curve.lines.map(function (line) { return line.values; })), live);
     drawn.push([plot, live]);
