@@ -1,0 +1,5 @@
+"""Diagnoses for experiment trackers."""
+from torchmedic.records import Diagnosis
+
+
+def tell(diagnosis: Diagnosis) -> None: ...
