@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _LONGEST_REQUEST = 1 << 20
+_NOT_LOADED = ("torchmedic.inject", "torchmedic.demos", "torchmedic.integrations.")  # each of the last needs its tool
 _LEFT = ("TORCHMEDIC_INJECT_FAULT", "TORCHMEDIC_CGROUP_ROOT")  # what a script is started with for a test
 
 
@@ -115,7 +116,7 @@ def serve() -> None:
         with contextlib.suppress(ImportError):  # would import them in every script; not all versions have both
             importlib.import_module(module)
     for found in pkgutil.walk_packages(torchmedic.__path__, "torchmedic."):
-        if not found.name.startswith(("torchmedic.inject", "torchmedic.demos", "torchmedic.__main__")):
+        if not found.name.startswith((*_NOT_LOADED, "torchmedic.__main__")):
             importlib.import_module(found.name)
     torch.set_num_threads(1)
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
@@ -219,7 +220,7 @@ def _become(command: list[str], env: dict[str, str]) -> NoReturn:
     main = types.ModuleType("__main__")
     main.__file__ = script
     sys.modules["__main__"] = main
-    from torchmedic.examine.conductor import install
+    from torchmedic.integrations.telling import install
 
     install(run_dir)
     status = 0

@@ -14,7 +14,6 @@ if _TYPE_CHECKING:
     from torchmedic.diagnose.catalogue import explain
     from torchmedic.examine.unit_check import checkup
     from torchmedic.integrations.api import Watch, diagnose, watch
-    from torchmedic.integrations.notebook import load_ipython_extension, unload_ipython_extension
 
 __all__ = [
     "Diagnosis",
@@ -27,8 +26,6 @@ __all__ = [
     "checkup",
     "diagnose",
     "explain",
-    "load_ipython_extension",
-    "unload_ipython_extension",
     "watch",
 ]
 

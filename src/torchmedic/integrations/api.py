@@ -195,4 +195,3 @@ def diagnose(error: BaseException) -> Diagnosis | None:
         return found[-1] if found else None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-

@@ -89,7 +89,9 @@ class Session:
         self._agent: Agent | None = None
         self._folder: Path | None = None  # of this process
         self._sites: set[object] = set()  # places in the code that have begun a part
+        self._resting: tuple[object, Agent] | None = None  # the last such place, and its agent between two brief parts
         self._told: set[object] = set()  # findings since the last part that was not brief
+        self._site: object = None
         self._is_brief = False
         self._explained = 0  # the identity of the exception that is on its way out of the parts
         self._failed = False
@@ -124,9 +126,17 @@ class Session:
         self._is_brief = site is not None and site in self._sites
         self._sites.add(site)
         self._explained, self._failed, self.of_part = 0, False, []
+        resting, self._resting = self._resting, None
+        if resting is not None:
+            if resting[0] is site:
+                self._agent = resting[1]
+                lifecycle.resume(self._agent)
+                return
+            resting[1].close()
         if not self._is_brief:
             self._told.clear()
             files.write_supervisor(self.run, self._rank)
+        self._site = site
         self._agent = lifecycle.enter(
             *(self._work, lambda process: TellingConductor(process, self.look), self._folder),
             steps=self._steps,
@@ -157,6 +167,11 @@ class Session:
         agent, self._agent = self._agent, None
         if agent is None:
             return
+        if self._is_brief and not self._failed:
+            self._steps = agent.clock.updates
+            self._resting = (self._site, agent)
+            lifecycle.leave()
+            return
         try:
             if not self._failed:
                 agent.exiting()
@@ -165,6 +180,7 @@ class Session:
             self._steps = agent.clock.updates
             self._folder = agent.claimed
             lifecycle.leave()
+            agent.close()
         if not self._is_brief:
             self._write()
             files.drop_empty_stacks(self.run)
@@ -246,4 +262,3 @@ class Session:
 
 def _unchanged(diagnosis: Diagnosis) -> Diagnosis:
     return diagnosis
-

@@ -1,4 +1,5 @@
 """Diagnoses for experiment trackers."""
+
 from torchmedic.records import Diagnosis
 
 

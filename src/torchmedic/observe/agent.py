@@ -59,9 +59,7 @@ _ALWAYS_MARKED_STEPS = 100  # except in the first few
 class Agent:
     """What one watched process knows of itself."""
 
-    def __init__(
-        self, run: Path, stages: Callable[[ProcessContext], Stages], claimed: Path | None = None
-    ) -> None:
+    def __init__(self, run: Path, stages: Callable[[ProcessContext], Stages], claimed: Path | None = None) -> None:
         self.run = run
         self.rank = rank() or 0
         self.clock = Clock()

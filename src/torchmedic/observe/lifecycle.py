@@ -65,6 +65,14 @@ def enter(
     return agent
 
 
+def resume(agent: Agent) -> None:
+    """Watch one more brief part with an agent that has left the one before."""
+    global _agent
+    _agent = agent
+    containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None, str(agent.run))
+    agent.hooks.install()
+
+
 def leave() -> None:
     """Stop to watch, and leave torch as it was."""
     global _agent
@@ -75,7 +83,6 @@ def leave() -> None:
         agent.habits.stop()
         agent.checkup.stop()
         agent.leaks.stop()
-        agent.close()
 
 
 def _begin(agent: Agent, *, opened: bool = True) -> Agent:

@@ -55,9 +55,7 @@ class Folders(NamedTuple):
     work: Path
 
 
-def _run(
-    command: Sequence[str], settings: Settings, folders: Folders | None, number: int | None, *, hide: bool
-) -> int:
+def _run(command: Sequence[str], settings: Settings, folders: Folders | None, number: int | None, *, hide: bool) -> int:
     work = folders.work if folders is not None else None
     environment = dict(os.environ) if work is None else launch.environment(work, hide=hide)
     faults: list[Fault] = []
