@@ -71,6 +71,14 @@ class Zygote:
         return status, out.read_text(errors="replace")
 
     @classmethod
+    def plain(cls, folder: Path, script: str, environment: dict[str, str], timeout: float) -> tuple[int, str, str]:
+        """Run a script as Python would, without torchmedic; status, stdout and stderr."""
+        out, err = str(folder / ".stdout"), str(folder / ".stderr")
+        work = {"plain": script, "out": out, "err": err}
+        status = cls._ask(folder, work, environment, timeout).wait()
+        return status, *cls.output(folder)
+
+    @classmethod
     def _ask(cls, folder: Path, work: dict[str, Any], environment: dict[str, str], timeout: float) -> Started:
         with cls._starting:
             if cls._process is None or cls._process.poll() is not None:
@@ -162,6 +170,8 @@ def _serve_one(request: dict[str, Any]) -> NoReturn:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
     signal.alarm(int(request["timeout"]))
+    if "plain" in request:
+        _become([request["plain"]], dict(os.environ), watched=False)
     if "watch" in request:
         _become([request["watch"]], dict(os.environ))
     _supervise(request["run"])
@@ -207,11 +217,12 @@ class _Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _become(command: list[str], env: dict[str, str]) -> NoReturn:
+def _become(command: list[str], env: dict[str, str], *, watched: bool = True) -> NoReturn:
     """Be the script, as the interpreter would have made it."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    run_dir = env["TORCHMEDIC_RUN_DIR"]
-    env = {name: value for name, value in env.items() if not name.startswith("TORCHMEDIC_") or name in _LEFT}
+    run_dir = env.get("TORCHMEDIC_RUN_DIR", "")
+    if watched:
+        env = {name: value for name, value in env.items() if not name.startswith("TORCHMEDIC_") or name in _LEFT}
     os.environ.clear()
     os.environ.update(env)
     script = os.path.abspath(command[0])
@@ -220,9 +231,10 @@ def _become(command: list[str], env: dict[str, str]) -> NoReturn:
     main = types.ModuleType("__main__")
     main.__file__ = script
     sys.modules["__main__"] = main
-    from torchmedic.integrations.telling import install
+    if watched:
+        from torchmedic.integrations.telling import install
 
-    install(run_dir)
+        install(run_dir)
     status = 0
     try:
         with open(script, encoding="utf-8") as file:

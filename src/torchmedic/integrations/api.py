@@ -67,24 +67,24 @@ class Watch:
     def __call__(self, function: Function) -> Function:
         """Watch every call of a function."""
         site = getattr(function, "__code__", function)
+
+        async def awaiting(*args: Any, **kwargs: Any) -> Any:
+            with _Call(self, site):
+                return await function(*args, **kwargs)
+
+        def generating(*args: Any, **kwargs: Any) -> Any:
+            with _Call(self, site):
+                return (yield from function(*args, **kwargs))
+
+        def calling(*args: Any, **kwargs: Any) -> Any:
+            with _Call(self, site):
+                return function(*args, **kwargs)
+
+        call: Callable[..., Any] = calling
         if inspect.iscoroutinefunction(function):
-
-            async def call(*args: Any, **kwargs: Any) -> Any:
-                with _Call(self, site):
-                    return await function(*args, **kwargs)
-
+            call = awaiting
         elif inspect.isgeneratorfunction(function):
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                with _Call(self, site):
-                    return (yield from function(*args, **kwargs))
-
-        else:
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                with _Call(self, site):
-                    return function(*args, **kwargs)
-
+            call = generating
         return functools.wraps(function)(call)  # type: ignore[return-value]
 
     def begin(self, site: object) -> None:
@@ -159,8 +159,8 @@ def watch(
     Raises:
         UsageError: On entry: a setting is wrong, or the output folder cannot be used.
     """
-    flags = {"format": format, "confidential": confidential, "checkup": checkup}
-    flags["ignore"] = None if ignore is None else tuple(ignore)
+    codes = None if ignore is None else tuple(ignore)
+    flags = {"format": format, "confidential": confidential, "checkup": checkup, "ignore": codes}
     made = Watch(flags, output)
     return made if function is None else made(function)
 

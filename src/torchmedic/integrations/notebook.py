@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from torchmedic.errors import UsageError
-from torchmedic.integrations.session import Session, session
+from torchmedic.integrations.session import Session, session_of_tool
 from torchmedic.records import Diagnosis
-from torchmedic.settings import load, working_folder
 from torchmedic.source.text import relative
 
 _MAGIC = re.compile(r"\s*%%torchmedic\b[^\n]*")
@@ -29,8 +28,10 @@ _HTML = (
 _COLOURS = (
     (255, 255, 255),
     (128, 128, 128),
-    [(96, 96, 96), (209, 69, 59), (58, 150, 78), (176, 128, 0), (66, 126, 190), (160, 90, 170), (30, 140, 150)]
-    + [(144, 144, 144)],
+    [
+        *((96, 96, 96), (209, 69, 59), (58, 150, 78), (176, 128, 0)),
+        *((66, 126, 190), (160, 90, 170), (30, 140, 150), (144, 144, 144)),
+    ],
 )
 
 
@@ -122,7 +123,9 @@ class _Notebook:
         """`%torchmedic on` watches all cells that follow, `%torchmedic off` stops; `%%torchmedic` watches one cell."""
         wanted = line.strip()
         if wanted not in ("on", "off"):
-            raise UsageError("%torchmedic takes `on` or `off`; %%torchmedic on the first line of a cell watches the cell")
+            raise UsageError(
+                "%torchmedic takes `on` or `off`; %%torchmedic on the first line of a cell watches the cell"
+            )
         self._is_on = wanted == "on"
 
     def _without_magic(self, lines: list[str]) -> list[str]:
@@ -145,7 +148,7 @@ class _Notebook:
             begun.end()
 
     def _session(self) -> Session | None:
-        found = session(load({}, folder=working_folder()), "notebook")
+        found = session_of_tool("notebook")
         if found is not None:
             found.say = self._say
             found.present = lambda diagnosis: with_cell_numbers(self._shell, diagnosis)

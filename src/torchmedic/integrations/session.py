@@ -13,26 +13,30 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
-from torchmedic.contained import contained, fault_line
+from torchmedic.contained import contained, fault_line, on_fault
 from torchmedic.diagnose.registry import is_silent
 from torchmedic.errors import UnreadableRun
 from torchmedic.integrations.telling import TellingConductor
 from torchmedic.observe import lifecycle
 from torchmedic.observe.failures import exceptions
-from torchmedic.records import Diagnosis, Outcome, Report
+from torchmedic.observe.failures.hostile_exceptions import set_traceback, traceback_of
+from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.plain_text import visible
 from torchmedic.report.emit import Emitter
 from torchmedic.runfolder import files
 from torchmedic.runfolder.confidential import in_use, shown_fault
-from torchmedic.settings import Settings, rank
+from torchmedic.settings import Settings, load, rank, working_folder
 from torchmedic.supervise.findings import Findings
 from torchmedic.supervise.job import Ledger, identity, same_finding
 from torchmedic.supervise.run import Folders, new_run_folder
 
 if TYPE_CHECKING:
     from torchmedic.observe.agent import Agent
+
+_MAX_CALLERS = 200
 
 _session: Session | None = None
 _has_no_folder = False  # no run folder could be made, and the user has been told
@@ -68,6 +72,11 @@ def session(settings: Settings, name: str, output: str | None = None) -> Session
     return _session
 
 
+def session_of_tool(name: str) -> Session | None:
+    """The session of this process for a framework: the settings come from pyproject.toml and the environment."""
+    return session(load({}, folder=working_folder()), name)
+
+
 class Session:
     """All watched parts of this process. A part inside of another part belongs to that part."""
 
@@ -95,7 +104,9 @@ class Session:
         self._is_brief = False
         self._explained = 0  # the identity of the exception that is on its way out of the parts
         self._failed = False
-        self._steps = 0
+        self._steps = 0  # of all parts that are over
+        self._steps_of_site = 0  # of the last place, which counts on in brief parts
+        self._faults: list[Fault] = []  # contained ones, of the session itself
         self._complained = False
         self._in_use = contextlib.ExitStack()
         self._in_use.enter_context(in_use(folders.work))
@@ -119,6 +130,7 @@ class Session:
             return  # a forked child
         self._depth += 1
         if self._depth == 1:
+            on_fault(self._faults.append, str(self._work))
             self._begin(site)
 
     @contained("session.begin")
@@ -133,13 +145,15 @@ class Session:
                 lifecycle.resume(self._agent)
                 return
             resting[1].close()
+        if not self._is_brief or site is not self._site:
+            self._steps_of_site = 0
         if not self._is_brief:
             self._told.clear()
             files.write_supervisor(self.run, self._rank)
         self._site = site
         self._agent = lifecycle.enter(
             *(self._work, lambda process: TellingConductor(process, self.look), self._folder),
-            steps=self._steps,
+            steps=self._steps_of_site,
             brief=self._is_brief,
         )
 
@@ -151,7 +165,13 @@ class Session:
         self._explained = id(error)
         self._failed = isinstance(error, Exception)
         exceptions.without_our_frames(error)
-        exceptions.look_at(error, self._agent.raised)
+        shown = traceback_of(error)
+        set_traceback(error, _with_callers(shown))
+        try:
+            exceptions.without_our_frames(error)
+            exceptions.look_at(error, self._agent.raised)
+        finally:
+            set_traceback(error, shown)
         self.look(at_end=True)
 
     def end(self) -> None:
@@ -160,32 +180,38 @@ class Session:
             return
         self._depth -= 1
         if self._depth == 0:
-            self._end()
+            agent, self._agent = self._agent, None
+            if agent is not None:
+                self._conclude(agent)
+            lifecycle.leave()
+            on_fault(self._faults.append, str(self._work))
+            if agent is not None:
+                self._publish(agent)
+            on_fault(None)
+            self._complain()
 
-    @contained("session.end")
-    def _end(self) -> None:
-        agent, self._agent = self._agent, None
-        if agent is None:
-            return
-        if self._is_brief and not self._failed:
-            self._steps = agent.clock.updates
-            self._resting = (self._site, agent)
-            lifecycle.leave()
-            return
-        try:
-            if not self._failed:
-                agent.exiting()
+    @contained("session.conclude")
+    def _conclude(self, agent: Agent) -> None:
+        """Judge what is still open, while the part is watched."""
+        if not self._failed and not self._is_brief:
+            agent.exiting()
+        if self._failed or not self._is_brief:
             self.look(at_end=True)
-        finally:
-            self._steps = agent.clock.updates
-            self._folder = agent.claimed
-            lifecycle.leave()
-            agent.close()
+        steps = agent.clock.updates
+        self._steps += steps - self._steps_of_site
+        self._steps_of_site = steps
+
+    @contained("session.publish")
+    def _publish(self, agent: Agent) -> None:
+        self._folder = agent.claimed
+        if self._is_brief and not self._failed:
+            self._resting = (self._site, agent)
+            return
+        agent.close()
         if not self._is_brief:
             self._write()
             files.drop_empty_stacks(self.run)
             files.remove_supervisor(self.run, self._rank)
-        self._complain()
 
     def _close(self) -> None:
         """End at the exit of the process the part that nobody has ended."""
@@ -226,10 +252,10 @@ class Session:
 
     def _write(self) -> frozenset[object]:
         """Write `report.json`, and return the findings of other ranks. A full disk is no reason to say nothing."""
-        steps = self._agent.clock.updates if self._agent is not None else self._steps
+        under_way = self._agent.clock.updates - self._steps_of_site if self._agent is not None else 0
         outcome = Outcome(
             exit_status=None if self._depth else int(self._failed),
-            steps=steps,
+            steps=self._steps + under_way,
             symptom=files.read_symptom(self._folder) if self._folder is not None and self.diagnoses else None,
         )
         found: frozenset[object] = frozenset()
@@ -249,15 +275,28 @@ class Session:
             page.write(self.run)
 
     def _complain(self) -> None:
-        """Print one contained fault, as `torchmedic run` does."""
-        faults = files.read_faults(self._folder) if self._folder is not None and not self._complained else []
-        for fault in faults[:1]:
+        """Print one contained fault per process, as `torchmedic run` does."""
+        if self._complained:
+            return
+        of_agent = files.read_faults(self._folder) if self._folder is not None and not self._is_brief else []
+        for fault in [*self._faults, *of_agent][:1]:
             self._say_once(fault_line(shown_fault(fault) if self._settings.confidential else fault))
 
     def _say_once(self, line: str) -> None:
         if not self._complained:
             self._complained = True
             sys.stderr.write(line)
+
+
+def _with_callers(tb: TracebackType | None) -> TracebackType | None:
+    """A traceback that begins at the outermost frame, as it would at the end of the script."""
+    frame = tb.tb_frame.f_back if tb is not None else None
+    for _ in range(_MAX_CALLERS):
+        if frame is None:
+            break
+        tb = TracebackType(tb, frame, frame.f_lasti, frame.f_lineno)
+        frame = frame.f_back
+    return tb
 
 
 def _unchanged(diagnosis: Diagnosis) -> Diagnosis:

@@ -46,4 +46,6 @@ def _console(stream: TextIO) -> Console:
     width = 80
     if stream.isatty() or "COLUMNS" in os.environ:
         width = shutil.get_terminal_size((80, 24)).columns
-    return _SafeConsole(file=stream, highlight=False, width=max(width, 40), markup=False, emoji=False, force_jupyter=False)
+    return _SafeConsole(
+        file=stream, highlight=False, width=max(width, 40), markup=False, emoji=False, force_jupyter=False
+    )
