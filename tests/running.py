@@ -73,6 +73,14 @@ def run_script(
     return Finished(status, out, err, folder / "run")
 
 
+def run_plain(folder: Path, source: str, *, name: str = "train.py", **environment: str) -> Finished:
+    """Write a script and run it without `torchmedic run`. The run folder is the one that the script itself makes."""
+    (folder / name).write_text(source)
+    status, out, err = Zygote.plain(folder, name, clean_environment(**environment), 250)
+    made = sorted(path for path in (folder / ".torchmedic").glob("*-*") if path.is_dir())
+    return Finished(status, out, err, made[-1] if made else folder / "run")
+
+
 def marked_line(source: str, mark: str = "# <- cause") -> int:
     """The number of the line that a script itself marks as the one to blame."""
     lines = [number for number, line in enumerate(source.splitlines(), 1) if line.rstrip().endswith(mark)]

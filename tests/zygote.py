@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _LONGEST_REQUEST = 1 << 20
+_NOT_LOADED = ("torchmedic.inject", "torchmedic.demos", "torchmedic.integrations.")  # each of the last needs its tool
 _LEFT = ("TORCHMEDIC_INJECT_FAULT", "TORCHMEDIC_CGROUP_ROOT")  # what a script is started with for a test
 
 
@@ -68,6 +69,14 @@ class Zygote:
         environment = {**environment, "TORCHMEDIC_RUN_DIR": str(run)}
         status = cls._ask(folder, {"watch": script, "out": str(out), "err": str(out)}, environment, timeout).wait()
         return status, out.read_text(errors="replace")
+
+    @classmethod
+    def plain(cls, folder: Path, script: str, environment: dict[str, str], timeout: float) -> tuple[int, str, str]:
+        """Run a script as Python would, without torchmedic; status, stdout and stderr."""
+        out, err = str(folder / ".stdout"), str(folder / ".stderr")
+        work = {"plain": script, "out": out, "err": err}
+        status = cls._ask(folder, work, environment, timeout).wait()
+        return status, *cls.output(folder)
 
     @classmethod
     def _ask(cls, folder: Path, work: dict[str, Any], environment: dict[str, str], timeout: float) -> Started:
@@ -116,7 +125,7 @@ def serve() -> None:
         with contextlib.suppress(ImportError):  # would import them in every script; not all versions have both
             importlib.import_module(module)
     for found in pkgutil.walk_packages(torchmedic.__path__, "torchmedic."):
-        if not found.name.startswith(("torchmedic.inject", "torchmedic.demos", "torchmedic.__main__")):
+        if not found.name.startswith((*_NOT_LOADED, "torchmedic.__main__")):
             importlib.import_module(found.name)
     templates = page._environment()
     for name in templates.list_templates(extensions=["j2"]):
@@ -165,6 +174,8 @@ def _serve_one(request: dict[str, Any]) -> NoReturn:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
     signal.alarm(int(request["timeout"]))
+    if "plain" in request:
+        _become([request["plain"]], dict(os.environ), watched=False)
     if "watch" in request:
         _become([request["watch"]], dict(os.environ))
     _supervise(request["run"])
@@ -210,11 +221,12 @@ class _Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _become(command: list[str], env: dict[str, str]) -> NoReturn:
+def _become(command: list[str], env: dict[str, str], *, watched: bool = True) -> NoReturn:
     """Be the script, as the interpreter would have made it."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    run_dir = env["TORCHMEDIC_RUN_DIR"]
-    env = {name: value for name, value in env.items() if not name.startswith("TORCHMEDIC_") or name in _LEFT}
+    run_dir = env.get("TORCHMEDIC_RUN_DIR", "")
+    if watched:
+        env = {name: value for name, value in env.items() if not name.startswith("TORCHMEDIC_") or name in _LEFT}
     os.environ.clear()
     os.environ.update(env)
     script = os.path.abspath(command[0])
@@ -223,9 +235,10 @@ def _become(command: list[str], env: dict[str, str]) -> NoReturn:
     main = types.ModuleType("__main__")
     main.__file__ = script
     sys.modules["__main__"] = main
-    from torchmedic.examine.conductor import install
+    if watched:
+        from torchmedic.integrations.telling import install
 
-    install(run_dir)
+        install(run_dir)
     status = 0
     try:
         with open(script, encoding="utf-8") as file:

@@ -29,8 +29,8 @@ def execute(args: argparse.Namespace) -> int:
                 family = entry.family
             print(f"  {entry.code}  {entry.name:<32} {entry.summary}")
         return ExitStatus.OK
-    found = catalogue.find(args.code)
-    if found is None:
-        raise UsageError(f"there is no diagnosis {args.code} (`torchmedic explain` lists them all)")
-    print(f"{found.code} {found.name}\n\n{found.doc}")
+    try:
+        print(catalogue.explain(args.code))
+    except LookupError as error:
+        raise UsageError(f"{error} (`torchmedic explain` lists them all)") from None
     return ExitStatus.OK

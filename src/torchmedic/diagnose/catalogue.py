@@ -46,6 +46,21 @@ def find(code: str) -> Entry | None:
     return next((entry for entry in map(read, naming) if wanted in (entry.code.lower(), entry.name)), None)
 
 
+def explain(code: str) -> str:
+    """What a diagnosis means, why it happens, and how it is cured: the text of `torchmedic explain`.
+
+    Args:
+        code: A code such as `"TM201"`, or a name such as `"division-by-zero"`.
+
+    Raises:
+        LookupError: There is no such diagnosis.
+    """
+    found = find(code)
+    if found is None:
+        raise LookupError(f"there is no diagnosis {code}")
+    return f"{found.code} {found.name}\n\n{found.doc}"
+
+
 def read(rule: str) -> Entry:
     """What the source of one registered rule says."""
     tree = ast.parse(_source(rule))

@@ -10,7 +10,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchmedic.examine.publication import Said, publish_finding
-from torchmedic.observe import lifecycle
 from torchmedic.observe.context import ProcessContext, ReportingProcess
 from torchmedic.observe.stages import Finding, Quantity, UpdateStage
 from torchmedic.records import Diagnosis, WorkerFailure
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
     from torchmedic.observe.heap.walk import Held
     from torchmedic.observe.loop.ledger import Habits
     from torchmedic.records.memory import HeldMemory
-
-
-def install(run_dir: str) -> None:
-    """Start to watch this process, and explain here what goes wrong in it."""
-    lifecycle.install(run_dir, Conductor)
 
 
 class GrowthConductor:

@@ -19,7 +19,7 @@ _NAME = "torchmedic"
 def import_agent(path, homes):
     """Import torchmedic from a search path without the user's folders, and return what installs the agent."""
     own = _OwnImports([*path, *(home for home in homes if home not in path)])
-    return own("torchmedic.examine.conductor", fromlist=("install",))
+    return own("torchmedic.integrations.telling", fromlist=("install",))
 
 
 class _OwnImports:

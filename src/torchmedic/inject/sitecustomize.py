@@ -74,7 +74,7 @@ def _start_agent():
         if _is_shadowed():
             _load_own_imports().import_agent(_PATH, _HOMES).install(_RUN_DIR)
         else:
-            from torchmedic.examine.conductor import install
+            from torchmedic.integrations.telling import install
 
             install(_RUN_DIR)
     except Exception as error:

@@ -39,7 +39,7 @@ from torchmedic.observe.ranks.recorder import Recorder
 from torchmedic.observe.silent_watch import Suspicions
 from torchmedic.observe.stages import Finding, Quantity, Stages, UpdateStage
 from torchmedic.observe.step.batches import Batches
-from torchmedic.observe.step.blackbox import BlackBox, FileBox
+from torchmedic.observe.step.blackbox import BlackBox, FileBox, bytes_of
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.events import Events
 from torchmedic.observe.step.step_notes import StepNotes
@@ -47,7 +47,7 @@ from torchmedic.observe.torch_settings import torch_settings
 from torchmedic.records import Fault
 from torchmedic.runfolder import questions
 from torchmedic.runfolder.confidential import is_confidential, shown_fault
-from torchmedic.runfolder.files import BLACK_BOX, release, reserve
+from torchmedic.runfolder.files import BLACK_BOX, release, reserve, write_atomically
 from torchmedic.runfolder.layout import box_address, claim_process_folder, wants_checkup
 from torchmedic.settings import rank
 
@@ -61,13 +61,13 @@ _ALWAYS_MARKED_STEPS = 100  # except in the first few
 class Agent:
     """What one watched process knows of itself."""
 
-    def __init__(self, run: Path, stages: Callable[[ProcessContext], Stages]) -> None:
+    def __init__(self, run: Path, stages: Callable[[ProcessContext], Stages], claimed: Path | None = None) -> None:
         self.run = run
         self.rank = rank() or 0
         self.clock = Clock()
         self.batches = Batches()
         self.loader_worker = None
-        self._claimed: Path | None = None  # the folder of this process in the run
+        self.claimed = claimed  # the folder of this process in the run
         self._folder: ProcessFolder | None = None  # once it can be written to
         self._has_settings = False  # those of torch have been written
         self._complained = False  # on stderr, where nothing could be written
@@ -99,9 +99,9 @@ class Agent:
         """The folder of this process in the run; the first call claims it and starts to write there."""
         if self._folder is not None:
             return self._folder
-        if self._claimed is None:
-            self._claimed = claim_process_folder(self.run, self.rank)
-        self._folder = folder = ProcessFolder(self._claimed, Events(self._claimed))
+        if self.claimed is None:
+            self.claimed = claim_process_folder(self.run, self.rank)
+        self._folder = folder = ProcessFolder(self.claimed, Events(self.claimed))
         box = contained("observe.box")(self._new_box)(folder.path)
         folder.events.write(
             "start",
@@ -266,12 +266,26 @@ class Agent:
         self.habits.judge()
         self.checkup.exiting()
 
+    def close(self) -> None:
+        """Keep the black box in the run folder, and give up its memory: a watched part of the process is over."""
+        box, self.clock.box, self.clock.open_box = self.clock.box, None, None
+        self.signals.origin.write_to(None)
+        if box is not None:
+            if self._folder is not None and box.descriptor is not None:
+                with contextlib.suppress(OSError):
+                    write_atomically(self._folder.path / BLACK_BOX, bytes_of(box.descriptor))
+            box.close()
+        if self._folder is not None:
+            release(self._folder.path)
+            self._folder.events.close()
+            self._folder = None
+
     @contained("observe.fork")
     def forked(self) -> None:
         """Let go of the parent's black box and files in a forked child."""
         if self._folder is not None:
             self._folder.events.close()
-        self._folder = self._claimed = None
+        self._folder = self.claimed = None
         self.rank = rank() or 0
         self.step.ranks = None
         self.step.curves.forked()

@@ -86,6 +86,8 @@ class FatalSignals:
 
     def forked(self) -> None:
         """Open a file of its own in a forked child: the old one is the parent's."""
+        if self._stacks is None:
+            return  # no parent process reads the stacks of this run
         self.let_go()
         self.catch()
 

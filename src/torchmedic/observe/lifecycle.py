@@ -21,9 +21,11 @@ from torchmedic.observe.hooks.loop_hooks import HabitHooks
 from torchmedic.observe.memory import cuda_refusals, headroom
 from torchmedic.observe.ranks import started_ranks
 from torchmedic.observe.stages import Stages
+from torchmedic.records import Diagnosis, WorkerFailure
 from torchmedic.runfolder.layout import wants_checkup
 
 _agent: Agent | None = None
+_is_prepared = False  # what is installed once per process is in place
 
 
 def current() -> Agent | None:
@@ -33,35 +35,98 @@ def current() -> Agent | None:
 
 def install(run_dir: str, stages: Callable[[ProcessContext], Stages]) -> None:
     """Start to watch this process; `stages` makes what explains the incidents of it."""
-    global _agent
     if _agent is not None:
         return
-    _agent = agent = Agent(Path(run_dir), stages)
+    agent = _begin(Agent(Path(run_dir), stages))
+    contained("observe.signals")(agent.signals.catch)()
+    contained("observe.signals")(agent.signals.share_with_workers)()
+    _watch(agent)
+    _prepare()
+    contained("observe.ranks")(agent.collectives.install)()
+    contained("observe.ear")(agent.listener.open)()
+    contained("observe.threads")(agent.listener.threads.install)()
+
+
+def enter(
+    run_dir: Path, stages: Callable[[ProcessContext], Stages], folder: Path | None, *, steps: int, brief: bool
+) -> Agent:
+    """Start to watch a part of what this process does. No parent process asks for anything; `leave` ends it.
+
+    Args:
+        run_dir: The run folder.
+        stages: Makes what explains the incidents.
+        folder: The folder of this process in the run, if it has one from an earlier part.
+        steps: The number of steps in the earlier parts.
+        brief: Whether the part is only a piece of a training loop: then the loop is not judged, and no black box kept.
+    """
+    agent = _begin(Agent(run_dir, stages, folder), opened=not brief)
+    agent.clock.step = steps
+    _watch(agent, judged=not brief)
+    _prepare()
+    return agent
+
+
+def resume(agent: Agent) -> None:
+    """Watch one more brief part with an agent that has left the one before."""
+    global _agent
+    _agent = agent
+    containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None, str(agent.run))
+    agent.hooks.install()
+
+
+def leave() -> None:
+    """Stop to watch, and leave torch as it was."""
+    global _agent
+    agent, _agent = _agent, None
+    containment.on_fault(None)
+    if agent is not None:
+        agent.hooks.remove()
+        agent.habits.stop()
+        agent.checkup.stop()
+        agent.leaks.stop()
+
+
+def _begin(agent: Agent, *, opened: bool = True) -> Agent:
+    global _agent
+    _agent = agent
     containment.step_aside = set_eval_frame
     hidden_work.install()
-    containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None, run_dir)
+    containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None, str(agent.run))
+    if not opened:
+        return agent
     if multiprocessing.parent_process() is None:
         contained("observe.open")(agent.open)()
     agent.clock.open_box = agent.open
-    contained("observe.signals")(agent.signals.catch)()
-    contained("observe.signals")(agent.signals.share_with_workers)()
+    return agent
+
+
+def _watch(agent: Agent, *, judged: bool = True) -> None:
     agent.hooks.install()
-    if wants_checkup(agent.run):
+    if judged and wants_checkup(agent.run):
         contained("observe.install")(HabitHooks(agent.habits, agent.step).install)()
         agent.habits.start()
         contained("observe.leaks")(agent.leaks.start)()
         contained("observe.checkup")(agent.checkup.start)()
-    contained("observe.worker")(worker_failures.install)(agent.stages.explain_exhausted_worker, agent.child_ends)
+
+
+def _prepare() -> None:
+    """Install what is installed once per process. It does nothing while there is no agent."""
+    global _is_prepared
+    if _is_prepared:
+        return
+    _is_prepared = True
+    contained("observe.worker")(worker_failures.install)(_on_exhausted_worker, _on_child_end)
     contained("observe.cuda_start")(cuda_start.install)()
     contained("observe.out_of_memory")(cuda_refusals.install)()
     contained("observe.out_of_memory")(headroom.reserve)()
     contained("observe.endings")(exceptions.install)(_on_exception, _on_child_end, _on_giving_up)
-    contained("observe.ranks")(agent.collectives.install)()
     contained("observe.started_ranks")(started_ranks.install)()
-    contained("observe.ear")(agent.listener.open)()
-    contained("observe.threads")(agent.listener.threads.install)()
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_on_fork)
     atexit.register(_on_exit)
+
+
+def _on_exhausted_worker(error: BaseException, failure: WorkerFailure) -> Diagnosis | None:
+    return _agent.stages.explain_exhausted_worker(error, failure) if _agent is not None else None
 
 
 def _on_exception(error: BaseException) -> None:

@@ -6,6 +6,7 @@ a report never reaches the terminal.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
@@ -34,8 +35,17 @@ def stdout_console() -> Console:
     return _console(sys.stdout)
 
 
+def recording_console(width: int) -> Console:
+    """A console that prints nothing and keeps everything, for `export_html` and `export_text`."""
+    return _SafeConsole(
+        file=io.StringIO(), record=True, width=width, highlight=False, markup=False, emoji=False, force_jupyter=False
+    )
+
+
 def _console(stream: TextIO) -> Console:
     width = 80
     if stream.isatty() or "COLUMNS" in os.environ:
         width = shutil.get_terminal_size((80, 24)).columns
-    return _SafeConsole(file=stream, highlight=False, width=max(width, 40), markup=False, emoji=False)
+    return _SafeConsole(
+        file=stream, highlight=False, width=max(width, 40), markup=False, emoji=False, force_jupyter=False
+    )

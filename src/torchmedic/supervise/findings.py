@@ -65,6 +65,11 @@ class Findings:
                     found.append(diagnosis)
         return [*found, *self._exchanged.due(at_end=at_end)]
 
+    def unjudged(self) -> list[Diagnosis]:
+        """The diagnoses that were kept back, each of them once: nobody is going to compare them with deaths."""
+        kept, self._waiting = list(self._waiting.values()), {}
+        return kept
+
     def roots(self, deaths: list[Diagnosis]) -> list[Diagnosis]:
         """The root causes among the deaths and the diagnoses that were kept back."""
         gone = [diagnosis for diagnosis in self._waiting.values() if diagnosis.code == _WORKER_GONE]

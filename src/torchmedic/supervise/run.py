@@ -41,22 +41,20 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool, ou
     job = identity(os.environ)
     number = rank() if job else None
     with contextlib.ExitStack() as kept:
-        folders = _run_folder(settings, "run" if settings.confidential else name, job, output, number)
+        folders = new_run_folder(settings, "run" if settings.confidential else name, job, output, number)
         if folders is not None:
             kept.enter_context(in_use(folders.work))
         return _run(command, settings, folders, number, hide=hide)
 
 
-class _Folders(NamedTuple):
+class Folders(NamedTuple):
     """The run folder, and the folder in which the processes work: the same unless the run is confidential."""
 
     run: Path
     work: Path
 
 
-def _run(
-    command: Sequence[str], settings: Settings, folders: _Folders | None, number: int | None, *, hide: bool
-) -> int:
+def _run(command: Sequence[str], settings: Settings, folders: Folders | None, number: int | None, *, hide: bool) -> int:
     work = folders.work if folders is not None else None
     environment = dict(os.environ) if work is None else launch.environment(work, hide=hide)
     faults: list[Fault] = []
@@ -119,9 +117,9 @@ def _run(
         forwarder.release()
 
 
-def _run_folder(
+def new_run_folder(
     settings: Settings, name: str, job: str | None, output: str | None, rank: int | None
-) -> _Folders | None:
+) -> Folders | None:
     """A new run folder that can be written to; None where there is none, and then the script runs as without us."""
     cwd = working_folder()
     if output is not None and not cwd.is_absolute() and not os.path.isabs(output):
@@ -141,10 +139,10 @@ def _run_folder(
         reason = visible(error.strerror or str(error))
         sys.stderr.write(f"torchmedic: not watching, no run folder can be written: {reason}\n")
         return None
-    return _Folders(run, work)
+    return Folders(run, work)
 
 
-def _supervisor(folders: _Folders, settings: Settings, rank: int | None, stream: Stream) -> Supervisor:
+def _supervisor(folders: Folders, settings: Settings, rank: int | None, stream: Stream) -> Supervisor:
     from torchmedic.supervise.supervisor import Supervisor
 
     return Supervisor(folders.run, settings, rank, stream.speaking, work=folders.work)

@@ -71,7 +71,7 @@ def look_back(handler: Handler) -> None:
     error = getattr(sys, "last_value", None) or _leaving
     if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
         without_our_frames(error)
-        _handle(error, handler)
+        handle(error, handler)
 
 
 def training_goes_on() -> None:
@@ -121,17 +121,25 @@ def _stays(_: object) -> None:
         frame = frame.f_back
 
 
-def _handle(error: BaseException, handler: Handler) -> None:
-    global _seen
-    if error is _seen or issubclass(type(error), KeyboardInterrupt | SystemExit | GeneratorExit):
+def look_at(error: BaseException, handler: Handler) -> None:
+    """Have an exception explained, unless it is a way to end that is no failure."""
+    if issubclass(type(error), KeyboardInterrupt | SystemExit | GeneratorExit):
         return
-    raised, error = error, contained("observe.endings")(examinable)(error) or error
+    error = contained("observe.endings")(examinable)(error) or error
     hostile_exceptions.mend(error)
-    if threading.current_thread() is threading.main_thread():
-        _seen = raised
-        handler(error)
-        return
     handler(error)
+
+
+def handle(error: BaseException, handler: Handler) -> None:
+    """Have an exception explained that ends the work of a thread. What ends the main thread is explained once."""
+    global _seen
+    if error is _seen:
+        return
+    if threading.current_thread() is threading.main_thread():
+        _seen = error
+        look_at(error, handler)
+        return
+    look_at(error, handler)
     # Whoever is connected to what the frames of a thread held waits until that is gone: nothing of ours may keep it.
     gc.collect()
 
@@ -150,7 +158,7 @@ def _chain_sys_excepthook(handler: Handler) -> None:
             finally:  # where there is no memory, that may fail too
                 # Python notes what ends the script before it calls. A script may also show what it has caught.
                 if getattr(sys, "last_value", None) is error:
-                    _handle(error, handler)
+                    handle(error, handler)
 
     sys.excepthook = excepthook
 
@@ -174,7 +182,7 @@ def _chain_threading_excepthook(handler: Handler) -> None:
             without_our_frames(args.exc_value)
         previous(args)
         if args.exc_value is not None and _is_called_by_thread(sys._getframe(1)):
-            _handle(args.exc_value, handler)
+            handle(args.exc_value, handler)
 
     threading.excepthook = excepthook
 
@@ -239,7 +247,7 @@ def _watch_queues(handler: Handler) -> None:
         global _lost
         if not _lost and (is_short(error) or os.strerror(errno.ENOSPC) in text_of(error)):
             _lost = True
-            _handle(error, handler)
+            handle(error, handler)
         return shown
 
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(  # type: ignore[attr-defined]
@@ -259,7 +267,7 @@ def _watching(show: Callable[..., Any], caller: CodeType, handler: Handler) -> C
         try:
             return show(*args, **kwargs)
         finally:  # where there is no memory, that may fail too
-            _handle(error, handler)
+            handle(error, handler)
 
     return watched
 

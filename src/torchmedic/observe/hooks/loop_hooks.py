@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.contained import contained
 from torchmedic.observe.hooks import Step
-from torchmedic.observe.hooks.patches import NoticedCall, has_arguments, replace, without_our_frame, wrap
+from torchmedic.observe.hooks.patches import NoticedCall, assign, has_arguments, replace, without_our_frame, wrap
 from torchmedic.observe.loop.ledger import Habits
 
 Wrapped = Callable[..., Any]
@@ -38,7 +38,7 @@ class HabitHooks:
         self._around(nn.Module, "eval", after=self._evaluated, also_while_listening=True)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._around(clip_grad, name, self._clip_begins, self._clip_ended)
-            setattr(nn_utils, name, getattr(clip_grad, name))
+            assign(nn_utils, name, getattr(clip_grad, name))
         self._around(GradScaler, "scale", self._scaled)
         self._around(GradScaler, "unscale_", self._unscale_begins, self._unscale_ended)
         self._around(GradScaler, "step", self._scaler_steps)

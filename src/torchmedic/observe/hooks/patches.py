@@ -31,7 +31,8 @@ def wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[
     original = getattr(owner, name)
     patch = around(original)
     _made.append((owner, name, original))
-    entries.append(patch.__code__)
+    if patch.__code__ not in entries:
+        entries.append(patch.__code__)
     setattr(owner, name, patch)
 
 
@@ -39,6 +40,12 @@ def replace(owner: type, name: str, descriptor: Any) -> None:
     """Put a descriptor in the place of a method; it gives out the original where the class is asked."""
     _made.append((owner, name, owner.__dict__[name]))
     setattr(owner, name, descriptor)
+
+
+def assign(owner: Any, name: str, patch: Any) -> None:
+    """Put a patch that was made already under a second name."""
+    _made.append((owner, name, getattr(owner, name)))
+    setattr(owner, name, patch)
 
 
 def without_our_frame(error: BaseException) -> None:

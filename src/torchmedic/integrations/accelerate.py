@@ -1,0 +1,55 @@
+"""Accelerate: a tracker that watches the process from `init_trackers` to `end_training`.
+
+    accelerator = Accelerator(log_with=TorchmedicTracker())
+
+After `import torchmedic.integrations.accelerate`, `log_with="torchmedic"` does the same, from Accelerate 1.15 on. An
+exception that ends the script is explained after its traceback.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerate import tracking
+
+from torchmedic.integrations.session import session_of_tool
+
+if TYPE_CHECKING:
+    from torchmedic.integrations.session import Session
+
+
+class TorchmedicTracker(tracking.GeneralTracker):  # type: ignore[misc]
+    """Logs nothing: its run is the watched part of the process."""
+
+    name = "torchmedic"
+    requires_logging_directory = False
+    main_process_only = False
+
+    def __init__(self, run_name: str = "", **_: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self._watching: Session | None = None
+
+    @property
+    def tracker(self) -> Path | None:
+        """The run folder, while the process is watched."""
+        return self._watching.run if self._watching is not None else None
+
+    def start(self) -> None:
+        if self._watching is None:
+            self._watching = session_of_tool(self.run_name or "accelerate")
+            if self._watching is not None:
+                self._watching.begin()
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None: ...
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None: ...
+
+    def finish(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.end()
+
+
+tracking.LOGGER_TYPE_TO_CLASS[TorchmedicTracker.name] = TorchmedicTracker
