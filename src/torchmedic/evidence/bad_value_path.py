@@ -12,7 +12,7 @@ from torchmedic.records.numbers import Badness, PathNode
 from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.bad_value_origins import Birth
 from torchmedic.replay.trace.microscope import Microscope, Op
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 _MAX_NODES = 12
 _MAX_CODE = 80  # characters

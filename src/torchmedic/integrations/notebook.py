@@ -14,7 +14,7 @@ import msgspec
 from torchmedic.errors import UsageError
 from torchmedic.integrations.session import Session, session_of_tool
 from torchmedic.records import Diagnosis
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 _MAGIC = re.compile(r"\s*%%torchmedic\b[^\n]*")
 _PLACE = re.compile(r"(cell \[\d+\]):(\d+)(?::\d+)?")

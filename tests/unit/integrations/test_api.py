@@ -79,5 +79,6 @@ def test_each_entry_point_leads_somewhere() -> None:
         for value in points.values():
             module, _, name = value.partition(":")
             spec = find_spec(module)
-            assert spec is not None and spec.origin is not None, value
+            assert spec is not None, value
+            assert spec.origin is not None, value
             assert f"def {name}" in Path(spec.origin).read_text(), value

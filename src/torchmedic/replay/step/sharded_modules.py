@@ -34,7 +34,7 @@ def unsharded(roots: Sequence[torch.nn.Module]) -> Iterator[bool]:
         (module._parameters, name, weight)
         for module in owners.values()
         for name, weight in module._parameters.items()
-        if _is_part(weight)
+        if weight is not None and _is_part(weight)
     ]
     whole: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
     try:

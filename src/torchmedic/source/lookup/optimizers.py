@@ -14,8 +14,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.records import Location, Role
-from torchmedic.source.live_frames import Frame, by_span, node_location, place, syntax_tree
-from torchmedic.source.stacks import position_of
+from torchmedic.source.live_frames import Frame, by_span, node_location, place, position_of, syntax_tree
 from torchmedic.source.syntax import FUNCTIONS, nodes_in
 from torchmedic.source.user_code import PACKAGE, is_user_file
 
@@ -116,7 +115,12 @@ def _value_in(call: ast.AST, value: float | None) -> ast.AST | None:
 
 
 def _is_number(node: ast.AST | None, value: float) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and float(node.value) == value
+    return (
+        isinstance(node, ast.Constant)
+        and type(node.value) is not bool
+        and isinstance(node.value, int | float)
+        and node.value == value
+    )
 
 
 def _written_at(value: float) -> tuple[str, ast.AST] | None:
@@ -125,7 +129,7 @@ def _written_at(value: float) -> tuple[str, ast.AST] | None:
         (file, node)
         for file in _files([])
         for name, node in _named_values(syntax_tree(file))
-        if _is_number(node, value) and name.lower().rstrip("s").endswith(_RATE_NAMES)
+        if node is not None and _is_number(node, value) and name.lower().rstrip("s").endswith(_RATE_NAMES)
     ]
     return found[0] if len(found) == 1 else None
 

@@ -28,7 +28,7 @@ from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.objects.finite import is_bad
-from torchmedic.source.text import relative
+from torchmedic.source.user_code import relative
 
 
 @rule("TM220", "nonfinite-data")
