@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 from collections.abc import Iterator
-from types import GeneratorType, UnionType
+from types import GeneratorType
 from typing import NamedTuple
 
 import torch
@@ -14,11 +14,11 @@ from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.older_graph import GraphHolder, Import, bindings_of, named
 from torchmedic.replay.trace.provenance import Provenance
-from torchmedic.source.live_frames import Frame, syntax_tree
+from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.objects.graph import nodes_behind
 from torchmedic.source.spots import spot_of_frame, spot_of_traced
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, has_line, nodes_in
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, has_line, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 
@@ -57,7 +57,7 @@ def carrier_in_generator(failure: BackwardFailure, roots: list[torch.Tensor]) ->
             continue
         spot = spot_of_frame(frame)
         tree = syntax_tree(spot.file)
-        function = enclosing(tree, spot.line, FUNCTIONS) if tree is not None else None
+        function = innermost(tree, spot.line, FUNCTIONS)
         for name, value in frame.f_locals.items():
             if not isinstance(value, torch.Tensor) or value.grad_fn not in nodes or function is None:
                 continue
@@ -118,7 +118,7 @@ def _scopes(failure: BackwardFailure, holder: GraphHolder, frame: Frame | None) 
     tree = syntax_tree(file)
     if tree is None:
         return
-    function = enclosing(tree, line, FUNCTIONS)
+    function = innermost(tree, line, FUNCTIONS)
     if function is not None:
         yield file, function
         if any(part.arg == holder.name for part in ast.walk(function) if isinstance(part, ast.arg)):
@@ -128,37 +128,26 @@ def _scopes(failure: BackwardFailure, holder: GraphHolder, frame: Frame | None) 
         yield file, tree  # a container that functions fill
 
 
-def enclosing(tree: ast.AST, line: int, kinds: UnionType) -> ast.stmt | None:
-    """The innermost statement of some kinds around a line."""
-    best: ast.stmt | None = None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.stmt) and isinstance(node, kinds) and has_line(node, line):
-            best = node if best is None or node.lineno >= best.lineno else best
-    return best
-
-
 def _runs_in_step(failure: BackwardFailure, imports: Provenance, file: str, binding: ast.stmt) -> bool:
     tree = syntax_tree(file)
     if tree is None:
         return False
-    function = enclosing(tree, binding.lineno, FUNCTIONS)
+    function = innermost(tree, binding.lineno, FUNCTIONS)
     for frame in failure.evidence.frames:
         # A loop of a frame that is on the stack, and goes round both the statement and the line that the frame is at.
-        if frame.file == file and frame.is_user and enclosing(tree, frame.line, FUNCTIONS) is function:
-            loop = enclosing(function or tree, frame.line, LOOPS)
+        if frame.file == file and frame.is_user and innermost(tree, frame.line, FUNCTIONS) is function:
+            loop = innermost(function or tree, frame.line, LOOPS)
             while loop is not None:
-                if loop.lineno <= binding.lineno <= (loop.end_lineno or loop.lineno):
+                if has_line(loop, binding.lineno):
                     return True
                 loop = _around(function or tree, loop)
             # A function that is called once per step.
-            alone = enclosing(function or tree, frame.line, LOOPS) is None
+            alone = innermost(function or tree, frame.line, LOOPS) is None
             return alone and function is not None and frame.live is step_frame(failure)
     if function is None:
         return False
     spots: set[Spot] = {spot for call in imports.calls for spot in call.stack}
-    return any(
-        spot.file == file and function.lineno <= spot.line <= (function.end_lineno or function.lineno) for spot in spots
-    )
+    return any(spot.file == file and has_line(function, spot.line) for spot in spots)
 
 
 def step_frame(failure: BackwardFailure) -> object:

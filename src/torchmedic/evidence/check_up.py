@@ -6,7 +6,6 @@ import ast
 import functools
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
 
 import msgspec
 import torch
@@ -15,10 +14,10 @@ from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Birth, Site
 from torchmedic.observe.checkup.unreached_parameters import Unreached
 from torchmedic.records import Location, Role
-from torchmedic.source.live_frames import Frame, place, syntax_tree
+from torchmedic.source.live_frames import Frame, place, position_of
 from torchmedic.source.lookup.layers import layer_built_at, roots
 from torchmedic.source.spots import Spot
-from torchmedic.source.syntax import FUNCTIONS
+from torchmedic.source.syntax import FUNCTIONS, innermost, syntax_tree
 
 
 class CheckUp:
@@ -109,10 +108,7 @@ class CheckUp:
         tree = syntax_tree(file)
         if tree is None:
             return
-        around: ast.AST = tree
-        for node in ast.walk(tree):
-            if isinstance(node, FUNCTIONS) and node.lineno <= line <= (node.end_lineno or 0):
-                around = node  # breadth first: what comes later lies deeper
+        around = innermost(tree, line, FUNCTIONS) or tree
         yield from (node for node in ast.walk(around) if isinstance(node, ast.stmt) and node is not around)
 
     # Parameters
@@ -133,7 +129,5 @@ class CheckUp:
 def spot_of(site: Site) -> Spot:
     """The expression of an instruction."""
     code = site.code
-    positions: list[Any] = list(code.co_positions())
-    at = site.lasti // 2
-    line, end_line, column, end_column = positions[at] if 0 <= at < len(positions) else (None, None, None, None)
+    line, end_line, column, end_column = position_of(code, site.lasti)
     return Spot(code.co_filename, line or code.co_firstlineno, column, end_line, end_column, code.co_name)

@@ -16,6 +16,7 @@ from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.objects.graph import walk
 from torchmedic.source.returns import with_return_line
+from torchmedic.source.syntax import has_line, own_nodes
 from torchmedic.source.user_code import is_user_file
 
 
@@ -84,10 +85,10 @@ def return_node(kind: type, line: int | None) -> tuple[str, ast.Return | ast.Fun
     if found is None:
         return None
     file, function = found
-    returns = [node for node in _own(function) if isinstance(node, ast.Return) and node.value is not None]
+    returns = [node for node in own_nodes(function) if isinstance(node, ast.Return) and node.value is not None]
     if not returns:
         return file, function
-    at = [node for node in returns if line is not None and node.lineno <= line <= (node.end_lineno or node.lineno)]
+    at = [node for node in returns if line is not None and has_line(node, line)]
     if at:
         return file, at[0]
     return (file, returns[0]) if len(returns) == 1 else None
@@ -106,13 +107,6 @@ def returned_location(found: tuple[str, ast.Return | ast.FunctionDef], label: st
     if isinstance(node, ast.FunctionDef):
         return head_location("cause", file, node, label)
     return node_location("cause", file, node, label)
-
-
-def _own(function: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(function):
-        if not isinstance(child, ast.FunctionDef | ast.Lambda | ast.ClassDef):
-            yield child
-            yield from _own(child)
 
 
 @contextlib.contextmanager

@@ -14,9 +14,9 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.failures.worker_failures import describe, is_fetch
 from torchmedic.records import Location, Role, StackFrame, WorkerFailure
 from torchmedic.source.bindings import own_statements
-from torchmedic.source.live_frames import Frame, frames_of, node_location, place, syntax_tree
+from torchmedic.source.live_frames import Frame, frames_of, node_location, place
 from torchmedic.source.lookup.origins import assignment_before
-from torchmedic.source.syntax import FUNCTIONS, nodes_in
+from torchmedic.source.syntax import FUNCTIONS, function_of, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 _DATALOADER = os.path.join("torch", "utils", "data", "dataloader.py")
@@ -167,10 +167,4 @@ def _is_none(value: ast.expr | None) -> bool:
 
 
 def function_node(code: CodeType) -> FUNCTIONS | None:
-    tree = syntax_tree(code.co_filename)
-    for node in nodes_in(tree):
-        if not isinstance(node, FUNCTIONS) or node.name != code.co_name:
-            continue
-        if min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) == code.co_firstlineno:
-            return node
-    return None
+    return function_of(syntax_tree(code.co_filename), code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,11 +14,11 @@ from torchmedic.evidence.carried_tensors import carrier_of
 from torchmedic.records import Location
 from torchmedic.replay.trace.older_graph import Import, named
 from torchmedic.replay.trace.provenance import Provenance
-from torchmedic.source.live_frames import Frame, node_location, syntax_tree
+from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.safe_eval import UNKNOWN, read
 from torchmedic.source.spots import spot_of_traced
-from torchmedic.source.syntax import callee
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.syntax import callee, syntax_tree
+from torchmedic.source.user_variables import loaded_files
 
 
 def parameters_in_reach(failure: BackwardFailure) -> list[torch.Tensor]:
@@ -49,21 +48,16 @@ def leaves_in_reach(failure: BackwardFailure) -> list[torch.Tensor]:
 def where_frozen(frames: list[Frame], frozen: Iterable[torch.Tensor]) -> Location | None:
     """The line that freezes these parameters; among several, one that is seen to be about them."""
     wanted = {id(tensor) for tensor in frozen}
-    files = [frame.file for frame in reversed(frames) if frame.is_user]
-    files += [
-        module.__file__
-        for module in list(sys.modules.values())
-        if isinstance(getattr(module, "__file__", None), str) and module.__file__ and is_user_file(module.__file__)
-    ]
+    files = list(dict.fromkeys([*(frame.file for frame in reversed(frames) if frame.is_user), *loaded_files()]))
     found: list[tuple[int, Location]] = []
-    for file in dict.fromkeys(files):
+    for file in files:
         tree = syntax_tree(file) or ast.Module([], [])
         for node in ast.walk(tree):
             owner = _frozen_by(node, tree)
             if owner is not None:
                 location = node_location("cause", file, node, "parameters are frozen here")
                 found.append((_relevance(owner, frames, wanted), location))
-        for call, owner in _told_to_freeze(tree, list(dict.fromkeys(files))):
+        for call, owner in _told_to_freeze(tree, files):
             location = node_location("cause", file, call, "told to freeze parameters here")
             found.append((_relevance(owner, frames, wanted), location))
     return max(found, key=lambda pair: pair[0])[1] if found else None

@@ -11,9 +11,9 @@ from torchmedic.detect.loop.incident import LoopIncident
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.records import Location, Role
-from torchmedic.source.live_frames import node_location, place, syntax_tree
+from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import callee, has_line, nodes_in
+from torchmedic.source.syntax import callee, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 

@@ -23,7 +23,7 @@ from torchmedic.replay.trace.microscope import Microscope, Value
 from torchmedic.source.live_frames import Frame, stack_of
 from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.segment.cut import CannotCut
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.syntax import has_line, nodes_in
 from torchmedic.source.user_code import relative
 
 # What messages about bad numbers have in common; whether there is one is then looked up among the live values.
@@ -77,12 +77,8 @@ def _condition(frame: Frame) -> str:
     statement = frame.statement
     if isinstance(statement, ast.Assert):
         return ast.unparse(statement.test)
-    found = [
-        ast.unparse(node.test)
-        for node in nodes_in(frame.tree)
-        if isinstance(node, ast.If) and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
-    ]
-    return " ".join(found)
+    around = (node for node in nodes_in(frame.tree) if isinstance(node, ast.If) and has_line(node, frame.line))
+    return " ".join(ast.unparse(node.test) for node in around)
 
 
 def _bad_gradient(evidence: RaisedEvidence) -> bool:

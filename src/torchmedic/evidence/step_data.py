@@ -18,9 +18,10 @@ from torchmedic.records import Location
 from torchmedic.replay.step.earlier_step import BATCH
 from torchmedic.replay.trajectory.course import Unit
 from torchmedic.source.assignments import read_first
-from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.syntax import syntax_tree
 
 _MIN_ELEMENTS = 8
 _MAX_DEPTH = 2  # of containers

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from torchmedic.source.live_frames import Frame
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, first_line
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, function_of
 
 Binding = ast.AST
 Bindings = frozenset[Binding]
@@ -164,11 +164,7 @@ def function_body(frame: Frame) -> ast.AST | None:
     tree = frame.tree
     if tree is None or frame.function == "<module>":
         return tree
-    first = frame.live.f_code.co_firstlineno
-    for node in ast.walk(tree):
-        if isinstance(node, FUNCTIONS) and node.name == frame.function and first_line(node) == first:
-            return node
-    return None
+    return function_of(tree, frame.live.f_code)
 
 
 def parameters(frame: Frame) -> frozenset[str]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import functools
-import linecache
 import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, blocks
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, blocks, callee, nodes_in, syntax_tree
 
 Exit = Literal["continue", "break", "return", "raise"]
 
@@ -77,7 +75,7 @@ def is_after_in_block(file: str, line: int, op: str) -> int | None:
             for statement in block:
                 if statement.lineno > line:
                     for call in ast.walk(statement):
-                        if isinstance(call, ast.Call) and _name(call.func) == op:
+                        if isinstance(call, ast.Call) and callee(call) == op:
                             return call.lineno
             return None
     return None
@@ -85,28 +83,13 @@ def is_after_in_block(file: str, line: int, op: str) -> int | None:
 
 def calls_of(file: str, name: str) -> list[int]:
     """The lines of a file that call a function or method of this name."""
-    tree = _tree(file)
-    nodes = ast.walk(tree) if tree is not None else ()
-    return [node.lineno for node in nodes if isinstance(node, ast.Call) and _name(node.func) == name]
-
-
-def _name(function: ast.expr) -> str:
-    return (
-        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
-    )
-
-
-@functools.lru_cache(maxsize=16)
-def _tree(file: str) -> ast.Module | None:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return None
+    nodes = nodes_in(syntax_tree(file))
+    return [node.lineno for node in nodes if isinstance(node, ast.Call) and callee(node) == name]
 
 
 def _around(file: str, line: int) -> list[ast.AST]:
     """The nodes with statements that hold a line, from its function inwards."""
-    tree = _tree(file)
+    tree = syntax_tree(file)
     path: list[ast.AST] = [tree] if tree is not None else []
     while path:
         inner = next(

@@ -6,7 +6,6 @@ import ast
 import dis
 import functools
 import itertools
-import linecache
 import re
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from torchmedic.records import Location, Role
+from torchmedic.source.syntax import has_line, syntax_tree
 from torchmedic.source.user_code import is_user_file, relative, source_line
 
 # Frames with the line and column that each is at, innermost first.
@@ -159,10 +159,10 @@ def place(
 
 
 def _covers(node: ast.expr | ast.stmt, line: int, column: int | None) -> bool:
-    end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
     if column is None:
-        return node.lineno <= line <= end_line
-    return (node.lineno, node.col_offset) <= (line, column) and (line, column) < (end_line, max(end_column, 1))
+        return has_line(node, line)
+    end = (node.end_lineno or node.lineno, max(node.end_col_offset or 0, 1))
+    return (node.lineno, node.col_offset) <= (line, column) < end
 
 
 def frames_of(tb: TracebackType | None) -> list[Frame]:
@@ -185,20 +185,6 @@ def stack_of(frame: FrameType | None) -> list[Frame]:
 
 
 Span = tuple[int, int, int, int]
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(file: str, text: str) -> ast.Module | None:
-    try:
-        return ast.parse(text, file)
-    except (SyntaxError, ValueError):
-        return None
-
-
-def syntax_tree(file: str, module_globals: dict[str, Any] | None = None) -> ast.Module | None:
-    """The parsed source of a file, notebook cells included; None where there is no source."""
-    lines = linecache.getlines(file, module_globals)
-    return _parsed(file, "".join(lines)) if lines else None
 
 
 def expressions(file: str, module_globals: dict[str, Any] | None = None) -> dict[Span, list[ast.expr]]:

@@ -6,8 +6,11 @@ Imports no torch: the parent process and the view into a hung process use this m
 from __future__ import annotations
 
 import ast
+import functools
+import linecache
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType, UnionType
+from typing import Any
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 CALLABLES = FUNCTIONS | ast.Lambda
@@ -19,9 +22,31 @@ Path = tuple[ast.AST, ...]  # the nodes around a node, outermost first
 Block = list[ast.stmt]
 
 
+@functools.lru_cache(maxsize=64)
+def _parsed(file: str, text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text, file)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def syntax_tree(file: str, module_globals: dict[str, Any] | None = None) -> ast.Module | None:
+    """The parsed source of a file, notebook cells included; None where there is no source."""
+    lines = linecache.getlines(file, module_globals)
+    return _parsed(file, "".join(lines)) if lines else None
+
+
 def nodes_in(tree: ast.AST | None) -> Iterator[ast.AST]:
     """A node and all nodes below it; nothing where there is no source."""
     return ast.walk(tree) if tree is not None else iter(())
+
+
+def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below a function, without those of functions and classes that are defined in it."""
+    for node in ast.iter_child_nodes(function):
+        yield node
+        if not isinstance(node, CALLABLES | ast.ClassDef):
+            yield from own_nodes(node)
 
 
 def last_name(node: ast.AST) -> str:
@@ -45,6 +70,21 @@ def has_line(node: ast.stmt | ast.expr, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
+def function_of(tree: ast.AST | None, code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The function that some code was compiled from; None for a module, a lambda or a comprehension."""
+    for node in nodes_in(tree):
+        if isinstance(node, FUNCTIONS) and node.name == code.co_name and first_line(node) == code.co_firstlineno:
+            return node
+    return None
+
+
+def innermost(tree: ast.AST | None, line: int, kinds: UnionType) -> ast.stmt | None:
+    """The innermost statement of some kinds around a line."""
+    statements = (node for node in nodes_in(tree) if isinstance(node, ast.stmt))
+    around = (node for node in statements if isinstance(node, kinds) and has_line(node, line))
+    return max(around, key=lambda node: node.lineno, default=None)
+
+
 def function_around(path: Path) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None:
     """The innermost function in a path."""
     return next((node for node in reversed(path) if isinstance(node, CALLABLES)), None)
@@ -53,11 +93,8 @@ def function_around(path: Path) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.
 def body_of(tree: ast.Module, frame: FrameType) -> Block | None:
     if frame.f_code.co_name == "<module>":
         return tree.body
-    first = frame.f_code.co_firstlineno
-    for node in ast.walk(tree):
-        if isinstance(node, FUNCTIONS) and node.name == frame.f_code.co_name and first_line(node) == first:
-            return node.body
-    return None
+    function = function_of(tree, frame.f_code)
+    return function.body if function is not None else None
 
 
 def innermost_block(body: Block, lines: set[int], *, header_counts: bool = False) -> Block:
@@ -106,7 +143,7 @@ def blocks(statement: ast.stmt) -> Iterator[Block]:
 
 
 def spans(statement: ast.stmt, lines: set[int]) -> bool:
-    return all(statement.lineno <= line <= (statement.end_lineno or statement.lineno) for line in lines)
+    return all(has_line(statement, line) for line in lines)
 
 
 def spans_block(block: Block, lines: set[int]) -> bool:

@@ -6,6 +6,7 @@ Before Python 3.13 there is one dict of locals per frame: whoever reads `frame.f
 
 from __future__ import annotations
 
+import ast
 import dis
 import inspect
 import os
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
+from torchmedic.source.syntax import syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 PLAIN: frozenset[type] = frozenset({int, float, bool, complex, type(None), range, slice})
@@ -84,6 +86,19 @@ def user_modules() -> list[tuple[str, dict[str, Any]]]:
 
 def user_files() -> list[str]:
     return [file for file, _ in user_modules()]
+
+
+def loaded_files() -> list[str]:
+    """The files of the user's that are loaded, each once; also a script that lives in site-packages."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return list(dict.fromkeys(file for file in files if isinstance(file, str) and is_user_file(file)))
+
+
+def user_trees() -> Iterator[tuple[str, ast.Module]]:
+    """The files of the user's that are loaded, with their syntax."""
+    for file in loaded_files():
+        if (tree := syntax_tree(file)) is not None:
+            yield file, tree
 
 
 def locals_of(frame: FrameType) -> list[tuple[str, Any]]:

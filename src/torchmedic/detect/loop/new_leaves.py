@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from torchmedic.detect.loop.incident import LeafMadeAnew, LoopIncident
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
-from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import FUNCTIONS, callee, has_line, nodes_in
+from torchmedic.source.syntax import FUNCTIONS, callee, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 _MIN_WALKS = 3  # losses, each with leaves of its own

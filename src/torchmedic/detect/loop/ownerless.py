@@ -23,10 +23,10 @@ from torchmedic.detect.loop.incident import LoopIncident, ParametersWithoutOptim
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.reach import Ownerless
-from torchmedic.source.live_frames import Frame, syntax_tree
+from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.layer_construction import held_modules
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import callee, nodes_in
+from torchmedic.source.syntax import callee, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import looks_at_locals
 

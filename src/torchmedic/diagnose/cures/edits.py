@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.spots import Place, spot_of_node
-from torchmedic.source.syntax import callee, nodes_in
+from torchmedic.source.syntax import callee, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import relative, source_line
 
 Candidate = tuple[str, Edit]  # the title of a treatment, and what it changes
@@ -49,7 +48,7 @@ def statement_at(spot: Spot) -> ast.stmt | None:
     best: ast.stmt | None = None
     point = (spot.line, spot.column)
     for node in nodes_in(tree):
-        if not isinstance(node, ast.stmt) or not node.lineno <= spot.line <= (node.end_lineno or node.lineno):
+        if not isinstance(node, ast.stmt) or not has_line(node, spot.line):
             continue
         inside = point[1] is None or (
             (node.lineno, node.col_offset) <= point < (node.end_lineno or node.lineno, node.end_col_offset or 0)

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from torchmedic.diagnose.cures.edits import Candidate, called, rewritten, statement_at
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.spots import spot_of_node
-from torchmedic.source.syntax import callee, has_line, nodes_in
+from torchmedic.source.syntax import callee, has_line, nodes_in, syntax_tree
 
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 

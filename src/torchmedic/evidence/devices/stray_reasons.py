@@ -18,10 +18,10 @@ from torchmedic.evidence.devices.stray_modules import (
 from torchmedic.evidence.devices.strays import Reason, Stray
 from torchmedic.replay.step.trial import node_at
 from torchmedic.source.bindings import own_statements
-from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.origins import function_body
-from torchmedic.source.syntax import callee, nodes_in
+from torchmedic.source.syntax import callee, nodes_in, syntax_tree
 
 FACTORIES = frozenset(
     "tensor as_tensor zeros ones empty full eye arange linspace logspace rand randn randint randperm normal "

@@ -16,9 +16,9 @@ from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.leaks.source.training_loops import training_loops
 from torchmedic.observe.heap.walk import Held
 from torchmedic.records import Location, Role
-from torchmedic.source.live_frames import node_location, place, syntax_tree
+from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import CALLABLES, Path, callee, function_around, has_line, nodes_in
+from torchmedic.source.syntax import CALLABLES, Path, callee, function_around, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_variables import user_files
 
 _CACHE_PASSES = 3  # over the data, after which a cache has all of it

@@ -18,8 +18,8 @@ from torchmedic.detect.trends.heap_growth import Growth
 from torchmedic.evidence.leaks.source.sites import Site
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.observe.heap.walk import Held
-from torchmedic.source.live_frames import position_of, syntax_tree
-from torchmedic.source.syntax import COMPREHENSIONS, LOOPS, first_line, nodes_in
+from torchmedic.source.live_frames import position_of
+from torchmedic.source.syntax import COMPREHENSIONS, LOOPS, first_line, nodes_in, syntax_tree
 from torchmedic.source.user_variables import locals_of
 
 _SELF = ("self", "cls")

@@ -18,9 +18,8 @@ import torch
 from torchmedic.evidence.memory.accounting.book import SavedHere
 from torchmedic.evidence.memory.accounting.saved_by_graph import saving_line
 from torchmedic.evidence.memory.fake.ledger import ByteLedger, Place, Saved
-from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.spots import Spot
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.syntax import nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 Method = Literal["fake replay", "live graph", "live tensors"]

@@ -19,8 +19,8 @@ from torchmedic.evidence.memory.attempts import callers_of
 from torchmedic.evidence.memory.source.fillers import Filler, assigned_at, traffic_of
 from torchmedic.evidence.memory.source.model_call import trained_call
 from torchmedic.evidence.memory.source.run_again import is_run_again
-from torchmedic.source.live_frames import Frame, syntax_tree
-from torchmedic.source.syntax import callee, last_name
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.syntax import callee, last_name, syntax_tree
 
 if TYPE_CHECKING:
     from torchmedic.evidence.memory.autopsy import Autopsy

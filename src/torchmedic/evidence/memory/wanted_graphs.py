@@ -22,8 +22,8 @@ from torchmedic.evidence.memory.source.differentiated import (
     source_goes_backward,
 )
 from torchmedic.evidence.memory.source.fillers import fillers_of
-from torchmedic.source.live_frames import Frame, syntax_tree
-from torchmedic.source.syntax import FUNCTIONS, nodes_in
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.syntax import FUNCTIONS, innermost, nodes_in, syntax_tree
 from torchmedic.source.vocabulary import BACKWARD_CALLS
 
 _MIN_SAVED_SHARE = 0.3  # of all tensors
@@ -58,11 +58,7 @@ def _is_for_backward(held: Retained) -> bool:
     if not fillers or is_differentiated_later(frozenset({name})):
         return True
     tree = syntax_tree(fillers[0].file)
-    line = fillers[0].node.lineno
-    inside: ast.AST | None = tree
-    for node in nodes_in(tree):
-        if isinstance(node, FUNCTIONS) and node.lineno <= line <= (node.end_lineno or 0):
-            inside = node
+    inside = innermost(tree, fillers[0].node.lineno, FUNCTIONS) or tree
     names = {node.attr for node in nodes_in(inside) if isinstance(node, ast.Attribute)}
     return not names.isdisjoint(BACKWARD_CALLS)
 

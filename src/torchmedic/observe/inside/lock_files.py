@@ -15,9 +15,9 @@ from pathlib import PurePath
 from types import FrameType
 from typing import Any
 
-from torchmedic.observe.inside.peek import tree_of, value_of, variables
+from torchmedic.observe.inside.peek import value_of, variables
 from torchmedic.records.inside import LockFile
-from torchmedic.source.syntax import callee, nodes_in
+from torchmedic.source.syntax import callee, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 _TESTS = frozenset("exists lexists isfile is_file isdir is_dir access".split())
@@ -46,7 +46,7 @@ def awaited_file(frames: list[FrameType]) -> LockFile | None:
 
 def _loop(file: str, line: int) -> ast.AST | None:
     """The innermost loop around a line."""
-    tree = tree_of(file)
+    tree = syntax_tree(file)
     loops = [
         node
         for node in nodes_in(tree)

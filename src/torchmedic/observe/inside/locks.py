@@ -11,13 +11,12 @@ import ast
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from torchmedic.observe.inside.peek import MISSING, attribute, expression, tree_of, value_of, variables
+from torchmedic.observe.inside.peek import MISSING, attribute, expression, value_of, variables
 from torchmedic.records.inside import LockView
-from torchmedic.source.syntax import CALLABLES, FUNCTIONS, nodes_in
+from torchmedic.source.syntax import FUNCTIONS, first_line, has_line, nodes_in, own_nodes, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 # Files of the standard library and of torch in which a thread stands while it waits in the name of its caller.
@@ -123,7 +122,7 @@ def held(frames: list[FrameType]) -> list[LockView]:
     found: list[LockView] = []
     for frame in frames:
         file = frame.f_code.co_filename
-        tree = tree_of(file) if is_user_file(file) else None
+        tree = syntax_tree(file) if is_user_file(file) else None
         if tree is None:
             continue
         taken = [*_entered(tree, frame), *_acquired(tree, frame)]
@@ -186,19 +185,11 @@ def _function(tree: ast.Module, frame: FrameType) -> ast.AST:
     line = frame.f_lineno
     found: ast.AST = tree
     for node in ast.walk(tree):
-        if isinstance(node, FUNCTIONS) and node.name == frame.f_code.co_name:
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            if first == frame.f_code.co_firstlineno or node.lineno <= line <= (node.end_lineno or 0):
-                found = node
+        if not isinstance(node, FUNCTIONS) or node.name != frame.f_code.co_name:
+            continue
+        if first_line(node) == frame.f_code.co_firstlineno or has_line(node, line):
+            found = node
     return found
-
-
-def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """What a function does itself, not what the functions do that are defined in it."""
-    for node in ast.iter_child_nodes(function):
-        yield node
-        if not isinstance(node, CALLABLES):
-            yield from _own_nodes(node)
 
 
 def _entered(tree: ast.Module, frame: FrameType) -> list[tuple[ast.expr, int]]:
@@ -216,7 +207,7 @@ def _acquired(tree: ast.Module, frame: FrameType) -> list[tuple[ast.expr, int]]:
     """The `x.acquire()` calls of this function before the present line that no `x.release()` has followed."""
     calls = [
         (node.func.value, node.func.attr, node.lineno)
-        for node in _own_nodes(_function(tree, frame))
+        for node in own_nodes(_function(tree, frame))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("acquire", "release")

@@ -7,9 +7,9 @@ from types import FrameType
 from typing import NamedTuple
 
 from torchmedic.observe.inside.loop_exits import Loop, exits_of, has_no_way_out
-from torchmedic.observe.inside.peek import MISSING, fingerprint, shown, tree_of, value_of, variables
+from torchmedic.observe.inside.peek import MISSING, fingerprint, shown, value_of, variables
 from torchmedic.records.inside import LoopView
-from torchmedic.source.syntax import CALLABLES
+from torchmedic.source.syntax import CALLABLES, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 
@@ -41,7 +41,7 @@ def prints_of(frames: list[FrameType]) -> dict[str, str]:
     found: dict[str, str] = {}
     for frame in frames:
         loops = _loops_around(frame.f_code.co_filename, frame.f_lineno)
-        tree = tree_of(frame.f_code.co_filename) if loops else None
+        tree = syntax_tree(frame.f_code.co_filename) if loops else None
         if tree is None:
             continue
         with variables(frame) as known:
@@ -72,7 +72,7 @@ def view(looks: list[Look], frames: list[FrameType]) -> LoopView | None:
 
 
 def _described(loop: Loop, frame: FrameType, looks: list[Look]) -> LoopView:
-    tree = tree_of(frame.f_code.co_filename)
+    tree = syntax_tree(frame.f_code.co_filename)
     exits = exits_of(loop, tree) if tree is not None else None
     read = exits.read if exits is not None and exits.judged else {}
     same = bool(read) and all(_same(text, frame, looks) for text in read)
@@ -100,7 +100,7 @@ def _same(text: str, frame: FrameType, looks: list[Look]) -> bool:
 
 def _loops_around(file: str, *lines: int) -> list[Loop]:
     """The loops whose body or head holds all these lines, the innermost first."""
-    tree = tree_of(file) if is_user_file(file) else None
+    tree = syntax_tree(file) if is_user_file(file) else None
     if tree is None:
         return []
     found = [

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any
 
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.syntax import nodes_in, syntax_tree
 from torchmedic.source.user_variables import looks_at_locals
 
 MISSING = object()
@@ -42,14 +42,6 @@ def variables(frame: FrameType) -> Iterator[dict[str, Any]]:
             values.clear()
 
 
-@functools.lru_cache(maxsize=64)
-def tree_of(file: str) -> ast.Module | None:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-
-
 def span(frame: FrameType) -> tuple[int, int, int, int] | None:
     """Line, end line, column and end column (in bytes, from 0) of what a frame is executing."""
     for index, (line, end_line, column, end_column) in enumerate(frame.f_code.co_positions()):
@@ -69,10 +61,9 @@ def is_between_rounds(frame: FrameType) -> bool:
 @functools.lru_cache(maxsize=64)
 def _nodes(file: str) -> dict[tuple[int, int, int, int], ast.AST]:
     """Every node of a file by its place; of those at the same place the innermost."""
-    tree = tree_of(file)
     return {
         (node.lineno, node.end_lineno or 0, node.col_offset, node.end_col_offset or 0): node
-        for node in nodes_in(tree)
+        for node in nodes_in(syntax_tree(file))
         if isinstance(node, ast.expr | ast.stmt)
     }
 

@@ -11,16 +11,9 @@ import torch
 from torchmedic.observe.context import StepContext
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
-from torchmedic.source.live_frames import (
-    Stack,
-    frames_of_traceback,
-    point_of,
-    stack_at,
-    stack_of_traceback,
-    syntax_tree,
-)
+from torchmedic.source.live_frames import Stack, frames_of_traceback, point_of, stack_at, stack_of_traceback
 from torchmedic.source.segment.cut import CannotCut, Segment, cut, turn_around
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.syntax import nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 # Files of those that start processes and look after them: to run such a call again would start them again.

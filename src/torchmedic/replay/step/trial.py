@@ -19,8 +19,9 @@ from torchmedic.records import Safety, Treatment
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.source.live_frames import by_method_name, by_span, syntax_tree
+from torchmedic.source.live_frames import by_method_name, by_span
 from torchmedic.source.segment.cut import CannotCut
+from torchmedic.source.syntax import syntax_tree
 from torchmedic.source.user_code import relative
 
 

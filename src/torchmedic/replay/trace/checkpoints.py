@@ -13,9 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.spots import user_spots
-from torchmedic.source.syntax import CALLABLES, nodes_in
+from torchmedic.source.syntax import CALLABLES, nodes_in, syntax_tree
 
 
 class Ran(NamedTuple):

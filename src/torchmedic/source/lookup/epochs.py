@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-from torchmedic.source.live_frames import syntax_tree
-from torchmedic.source.syntax import has_line, nodes_in
+from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import looks_at_locals
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from torchmedic.records import Location
 from torchmedic.source.bindings import assignment_before, assignments, binds, own_statements
-from torchmedic.source.live_frames import Frame, node_location, syntax_tree
+from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.objects.parts import attributes
-from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in
+from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in, syntax_tree
 
 
 def module_path(frames: list[Frame], module: nn.Module) -> tuple[nn.Module, str] | None:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import ast
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from torchmedic.records import Location, Role
-from torchmedic.source.live_frames import Frame, node_location, syntax_tree
+from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.layer_construction import _built_in_class, built_at, held_modules
 from torchmedic.source.lookup.origins import origin_of, user_argument
 from torchmedic.source.objects.graph import walk
-from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in
-from torchmedic.source.user_code import is_user_file, relative
+from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in, syntax_tree
+from torchmedic.source.user_code import relative
+from torchmedic.source.user_variables import user_trees
 
 _MAX_NODES = 64  # of the graph behind a tensor: far enough for a head with its softmax and its reshaping
 
@@ -144,11 +144,8 @@ def _called_at(built: Location) -> set[str]:
 
 
 def _calls_of(name: str) -> Iterator[_Made]:
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    for file in sorted(each for each in files if isinstance(each, str) and is_user_file(each)):
-        tree = syntax_tree(file)
-        if tree is not None:
-            yield from _within(tree, "", name, file)
+    for file, tree in sorted(user_trees(), key=lambda each: each[0]):
+        yield from _within(tree, "", name, file)
 
 
 def _within(tree: ast.AST, function: str, name: str, file: str) -> Iterator[_Made]:

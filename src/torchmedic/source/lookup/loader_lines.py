@@ -10,10 +10,10 @@ from collections.abc import Callable
 from torch.utils.data import get_worker_info
 
 from torchmedic.records import Location, Role
-from torchmedic.source.live_frames import node_location, place, syntax_tree
-from torchmedic.source.syntax import callee, last_name, nodes_in
-from torchmedic.source.user_code import is_user_file, user_frame
-from torchmedic.source.user_variables import user_files
+from torchmedic.source.live_frames import node_location, place
+from torchmedic.source.syntax import callee, last_name
+from torchmedic.source.user_code import user_frame
+from torchmedic.source.user_variables import user_trees
 
 LOST = "what was sent is lost: the process that waits for it is told nothing, and may wait for ever"
 _SETTERS = frozenset({"setrlimit", "prlimit"})
@@ -54,9 +54,8 @@ def main_thread_line(role: Role, label: str) -> Location | None:
 
 def _calls(is_wanted: Callable[[str], bool]) -> list[tuple[str, ast.Call]]:
     found: dict[tuple[str, int], tuple[str, ast.Call]] = {}
-    for file in user_files():
-        tree = syntax_tree(file) if is_user_file(file) else None
-        for node in nodes_in(tree):
+    for file, tree in user_trees():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and is_wanted(callee(node)):
                 found[file, node.lineno] = (file, node)
     return list(found.values())
@@ -68,9 +67,8 @@ def _only(calls: list[tuple[str, ast.Call]], role: Role, label: str) -> Location
 
 def limit_call(name: str, role: Role, label: str) -> Location | None:
     """The first call in the user's files that sets this limit."""
-    for file in user_files():
-        tree = syntax_tree(file)
-        for node in nodes_in(tree):
+    for file, tree in user_trees():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and callee(node) in _SETTERS:
                 given = [*node.args, *(keyword.value for keyword in node.keywords)]
                 if any(last_name(each) == name for each in given):

@@ -14,8 +14,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.records import Location, Role
-from torchmedic.source.live_frames import Frame, by_span, node_location, place, position_of, syntax_tree
-from torchmedic.source.syntax import FUNCTIONS, nodes_in
+from torchmedic.source.live_frames import Frame, by_span, node_location, place, position_of
+from torchmedic.source.syntax import FUNCTIONS, nodes_in, syntax_tree
 from torchmedic.source.user_code import PACKAGE, is_user_file
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep

@@ -19,7 +19,7 @@ from torchmedic.source.bindings import (
     own_statements,
     parameters,
 )
-from torchmedic.source.live_frames import Frame, node_location, syntax_tree
+from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.failing_call import UNKNOWN, Argument, Call, raising_call, read
 from torchmedic.source.lookup.layer_construction import (
     _built_in_class,
@@ -31,6 +31,7 @@ from torchmedic.source.lookup.layer_construction import (
     own_names,
 )
 from torchmedic.source.lookup.safe_eval import mangled
+from torchmedic.source.syntax import syntax_tree
 
 _CALLING = ("_wrapped_call_impl", "_call_impl", "inner")
 

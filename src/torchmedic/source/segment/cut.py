@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any
 
 from torchmedic.source.assignments import names_read, names_written, read_first
-from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.segment.standalone import Standalone
 from torchmedic.source.syntax import (
     CALLABLES,
@@ -29,6 +28,7 @@ from torchmedic.source.syntax import (
     nodes_in,
     spans,
     spans_block,
+    syntax_tree,
 )
 from torchmedic.source.vocabulary import calls_backward
 

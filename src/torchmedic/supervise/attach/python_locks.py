@@ -9,14 +9,14 @@ variable's object), or at the same variable of one enclosing function.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
-from torchmedic.observe.inside.peek import tree_of
 from torchmedic.records.inside import InsideView, LockView, PyFrame, PyThread
 from torchmedic.records.process import ProcessView
-from torchmedic.source.syntax import FUNCTIONS
+from torchmedic.source.syntax import FUNCTIONS, has_line, own_nodes, syntax_tree
 from torchmedic.supervise.proc import pyspy
 
 _PRIVATE = 0x80
@@ -29,6 +29,11 @@ class _Scope(NamedTuple):
     tree: ast.Module
     functions: list[FUNCTIONS]
     addresses: dict[str, int]
+
+    @property
+    def own_nodes(self) -> Iterator[ast.AST]:
+        """The nodes of the function that the frame executes, without nested functions."""
+        return own_nodes(self.functions[0] if self.functions else self.tree)
 
 
 def with_locks(inside: dict[int, InsideView], views: dict[int, ProcessView]) -> dict[int, InsideView]:
@@ -86,7 +91,7 @@ def _functions_alive(inner: InsideView) -> dict[tuple[str, str], int]:
 def _scopes(thread: PyThread, addresses: tuple[dict[str, int], ...]) -> list[_Scope]:
     found = []
     for number, frame in enumerate(thread.frames):
-        tree = tree_of(frame.file) if frame.user else None
+        tree = syntax_tree(frame.file) if frame.user else None
         if tree is not None:
             known = addresses[number] if len(addresses) == len(thread.frames) else {}
             found.append(_Scope(frame, tree, _functions(tree, frame), known))
@@ -94,11 +99,7 @@ def _scopes(thread: PyThread, addresses: tuple[dict[str, int], ...]) -> list[_Sc
 
 
 def _functions(tree: ast.Module, frame: PyFrame) -> list[FUNCTIONS]:
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, FUNCTIONS) and node.lineno <= frame.line <= (node.end_lineno or 0)
-    ]
+    around = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and has_line(node, frame.line)]
     around.sort(key=lambda node: -node.lineno)
     # A decorator or a default runs outside the function that contains its line.
     while around and around[0].name != frame.function:
@@ -110,7 +111,7 @@ def _awaited(scope: _Scope, identities: dict[object, int], once: dict[tuple[str,
     """The lock that the line of the innermost frame waits for, if there is only one."""
     line = scope.frame.line
     found: list[ast.expr] = []
-    for node in _own_nodes(scope):
+    for node in scope.own_nodes:
         if isinstance(node, ast.With | ast.AsyncWith):
             found += [item.context_expr for item in node.items if item.context_expr.lineno == line]
         elif (call := _call(node)) is not None and call[1:] == ("acquire", line):
@@ -122,7 +123,7 @@ def _held(scope: _Scope, identities: dict[object, int], once: dict[tuple[str, st
     line = scope.frame.line
     taken: list[tuple[ast.expr, int]] = []
     acquired: dict[str, tuple[ast.expr, int]] = {}
-    for node in sorted(_own_nodes(scope), key=lambda each: getattr(each, "lineno", 0)):
+    for node in sorted(scope.own_nodes, key=lambda each: getattr(each, "lineno", 0)):
         if isinstance(node, ast.With) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
             taken += [(item.context_expr, node.lineno) for item in node.items if item.context_expr.lineno < line]
         elif (call := _call(node)) is not None and call[2] < line:
@@ -133,18 +134,6 @@ def _held(scope: _Scope, identities: dict[object, int], once: dict[tuple[str, st
                 acquired.pop(ast.unparse(lock), None)
     views = (_view(node, scope, at, identities, once) for node, at in [*taken, *acquired.values()])
     return [view for view in views if view is not None]
-
-
-def _own_nodes(scope: _Scope) -> list[ast.AST]:
-    """The nodes of the function that a frame executes, without nested functions."""
-    found: list[ast.AST] = []
-    waiting: list[ast.AST] = [scope.functions[0] if scope.functions else scope.tree]
-    while waiting:
-        for node in ast.iter_child_nodes(waiting.pop()):
-            found.append(node)
-            if not isinstance(node, FUNCTIONS | ast.Lambda | ast.ClassDef):
-                waiting.append(node)
-    return found
 
 
 def _call(node: ast.AST) -> tuple[ast.expr, str, int] | None:

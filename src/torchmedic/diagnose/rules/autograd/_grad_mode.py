@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.diagnose.rules.autograd._inplace_source import user_files
 from torchmedic.records import Location
 from torchmedic.replay.step import runner
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.source.live_frames import Frame, node_location, syntax_tree
-from torchmedic.source.syntax import FUNCTIONS, last_name
+from torchmedic.source.live_frames import Frame, node_location
+from torchmedic.source.syntax import FUNCTIONS, last_name, syntax_tree
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import loaded_files, user_trees
 
 _SWITCHES = ("grad_mode.py", "_contextlib.py", "contextlib.py")
 _MODES = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
@@ -45,7 +45,7 @@ def where_switched_off(stack: Sequence[Spot], frames: Sequence[Frame], *, stays:
             return found
     if not stays:
         return None  # a function of a library's switches them off for its own time
-    for file in dict.fromkeys([*(file for file, _ in places), *user_files()]):
+    for file in dict.fromkeys([*(file for file, _ in places), *loaded_files()]):
         tree = syntax_tree(file) or ast.Module([], [])
         managed = set(map(id, _managed(tree)))
         for node in ast.walk(tree):
@@ -117,8 +117,8 @@ def inference_switches() -> list[Location]:
     """Every place in the user's code that switches inference mode on."""
     return [
         node_location("origin", file, head, "inference mode is switched on here")
-        for file in dict.fromkeys(user_files())
-        for node in ast.walk(syntax_tree(file) or ast.Module([], []))
+        for file, tree in user_trees()
+        for node in ast.walk(tree)
         for head in _heads(node)
         if _switches_off(head) and "inference_mode" in ast.unparse(head)
     ]

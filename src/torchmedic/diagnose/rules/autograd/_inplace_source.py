@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,21 +12,13 @@ from torchmedic.diagnose.cures.edits import written_by
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
-from torchmedic.source.live_frames import Frame, node_location, syntax_tree
+from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.layer_construction import built_at
 from torchmedic.source.lookup.safe_eval import UNKNOWN, read
 from torchmedic.source.syntax import nodes_in
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import user_trees
 
 _SHAPE = re.compile(r"\[torch\.[\w.]+ \[([\d, ]*)\]\]")
-
-
-def user_files() -> Iterator[str]:
-    """The sources of the user's own modules that are loaded."""
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py") and is_user_file(file):
-            yield file
 
 
 def built_inplace(frames: list[Frame], module: torch.nn.Module | None) -> Location | None:
@@ -38,8 +28,8 @@ def built_inplace(frames: list[Frame], module: torch.nn.Module | None) -> Locati
     kind = type(module).__name__
     found = [
         (file, node)
-        for file in dict.fromkeys(user_files())
-        for node in ast.walk(syntax_tree(file) or ast.Module([], []))
+        for file, tree in user_trees()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == kind and _is_flagged(node)
     ]
     if len(found) == 1:

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.autograd._inplace_source import user_files
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.source.bindings import function_body
-from torchmedic.source.live_frames import Frame, node_location, syntax_tree
+from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.syntax import nodes_in
+from torchmedic.source.user_variables import user_trees
 
 
 @rule("TM119", "amp-misuse")
@@ -158,8 +158,8 @@ def _cleared(frame: Frame | None) -> Location | None:
 
 def _casts() -> Iterator[tuple[str, ast.Call]]:
     """Calls that may cast a model: `.half()`, `.to(torch.float16)`; those of a tensor on the way count too."""
-    for file in dict.fromkeys(user_files()):
-        for node in ast.walk(syntax_tree(file) or ast.Module([], [])):
+    for file, tree in user_trees():
+        for node in ast.walk(tree):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             values = [*node.args, *(word.value for word in node.keywords)]

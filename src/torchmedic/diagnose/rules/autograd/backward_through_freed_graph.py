@@ -23,7 +23,7 @@ from torchmedic.diagnose.cures.graph_edits import detached_in, retained, uses_in
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.backward_failure import BackwardFailure
-from torchmedic.evidence.carried_tensors import Carrier, carrier_in_generator, carrier_of, enclosing
+from torchmedic.evidence.carried_tensors import Carrier, carrier_in_generator, carrier_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.step.result import BackwardCall, ReplayResult
@@ -35,7 +35,7 @@ from torchmedic.source.bindings import function_body
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.objects.graph import is_freed, leaves_behind, nodes_behind
 from torchmedic.source.spots import spot_of_node
-from torchmedic.source.syntax import LOOPS
+from torchmedic.source.syntax import LOOPS, has_line, innermost
 
 _MESSAGE = "backward reached a part of the graph that was already freed"
 
@@ -93,14 +93,10 @@ def _only_goes_back(failure: BackwardFailure, carriers: list[Carrier]) -> bool:
     """Whether the innermost loop around backward trains nothing, and goes back from what was computed before it."""
     frame = failure.caller
     body = function_body(frame) if frame is not None else None
-    loop = enclosing(body, frame.line, LOOPS) if frame is not None and body else None
+    loop = innermost(body, frame.line, LOOPS) if frame is not None and body else None
     if frame is None or loop is None or not carriers:
         return False
-    inside = [
-        carrier
-        for carrier in carriers
-        if carrier.file != frame.file or loop.lineno <= carrier.binding.lineno <= (loop.end_lineno or loop.lineno)
-    ]
+    inside = any(carrier.file != frame.file or has_line(loop, carrier.binding.lineno) for carrier in carriers)
     calls = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
     steps = any(isinstance(function, ast.Attribute) and function.attr == "step" for function in calls)
     return not inside and not steps

@@ -25,9 +25,10 @@ from torchmedic.evidence.custom_functions import head_location
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.trace.backward_hooks import Hooked, watch_hooks
-from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.live_frames import node_location
 from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.returns import code_of
+from torchmedic.source.syntax import has_line, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 Blamed = tuple[Callable[..., Any] | None, Any, Any, int]
@@ -102,7 +103,7 @@ def _returned(hook: Callable[..., Any], line: int) -> Location | None:
         if isinstance(node, ast.Lambda):
             return node_location("cause", code.co_filename, node.body, "a lambda returns what it computes")
         returns = [part for part in ast.walk(node) if isinstance(part, ast.Return) and part.value is not None]
-        taken = [part for part in returns if part.lineno <= line <= (part.end_lineno or part.lineno)]
+        taken = [part for part in returns if has_line(part, line)]
         chosen = taken or (returns if len(returns) == 1 else [])
         if chosen:
             return node_location("cause", code.co_filename, chosen[0], "this takes the place of the gradient")

@@ -14,8 +14,8 @@ import ast
 from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.records import Diagnosis
-from torchmedic.source.live_frames import node_location, syntax_tree
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.syntax import nodes_in, syntax_tree
 
 _NEW = {"autocast": 'torch.autocast("cuda")', "GradScaler": 'torch.amp.GradScaler("cuda")'}
 

@@ -24,7 +24,8 @@ from torchmedic.observe.checkup.graph_facts import promotions, share_in_double
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Site
 from torchmedic.records import Diagnosis
-from torchmedic.source.live_frames import by_span, syntax_tree
+from torchmedic.source.live_frames import by_span
+from torchmedic.source.syntax import syntax_tree
 
 _MIN_SHARE_OF_VALUES = 0.2
 _MIN_VALUES_FELT = 1 << 16  # below that it is not felt

@@ -23,8 +23,7 @@ from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.graph_facts import softmaxes_of_one
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.records import Diagnosis, Location
-from torchmedic.source.live_frames import syntax_tree
-from torchmedic.source.syntax import has_line, nodes_in
+from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 
 # A view of the same values, which a layer makes of its own result.
 _VIEWS = frozenset("ViewBackward UnsafeViewBackward ReshapeAliasBackward".split())

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import os
-import sys
 from collections.abc import Iterator
 
 import torch
@@ -21,12 +20,13 @@ import torch
 from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.records import Diagnosis, Location
-from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.spots import Spot
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import user_trees
 
 # With any of these a layer may be used without being named.
 _INDIRECT = frozenset(
@@ -62,7 +62,7 @@ def _result_unread(evidence: CheckUp, layer: torch.nn.Module) -> tuple[Location,
     for function in _functions_at(spot):
         for statement in ast.walk(function):
             match statement:
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()) if _covers(statement, spot.line):
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()) if has_line(statement, spot.line):
                     if name.startswith("_") or _is_read(function, name):
                         return None
                     place = node_location("cause", spot.file, statement, f"`{name}` is never read")
@@ -75,11 +75,7 @@ def _functions_at(spot: Spot) -> Iterator[ast.FunctionDef]:
     """The innermost function around a place first."""
     tree = syntax_tree(spot.file)
     found = [node for node in nodes_in(tree) if isinstance(node, ast.FunctionDef)]
-    yield from reversed([node for node in found if _covers(node, spot.line)])
-
-
-def _covers(node: ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
+    yield from reversed([node for node in found if has_line(node, spot.line)])
 
 
 def _is_read(function: ast.FunctionDef, name: str) -> bool:
@@ -113,14 +109,11 @@ def _never_named(evidence: CheckUp, model: torch.nn.Module, name: str) -> tuple[
 def _is_named(attribute: str, beside: str) -> bool:
     """Whether some line of the project reads an attribute of this name, or may use layers without naming them."""
     home = os.path.dirname(os.path.abspath(beside)) + os.sep
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not is_user_file(file):
-            continue
+    for file, tree in user_trees():
         folder = os.path.dirname(os.path.abspath(file)) + os.sep
         if not (folder.startswith(home) or home.startswith(folder)):
             continue  # another project's
-        for node in ast.walk(syntax_tree(file) or ast.Module([], [])):
+        for node in ast.walk(tree):
             match node:
                 case ast.Attribute(attr=attr, ctx=context):
                     if attr in _INDIRECT or (attr == attribute and not isinstance(context, ast.Store)):

@@ -13,7 +13,6 @@ consumer when the mark arrives. `get(timeout=60)` turns the hang into an excepti
 from __future__ import annotations
 
 import ast
-import linecache
 import time
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from torchmedic.diagnose.words.stall import StallDraft, at
 from torchmedic.records import Diagnosis
 from torchmedic.records.inside import EndedThread, LockView
 from torchmedic.records.stall import Stall
+from torchmedic.source.syntax import nodes_in, syntax_tree
 from torchmedic.source.user_code import relative
 
 _PUTS = ("put", "put_nowait")
@@ -64,11 +64,8 @@ def _producer(stall: Stall, waiter: Waiter, wanted: LockView) -> _Producer | Non
 
 def _read(thread: EndedThread) -> _Producer | None:
     """What the source shows of a thread's function; None if it puts nothing into a queue."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(thread.file)))
-    except (SyntaxError, ValueError):
-        return None
-    function = next((node for node in ast.walk(tree) if _starts_at(node, thread.line)), None)
+    tree = syntax_tree(thread.file)
+    function = next((node for node in nodes_in(tree) if _starts_at(node, thread.line)), None)
     if function is None:
         return None
     queues = {

@@ -1,4 +1,4 @@
-"""The graph of the loss grows from step to step: backward backward goes through all earlier steps again.
+"""The graph of the loss grows from step to step: backward goes through all earlier steps again.
 
 What: a tensor is carried from one step to the next with its graph, so the loss of step 100 depends on all steps back to
 the first one. Every step takes longer and holds more memory than the one before, and backward computes gradients for
@@ -21,9 +21,9 @@ from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.observe.heap.walk import Held
 from torchmedic.records import Diagnosis, Location
-from torchmedic.source.live_frames import node_location, syntax_tree
-from torchmedic.source.syntax import FUNCTIONS, nodes_in
-from torchmedic.source.user_variables import user_files
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.syntax import FUNCTIONS
+from torchmedic.source.user_variables import user_files, user_trees
 
 
 @rule("TM620", "growing-graph")
@@ -67,9 +67,8 @@ def _bound(held: Held) -> Location | None:
 def _assignments(attribute: str) -> list[tuple[str, ast.Assign]]:
     """The statements outside of constructors that give an attribute of this name its value."""
     found = []
-    for file in user_files():
-        tree = syntax_tree(file)
-        functions = [node for node in nodes_in(tree) if isinstance(node, FUNCTIONS) and node.name != "__init__"]
+    for file, tree in user_trees():
+        functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and node.name != "__init__"]
         for node in {node for function in functions for node in ast.walk(function)}:
             if isinstance(node, ast.Assign) and any(
                 isinstance(target, ast.Attribute) and target.attr == attribute for target in node.targets

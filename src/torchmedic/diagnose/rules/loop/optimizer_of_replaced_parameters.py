@@ -18,8 +18,8 @@ from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
-from torchmedic.source.live_frames import node_location, syntax_tree
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.syntax import nodes_in, syntax_tree
 
 
 @rule("TM608", "optimizer-of-replaced-parameters")

@@ -31,9 +31,9 @@ from torchmedic.evidence.memory.fake.ledger import Made
 from torchmedic.evidence.memory.result_sizes import results_of
 from torchmedic.records import Location
 from torchmedic.replay.step.trial import Edit
-from torchmedic.source.live_frames import expressions, syntax_tree
+from torchmedic.source.live_frames import expressions
 from torchmedic.source.spots import Spot, spot_of_node
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.syntax import nodes_in, syntax_tree
 
 Shape = tuple[int, ...]
 

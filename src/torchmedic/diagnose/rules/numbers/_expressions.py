@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchmedic.diagnose.cures.edits import statement_at
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.syntax import syntax_tree
 
 
 def spot_of(node: ast.expr, like: Spot) -> Spot:

@@ -24,11 +24,11 @@ from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.microscope import Leaf, storage_of
 from torchmedic.replay.trace.values import number
-from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.lookup.layer_construction import built_at
 from torchmedic.source.lookup.origins import attribute_assignments
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.syntax import nodes_in, syntax_tree
 
 _WRITERS = frozenset(
     "copy_ fill_ mul_ div_ add_ sub_ sqrt_ log_ uniform_ normal_ clamp_ zero_ load_state_dict pow_ reciprocal_ "

@@ -23,8 +23,9 @@ from torchmedic.diagnose.rules.numbers._wording import noticed, victim
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.trace.values import number
-from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import built_at
+from torchmedic.source.syntax import syntax_tree
 
 _MIN_FACTOR = 2.0  # per layer
 _WRITERS = ("normal_", "uniform_", "fill_", "constant_", "orthogonal_", "trunc_normal_", "ones_", "mul_")

@@ -28,7 +28,7 @@ from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Captured, Op
 from torchmedic.replay.trace.values import number
-from torchmedic.source.live_frames import syntax_tree
+from torchmedic.source.syntax import syntax_tree
 
 _LOW = (torch.float16, torch.bfloat16)
 

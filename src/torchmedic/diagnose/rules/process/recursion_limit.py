@@ -26,7 +26,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location, StackFrame
 from torchmedic.source.live_frames import Frame, frames_of, node_location, place
 from torchmedic.source.lookup.origins import attribute_assignments, function_body
-from torchmedic.source.syntax import FUNCTIONS
+from torchmedic.source.syntax import FUNCTIONS, has_line
 from torchmedic.source.user_code import is_user_file, relative
 
 _PLAIN = ast.Return | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr
@@ -85,7 +85,7 @@ def _is_endless(turn: list[Frame]) -> bool:
         body = function_body(frame)
         statements = body.body if isinstance(body, FUNCTIONS) else []
         before = [each for each in statements if (each.end_lineno or each.lineno) < frame.line]
-        here = [each for each in statements if each.lineno <= frame.line <= (each.end_lineno or each.lineno)]
+        here = [each for each in statements if has_line(each, frame.line)]
         if not here or not all(isinstance(each, _PLAIN) for each in here):
             return False
         if any(isinstance(part, _OPEN) for each in here for part in ast.walk(each)):

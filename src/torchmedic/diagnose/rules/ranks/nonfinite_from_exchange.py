@@ -21,8 +21,8 @@ from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import finish, victim
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Location, Role
-from torchmedic.source.live_frames import node_location, syntax_tree
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.syntax import nodes_in, syntax_tree
 
 
 @rule("TM708", "nonfinite-from-exchange")

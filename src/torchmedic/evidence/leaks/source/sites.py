@@ -7,8 +7,16 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from torchmedic.source.live_frames import syntax_tree
-from torchmedic.source.syntax import CALLABLES, COMPREHENSIONS, LOOPS, Path, callee, function_around, nodes_in
+from torchmedic.source.syntax import (
+    CALLABLES,
+    COMPREHENSIONS,
+    LOOPS,
+    Path,
+    callee,
+    function_around,
+    nodes_in,
+    syntax_tree,
+)
 from torchmedic.source.vocabulary import makes_number
 
 _AROUND = CALLABLES | LOOPS | ast.If | ast.ExceptHandler | ast.ClassDef | COMPREHENSIONS

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from torchmedic.evidence.leaks.source.sites import Site, parameters_of
 from torchmedic.observe.heap.walk import Held
-from torchmedic.source.live_frames import syntax_tree
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, last_name
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, last_name, syntax_tree
 from torchmedic.source.vocabulary import cuts_graph, runs_backward
 
 _DEFINITIONS = FUNCTIONS | ast.ClassDef

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.objects.graph import following
 from torchmedic.source.spots import Spot
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.syntax import nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 _RAW = "_raw_saved_"

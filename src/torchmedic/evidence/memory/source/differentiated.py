@@ -8,17 +8,16 @@ the training above it. Where it cannot be followed, it is taken to go backward.
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Literal
 
 from torchmedic.evidence.memory.source.branches import not_taken
 from torchmedic.source.bindings import binds, function_body, own_statements, reaching
-from torchmedic.source.live_frames import Frame, syntax_tree
+from torchmedic.source.live_frames import Frame
 from torchmedic.source.segment.cut import turn_around
-from torchmedic.source.syntax import FUNCTIONS, callee, last_name, nodes_in
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.syntax import FUNCTIONS, callee, last_name, nodes_in, syntax_tree
+from torchmedic.source.user_variables import user_trees
 from torchmedic.source.vocabulary import ADDING_METHODS, BACKWARD_CALLS, calls_backward, cuts_graph
 
 Backward = Literal["every turn", "somewhere", "never"]
@@ -59,7 +58,7 @@ def is_differentiated_later(names: frozenset[str]) -> bool:
     """Whether a function of the user's goes backward through something of one of these names."""
     if not names:
         return False
-    bodies = (node for tree in _user_trees() for node in ast.walk(tree) if isinstance(node, FUNCTIONS | ast.Module))
+    bodies = (node for _, tree in user_trees() for node in ast.walk(tree) if isinstance(node, FUNCTIONS | ast.Module))
     return any(_Way(body, frozenset(), names=names).goes_backward() for body in bodies if calls_backward(body))
 
 
@@ -74,7 +73,7 @@ def backward_around(frame: FrameType, line: int) -> Backward:
 
 def source_goes_backward() -> bool:
     """Whether any of the user's modules does."""
-    return any(calls_backward(tree) for tree in _user_trees())
+    return any(calls_backward(tree) for _, tree in user_trees())
 
 
 class _Way:
@@ -242,18 +241,11 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
             yield from ast.walk(child)
 
 
-def _user_trees() -> Iterator[ast.Module]:
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and is_user_file(file) and (tree := syntax_tree(file)) is not None:
-            yield tree
-
-
 def _trainers() -> frozenset[str]:
     """The names of functions of the user's that go backward."""
     return frozenset(
         node.name
-        for tree in _user_trees()
+        for _, tree in user_trees()
         for node in ast.walk(tree)
         if isinstance(node, FUNCTIONS) and calls_backward(node)
     )

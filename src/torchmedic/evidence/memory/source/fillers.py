@@ -21,10 +21,11 @@ from torchmedic.evidence.memory.accounting.holder import Holder
 from torchmedic.observe.heap.walk import Held
 from torchmedic.records import Location, Role
 from torchmedic.source.assignments import flat
-from torchmedic.source.live_frames import node_location, syntax_tree
+from torchmedic.source.live_frames import node_location
 from torchmedic.source.objects.parts import is_users
-from torchmedic.source.syntax import CALLABLES, FUNCTIONS, LOOPS, first_line, has_line, nodes_in
+from torchmedic.source.syntax import CALLABLES, FUNCTIONS, LOOPS, function_of, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import loaded_files
 from torchmedic.source.vocabulary import ADDING_METHODS, STORING_METHODS, cuts_graph
 
 # An object of a library may keep what any of these methods is given; of the user's own classes the source is read.
@@ -95,10 +96,7 @@ def _sources(holder: Holder) -> Iterator[tuple[str, ast.Module]]:
             if isinstance(file, str):
                 files.append(file)
     if not holder.function or parent is not None:
-        for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
-            if isinstance(module, types.ModuleType) and isinstance(file, str):
-                files.append(file)
+        files += loaded_files()
     for file in dict.fromkeys(files):
         if is_user_file(file) and (tree := syntax_tree(file)) is not None:
             yield file, tree
@@ -109,11 +107,9 @@ def _scopes(tree: ast.Module, holder: Holder, file: str) -> Iterable[ast.AST]:
     code = holder.scope
     if not holder.function or not isinstance(code, types.CodeType) or file != code.co_filename:
         return (tree,)
-    for node in ast.walk(tree):
-        if isinstance(node, FUNCTIONS) and node.name == code.co_name and first_line(node) == code.co_firstlineno:
-            # A closure is filled where it is used and where it was made: look at what is around it as well.
-            return (node,) if holder.in_frame and holder.parent is None else (tree,)
-    return (tree,)
+    function = function_of(tree, code)
+    # A closure is filled where it is used and where it was made: look at what is around it as well.
+    return (function,) if function is not None and holder.in_frame and holder.parent is None else (tree,)
 
 
 def assigned_at(holder: Holder) -> list[Filler]:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import ast
 import os
-import sys
-import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from torchmedic.evidence.memory.source.fillers import Filler
-from torchmedic.source.live_frames import Frame, syntax_tree
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, first_line, has_line, nodes_in
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, first_line, has_line, nodes_in, syntax_tree
+from torchmedic.source.user_variables import loaded_files
 
 _UNSEEN = frozenset("forward __call__ __getitem__ __getitems__ __next__".split())  # called without their names
 _LOADING = os.path.join("torch", "utils", "data", "_utils", "")
@@ -83,11 +81,7 @@ def _called(tree: ast.AST) -> set[str]:
 
 def _calls(frames: Sequence[Frame]) -> dict[str, set[str]]:
     """By the name of every function of the user's, and of every class: the names that it calls."""
-    files = {frame.file for frame in frames if frame.is_user}
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(module, types.ModuleType) and isinstance(file, str) and is_user_file(file):
-            files.add(file)
+    files = {*(frame.file for frame in frames if frame.is_user), *loaded_files()}
     found: dict[str, set[str]] = {}
     for tree in filter(None, map(syntax_tree, sorted(files))):
         for node in ast.walk(tree):
