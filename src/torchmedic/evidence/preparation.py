@@ -21,9 +21,9 @@ from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.limits import ReplayTooLong, check_memory
 from torchmedic.replay.isolation.sandbox import harmless
 from torchmedic.replay.isolation.torch_state import muted, preserved
-from torchmedic.source.live_frames import Frame, syntax_tree
+from torchmedic.source.live_frames import Frame
 from torchmedic.source.objects.finite import is_bad
-from torchmedic.source.syntax import callee, nodes_in
+from torchmedic.source.syntax import callee, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 _MAX_SECONDS = 10.0

@@ -25,11 +25,11 @@ from torchmedic.detect.loop.incident import (
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.standstill import LayerMoves, Steady
-from torchmedic.source.live_frames import stack_of, syntax_tree
+from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.layers import layer_built_at, roots
 from torchmedic.source.lookup.optimizers import rate_set_at, schedulers_of
 from torchmedic.source.spots import NOWHERE, Place
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.syntax import nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 _MIN_DEAD_UPDATES = 48

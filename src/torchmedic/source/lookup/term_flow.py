@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from torchmedic.source.assignments import assigned
 from torchmedic.source.bindings import own_statements, reaching
-from torchmedic.source.live_frames import syntax_tree
 from torchmedic.source.spots import Spot
-from torchmedic.source.syntax import FUNCTIONS, has_line, nodes_in
+from torchmedic.source.syntax import FUNCTIONS, has_line, nodes_in, syntax_tree
 
 _MAX_EXPRESSIONS = 60
 _FILLING = frozenset({"append", "extend", "add", "update", "insert"})
