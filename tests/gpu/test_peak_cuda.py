@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from predicted_peak import peak_of
 from running import torchmedic
 from torch import nn
 
-from torchmedic.evidence.memory.fake.predict import peak_of
 from torchmedic.evidence.memory.fake.recurrent import kept_bytes
 
 pytestmark = pytest.mark.gpu

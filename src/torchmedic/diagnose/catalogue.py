@@ -77,6 +77,6 @@ def _identity(tree: ast.Module) -> tuple[str, str]:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "check":
             match node.decorator_list:
-                case [ast.Call(func=ast.Name("rule"), args=[ast.Constant(code), ast.Constant(name)])]:
+                case [ast.Call(func=ast.Name("rule" | "loop_rule"), args=[ast.Constant(code), ast.Constant(name), *_])]:
                     return str(code), str(name)
     raise AssertionError('a rule is a function `check` below @rule("CODE", "name")')

@@ -10,6 +10,8 @@ import msgspec
 from torchmedic.records import Diagnosis, Grade, Location, Safety, Severity, Treatment
 
 if TYPE_CHECKING:
+    from torchmedic.detect.loop.incident import LoopIncident
+    from torchmedic.evidence.loop import LoopEvidence
     from torchmedic.evidence.memory.cures.forked import TrialPlan
 
 
@@ -34,6 +36,7 @@ class Evidence(Protocol):
 
 
 E = TypeVar("E", bound=Evidence)
+Incident = TypeVar("Incident", bound="LoopIncident")
 E_contra = TypeVar("E_contra", bound=Evidence, contravariant=True)
 
 
@@ -57,6 +60,20 @@ class Rule(msgspec.Struct, Generic[E_contra], frozen=True):
 def rule(code: str, name: str) -> Callable[[Callable[[E_contra], Diagnosis | RuleAnswer | None]], Rule[E_contra]]:
     """Make a rule of a check: in its module, `check` is then the rule, and `check.draft` begins the diagnosis."""
     return lambda check: Rule(code, name, check)
+
+
+def loop_rule(
+    code: str, name: str, kind: type[Incident]
+) -> Callable[[Callable[[LoopEvidence, Incident], Diagnosis | None]], Rule[LoopEvidence]]:
+    """Make a rule of a check that is asked about one kind of incident of the loop."""
+
+    def bound(check: Callable[[LoopEvidence, Incident], Diagnosis | None]) -> Rule[LoopEvidence]:
+        def asked(evidence: LoopEvidence) -> Diagnosis | None:
+            return check(evidence, evidence.incident) if isinstance(evidence.incident, kind) else None
+
+        return Rule(code, name, asked)
+
+    return bound
 
 
 class Draft:

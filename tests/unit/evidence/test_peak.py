@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from predicted_peak import peak_of
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +21,6 @@ from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import checkpoint
 
 from torchmedic.evidence.memory.fake.peak import LiveBytes, between, highest, rounded
-from torchmedic.evidence.memory.fake.predict import peak_of
 from torchmedic.evidence.memory.fake.recurrent import kept_bytes
 from torchmedic.evidence.memory.fake.rows import Rows, fewer, rows_in
 from torchmedic.evidence.memory.fake.whole_step import Change, NotRows, WholeStep

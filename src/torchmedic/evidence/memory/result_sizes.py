@@ -1,4 +1,4 @@
-"""How many bytes an operation asks for, and what the user's variables hold already."""
+"""How many bytes an operation asks for, and how many an object holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import torch
 
-from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import Call
 
 _FACTORIES = frozenset("zeros ones empty rand randn eye".split())
@@ -67,46 +66,14 @@ def _of_two(left: torch.Tensor, right: torch.Tensor) -> Iterable[Result]:
         yield Result(shape=(*shapes[0][:-1], shapes[1][-2]), dtype=dtype, operands=shapes)
 
 
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """A variable of the user's and the tensors behind it."""
-
-    name: str
-    nbytes: int
-    tensors: int
-    with_graph: int
-
-
-def holdings(frames: list[Frame]) -> list[Holding]:
-    """The user's variables, the biggest first. Storage that several of them share counts for each."""
-    found: dict[str, Holding] = {}
-    for frame in reversed(frames):
-        if not frame.is_user:
-            continue
-        for name, value in [*frame.variables.items(), *frame.live.f_globals.items()]:
-            parts = [(name, value)]
-            if name == "self" and not isinstance(value, torch.nn.Module):
-                parts = [(f"self.{key}", item) for key, item in getattr(value, "__dict__", {}).items()]
-            for part, held in parts:
-                if part not in found and not part.startswith("__"):
-                    found[part] = _weigh(part, held)
-    return sorted((held for held in found.values() if held.nbytes), key=lambda held: -held.nbytes)
-
-
 def bytes_in(value: Any) -> int:
     """The bytes of all tensors in a nested object, storage that is shared counted once."""
-    return _weigh("", value).nbytes
-
-
-def _weigh(name: str, value: Any) -> Holding:
     sizes: dict[int, int] = {}
-    tensors = with_graph = 0
     for tensor in itertools.islice(_tensors(value, 3), _MAX_ELEMENTS):
-        tensors += 1
-        with_graph += tensor.grad_fn is not None
         if tensor.device.type == "cpu" and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()
-    return Holding(name=name, nbytes=sum(sizes.values()), tensors=tensors, with_graph=with_graph)
+    return sum(sizes.values())
 
 
 def _tensors(value: Any, depth: int) -> Iterable[torch.Tensor]:

@@ -11,17 +11,14 @@ Cure: use `DataLoader(dataset, shuffle=True)`, or a sampler that mixes the class
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ClassesInOrder
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location
 
 
-@rule("TM616", "classes-in-order")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, ClassesInOrder):
-        return None
+@loop_rule("TM616", "classes-in-order", ClassesInOrder)
+def check(evidence: LoopEvidence, incident: ClassesInOrder) -> Diagnosis | None:
     draft = check.draft(
         evidence,
         "proven",

@@ -13,17 +13,14 @@ from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ClipBeforeUnscale
 from torchmedic.diagnose.cures.edits import line_added_before
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
 
 
-@rule("TM606", "clip-before-unscale")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, ClipBeforeUnscale):
-        return None
+@loop_rule("TM606", "clip-before-unscale", ClipBeforeUnscale)
+def check(evidence: LoopEvidence, incident: ClipBeforeUnscale) -> Diagnosis | None:
     bound = incident.bound
     draft = check.draft(
         evidence,

@@ -12,16 +12,13 @@ Cure: use `F.dropout(x, p, training=self.training)`, `dropout_p=p if self.traini
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import DropoutInEvaluation
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM622", "dropout-in-evaluation")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, DropoutInEvaluation):
-        return None
+@loop_rule("TM622", "dropout-in-evaluation", DropoutInEvaluation)
+def check(evidence: LoopEvidence, incident: DropoutInEvaluation) -> Diagnosis | None:
     name, share = incident.name, incident.share
     draft = check.draft(
         evidence,

@@ -12,16 +12,13 @@ Cure: remove the call. If fragmentation is the problem, set `PYTORCH_CUDA_ALLOC_
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import EmptyCacheEveryStep
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM617", "empty-cache-every-step")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, EmptyCacheEveryStep):
-        return None
+@loop_rule("TM617", "empty-cache-every-step", EmptyCacheEveryStep)
+def check(evidence: LoopEvidence, incident: EmptyCacheEveryStep) -> Diagnosis | None:
     share = f"{incident.share:.0%}"
     draft = check.draft(
         evidence,

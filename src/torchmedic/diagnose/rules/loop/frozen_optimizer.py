@@ -11,17 +11,14 @@ Cure: freeze the parameters that should not change, and give the optimizer the o
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import FrozenOptimizer
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM609", "frozen-optimizer")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, FrozenOptimizer):
-        return None
+@loop_rule("TM609", "frozen-optimizer", FrozenOptimizer)
+def check(evidence: LoopEvidence, incident: FrozenOptimizer) -> Diagnosis | None:
     draft = check.draft(
         evidence,
         "proven",

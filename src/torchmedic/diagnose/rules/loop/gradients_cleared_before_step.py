@@ -11,17 +11,14 @@ Cure: call `zero_grad()` before `backward()` or after `step()`, never in between
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import GradientsClearedBeforeStep
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM604", "gradients-cleared-before-step")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, GradientsClearedBeforeStep):
-        return None
+@loop_rule("TM604", "gradients-cleared-before-step", GradientsClearedBeforeStep)
+def check(evidence: LoopEvidence, incident: GradientsClearedBeforeStep) -> Diagnosis | None:
     updates = incident.updates
     draft = check.draft(
         evidence,

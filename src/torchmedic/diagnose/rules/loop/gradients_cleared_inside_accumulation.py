@@ -11,16 +11,13 @@ Cure: clear the gradients once per update, right after `optimizer.step()`.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import GradientsClearedInsideAccumulation
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM602", "gradients-cleared-inside-accumulation")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, GradientsClearedInsideAccumulation):
-        return None
+@loop_rule("TM602", "gradients-cleared-inside-accumulation", GradientsClearedInsideAccumulation)
+def check(evidence: LoopEvidence, incident: GradientsClearedInsideAccumulation) -> Diagnosis | None:
     lost, kept = incident.lost, incident.kept
     total = lost + kept
     draft = check.draft(

@@ -13,17 +13,14 @@ from __future__ import annotations
 
 from torchmedic.detect.loop.incident import GradientsNeverCleared
 from torchmedic.diagnose.cures.edits import line_added_after
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
 
 
-@rule("TM601", "gradients-never-cleared")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, GradientsNeverCleared):
-        return None
+@loop_rule("TM601", "gradients-never-cleared", GradientsNeverCleared)
+def check(evidence: LoopEvidence, incident: GradientsNeverCleared) -> Diagnosis | None:
     name = evidence.optimizer_name(incident.cause) or "optimizer"
     before, after = incident.norms
     draft = check.draft(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 
 from torchmedic.detect.loop.incident import GrowingGraph
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.observe.heap.walk import Held
@@ -26,11 +26,8 @@ from torchmedic.source.syntax import FUNCTIONS
 from torchmedic.source.user_variables import user_files, user_trees
 
 
-@rule("TM620", "growing-graph")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, GrowingGraph):
-        return None
+@loop_rule("TM620", "growing-graph", GrowingGraph)
+def check(evidence: LoopEvidence, incident: GrowingGraph) -> Diagnosis | None:
     held, sizes = incident.held, incident.sizes
     (first, _, small), (last, old, large) = sizes[0], sizes[-1]
     what = f"`{held.name}`" if held is not None else "something"

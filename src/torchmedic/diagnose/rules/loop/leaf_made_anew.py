@@ -13,17 +13,14 @@ Cure: compute with the tensor of the optimizer itself, in torch's operations, wi
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import LeafMadeAnew
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM624", "leaf-made-anew")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, LeafMadeAnew):
-        return None
+@loop_rule("TM624", "leaf-made-anew", LeafMadeAnew)
+def check(evidence: LoopEvidence, incident: LeafMadeAnew) -> Diagnosis | None:
     draft = check.draft(
         evidence,
         "proven",

@@ -12,16 +12,13 @@ Cure: update after the last batch too: `if (i + 1) % N == 0 or i + 1 == len(load
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import LeftoverMicroBatches
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM621", "leftover-micro-batches")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, LeftoverMicroBatches):
-        return None
+@loop_rule("TM621", "leftover-micro-batches", LeftoverMicroBatches)
+def check(evidence: LoopEvidence, incident: LeftoverMicroBatches) -> Diagnosis | None:
     left = incident.left
     last = f"last {left}" if left > 1 else "last one"
     fate = "thrown away" if incident.is_lost else "mixed into the first update of the next epoch"

@@ -13,16 +13,13 @@ such as Adam, which divide by the size of the gradients, are not reported.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import LossNotDivided
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM603", "loss-not-divided")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, LossNotDivided):
-        return None
+@loop_rule("TM603", "loss-not-divided", LossNotDivided)
+def check(evidence: LoopEvidence, incident: LossNotDivided) -> Diagnosis | None:
     size = incident.size
     draft = check.draft(
         evidence,

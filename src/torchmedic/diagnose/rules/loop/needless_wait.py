@@ -14,7 +14,7 @@ later; compute on the device instead of the CPU. For batches: `pin_memory=True` 
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import NeedlessWait
-from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
@@ -30,11 +30,8 @@ _WORDS = {
 }
 
 
-@rule("TM619", "needless-wait")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, NeedlessWait):
-        return None
+@loop_rule("TM619", "needless-wait", NeedlessWait)
+def check(evidence: LoopEvidence, incident: NeedlessWait) -> Diagnosis | None:
     waited, name = incident.waited, incident.waited.name
     said = _WORDS.get(name, f"{name}()")
     share = f"{waited.share:.0%}"

@@ -12,17 +12,14 @@ Cure: call `optimizer.step()` after `backward()` and before the gradients are cl
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import OptimizerNeverSteps
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM627", "optimizer-never-steps")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, OptimizerNeverSteps):
-        return None
+@loop_rule("TM627", "optimizer-never-steps", OptimizerNeverSteps)
+def check(evidence: LoopEvidence, incident: OptimizerNeverSteps) -> Diagnosis | None:
     draft = check.draft(
         evidence,
         "proven" if incident.is_named else "likely",

@@ -14,18 +14,15 @@ the layers shall stay random, freeze them with `requires_grad_(False)`.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ParametersWithoutOptimizer
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM623", "parameters-without-optimizer")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, ParametersWithoutOptimizer):
-        return None
+@loop_rule("TM623", "parameters-without-optimizer", ParametersWithoutOptimizer)
+def check(evidence: LoopEvidence, incident: ParametersWithoutOptimizer) -> Diagnosis | None:
     names = listed([f"`{name}`" for name in incident.names])
     draft = check.draft(
         evidence,

@@ -13,17 +13,14 @@ Cure: call `scheduler.step()` once per epoch, or give the schedule its length in
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import RateDecayed
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM625", "rate-decayed-to-nothing")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, RateDecayed):
-        return None
+@loop_rule("TM625", "rate-decayed-to-nothing", RateDecayed)
+def check(evidence: LoopEvidence, incident: RateDecayed) -> Diagnosis | None:
     schedule = f"`{incident.schedule}`" if incident.schedule else "the loop"
     draft = check.draft(
         evidence,

@@ -11,16 +11,13 @@ Cure: use `for batch in loader:`, or one iterator that is made before the loop.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import SameBatchEveryStep
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM615", "same-batch-every-step")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, SameBatchEveryStep):
-        return None
+@loop_rule("TM615", "same-batch-every-step", SameBatchEveryStep)
+def check(evidence: LoopEvidence, incident: SameBatchEveryStep) -> Diagnosis | None:
     draft = check.draft(
         evidence,
         "proven",

@@ -11,17 +11,14 @@ Cure: call `optimizer.step()` first, then `scheduler.step()`.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ScheduleBeforeUpdate
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
 
 
-@rule("TM611", "schedule-before-update")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, ScheduleBeforeUpdate):
-        return None
+@loop_rule("TM611", "schedule-before-update", ScheduleBeforeUpdate)
+def check(evidence: LoopEvidence, incident: ScheduleBeforeUpdate) -> Diagnosis | None:
     draft = check.draft(
         evidence,
         "proven",

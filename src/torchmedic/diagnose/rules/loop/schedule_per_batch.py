@@ -11,16 +11,13 @@ Cure: call it once per epoch, after the loop over the batches; or give the perio
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import SchedulePerBatch
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM612", "schedule-per-batch")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, SchedulePerBatch):
-        return None
+@loop_rule("TM612", "schedule-per-batch", SchedulePerBatch)
+def check(evidence: LoopEvidence, incident: SchedulePerBatch) -> Diagnosis | None:
     draft = check.draft(
         evidence,
         "likely",

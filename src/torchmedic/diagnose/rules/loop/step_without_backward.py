@@ -10,16 +10,13 @@ Cure: call `backward()` for every update, and clear the gradients in between.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import StepWithoutBackward
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM605", "step-without-backward")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, StepWithoutBackward):
-        return None
+@loop_rule("TM605", "step-without-backward", StepWithoutBackward)
+def check(evidence: LoopEvidence, incident: StepWithoutBackward) -> Diagnosis | None:
     updates = incident.updates
     draft = check.draft(
         evidence,

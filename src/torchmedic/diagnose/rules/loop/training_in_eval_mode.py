@@ -11,18 +11,15 @@ Cure: call `model.train()` at the start of each epoch, or at the end of the vali
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import TrainingInEvalMode
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM613", "training-in-eval-mode")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, TrainingInEvalMode):
-        return None
+@loop_rule("TM613", "training-in-eval-mode", TrainingInEvalMode)
+def check(evidence: LoopEvidence, incident: TrainingInEvalMode) -> Diagnosis | None:
     draft = check.draft(
         evidence,
         "proven",

@@ -12,7 +12,7 @@ Cure: use `nn.ModuleList` for a list, `nn.ModuleDict` for a dict, `nn.ParameterL
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import UnregisteredLayers
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis, Location
@@ -21,11 +21,8 @@ from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.user_code import is_user_file
 
 
-@rule("TM607", "unregistered-layers")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, UnregisteredLayers):
-        return None
+@loop_rule("TM607", "unregistered-layers", UnregisteredLayers)
+def check(evidence: LoopEvidence, incident: UnregisteredLayers) -> Diagnosis | None:
     name, kind = incident.name, incident.kind
     path = ".".join(filter(None, (incident.path, name)))
     draft = check.draft(

@@ -13,17 +13,14 @@ Cure: keep the weights in `float32` and compute in `bfloat16` with `torch.autoca
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import UpdatesLost
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM626", "updates-lost-in-rounding")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, UpdatesLost):
-        return None
+@loop_rule("TM626", "updates-lost-in-rounding", UpdatesLost)
+def check(evidence: LoopEvidence, incident: UpdatesLost) -> Diagnosis | None:
     updates = count(incident.updates, "update")
     draft = check.draft(
         evidence,

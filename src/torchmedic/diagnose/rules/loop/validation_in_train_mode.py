@@ -11,18 +11,15 @@ Cure: call `model.eval()` before the validation and `model.train()` after it.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ValidationInTrainMode
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM614", "validation-in-train-mode")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, ValidationInTrainMode):
-        return None
+@loop_rule("TM614", "validation-in-train-mode", ValidationInTrainMode)
+def check(evidence: LoopEvidence, incident: ValidationInTrainMode) -> Diagnosis | None:
     norms, dropouts = incident.norms, incident.dropouts
     draft = check.draft(
         evidence,

@@ -13,17 +13,14 @@ Cure: use `relu` or `gelu` with a matching initialisation, normalisation layers,
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import VanishingGradients
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM628", "vanishing-gradients")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, VanishingGradients):
-        return None
+@loop_rule("TM628", "vanishing-gradients", VanishingGradients)
+def check(evidence: LoopEvidence, incident: VanishingGradients) -> Diagnosis | None:
     first, last = incident.gradients[0], incident.gradients[-1]
     draft = check.draft(
         evidence,

@@ -12,17 +12,14 @@ every step.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ZeroLearningRate
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Diagnosis
 
 
-@rule("TM610", "zero-learning-rate")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
-    incident = evidence.incident
-    if not isinstance(incident, ZeroLearningRate):
-        return None
+@loop_rule("TM610", "zero-learning-rate", ZeroLearningRate)
+def check(evidence: LoopEvidence, incident: ZeroLearningRate) -> Diagnosis | None:
     updates = count(incident.updates, "update")
     draft = check.draft(
         evidence,
