@@ -208,8 +208,8 @@ class Session:
             self._resting = (self._site, agent)
             return
         agent.close()
+        self._write()
         if not self._is_brief:
-            self._write()
             files.drop_empty_stacks(self.run)
             files.remove_supervisor(self.run, self._rank)
 
@@ -221,6 +221,8 @@ class Session:
             self._failed = self._failed or (folder is not None and files.read_symptom(folder) is not None)
             self.end()
         if os.getpid() == self.pid:
+            if self._resting is not None:
+                contained("session.publish")(self._write)()  # the steps of all brief parts
             self._in_use.close()
 
     @contained("session.look")

@@ -16,7 +16,6 @@ from torchmedic.records import Diagnosis
 from torchmedic.report import terminal
 
 _TAG = "torchmedic"
-_LOCAL_STORES = ("file:", "sqlite:", "/", ".")
 
 
 @contained("integrations.trackers")
@@ -63,10 +62,15 @@ def _to_mlflow(module: Any, code: str, text: str, step: int) -> None:
     if run is None:
         return
     places = (module.get_tracking_uri(), run.info.artifact_uri)
-    if all(str(place).startswith(_LOCAL_STORES) or "://" not in str(place) for place in places):
+    if all(_is_local(str(place)) for place in places):
         module.log_text(text, f"{_TAG}/{code}.md")
         module.log_metric(_TAG, 1, step=step)
         module.set_tag(_TAG, code)
+
+
+def _is_local(place: str) -> bool:
+    scheme, colon, _ = place.partition(":")
+    return scheme in ("file", "sqlite") if colon else not place.startswith("databricks")
 
 
 # By the module that a process has imported if it uses the tracker.

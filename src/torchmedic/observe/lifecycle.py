@@ -60,7 +60,7 @@ def enter(
         brief: Whether the part is only a piece of a training loop: then the loop is not judged, and no black box kept.
     """
     agent = _begin(Agent(run_dir, stages, folder), opened=not brief)
-    agent.clock.step = steps
+    agent.clock.count_from(steps)
     _watch(agent, judged=not brief)
     _prepare()
     return agent
@@ -71,7 +71,10 @@ def resume(agent: Agent) -> None:
     global _agent
     _agent = agent
     containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None, str(agent.run))
+    is_told = not agent.finite.on  # a number that is not finite has been explained
     agent.hooks.install()
+    if is_told:
+        agent.finite.on = False
 
 
 def leave() -> None:

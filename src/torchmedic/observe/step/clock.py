@@ -32,6 +32,7 @@ class Clock:
         # A child of `multiprocessing` is given a box only once it is seen to train; most are data workers.
         self.open_box: Callable[[], object] | None = None
         self.step = 0
+        self._first_step = 0
         self.micro_step = 0
         self.phase = OTHER
         self.phase_started = monotonic()
@@ -47,6 +48,10 @@ class Clock:
         self.gauge = MemoryGauge()
         self.usual_step = 0.0  # seconds, a running average
         self._step_closed: float | None = None
+
+    def count_from(self, step: int) -> None:
+        """Count on after the steps of another clock."""
+        self.step = self._first_step = step
 
     @property
     def phase_name(self) -> Phase:
@@ -134,7 +139,7 @@ class Clock:
     @property
     def is_by_hand(self) -> bool:
         """Whether the loop updates its weights without an optimizer."""
-        return bool(self._by_hand) and self.step > 0
+        return bool(self._by_hand) and self.step > self._first_step
 
     def optimizer_built(self, optimizer: Any, by: Construction | None = None) -> None:
         if by is not None:
@@ -144,7 +149,7 @@ class Clock:
         if not self._had_optimizers:
             self._had_optimizers = True
             self._by_hand.clear()
-            self.step = self.micro_step = 0  # what was computed so far was no training
+            self.step, self.micro_step = self._first_step, 0  # what was computed so far was no training
 
         def gone(reference: Any) -> None:
             if living.get(key) is reference:

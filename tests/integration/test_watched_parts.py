@@ -168,7 +168,8 @@ def test_a_healthy_block_says_nothing_and_is_bit_identical(tmp_path: Path) -> No
     assert finished.stdout.strip() == f"{finished.run} ()"
     assert len(os.listdir(tmp_path / ".torchmedic")) == 2  # one run, and .gitignore
     assert [(found.code, found.in_traceback) for found in finished.report.diagnoses] == [("TM900", True)]
-    assert finished.report.outcome.steps == 24 + 24 + 30
+    outcome = finished.report.outcome
+    assert (outcome.exit_status, outcome.steps) == (1, 24 + 24 + 30 + 30)
 
 
 SILENT = (
@@ -181,6 +182,16 @@ from torch.utils.data import DataLoader, Dataset
 def never_cleared(model, optimizer):
     for index in range(12):
         model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+
+
+@torchmedic.watch(output="fourth")
+def epoch(model, optimizer, number):
+    for index in range(10):
+        optimizer.zero_grad()
+        x = torch.ones(8, 4)
+        x[3] = number != 3 or index != 4
+        (model(x) / x.norm(dim=1, keepdim=True)).square().mean().backward()
         optimizer.step()
 
 
@@ -218,6 +229,9 @@ def one_by_one(layer):
 
 
 never_cleared(*make())
+trained = make()
+for number in range(5):
+    epoch(*trained, number)
 divides_by_zero(*make())
 try:
     loads().send(None)
@@ -240,11 +254,16 @@ def test_each_way_to_use_it_and_each_setting(tmp_path: Path) -> None:
         path.parent.name: [found["code"] for found in json.loads(path.read_text())["diagnoses"]]
         for path in [*tmp_path.glob("*/report.json"), finished.run / "report.json"]
     }
-    assert codes == {"first": [], "second": ["TM201"], "third": ["TM151"], finished.run.name: ["TM820"]}, (
-        finished.stderr
-    )
+    assert codes == {
+        "first": [],
+        "second": ["TM201"],
+        "third": ["TM151"],
+        "fourth": ["TM201"],
+        finished.run.name: ["TM820"],
+    }, finished.stderr
     assert "TM601" not in finished.stderr
-    assert f"train.py:{marked_line(SILENT)}:" in finished.stderr.splitlines()[0]
+    assert f"\ntrain.py:{marked_line(SILENT)}:" in finished.stderr  # concise
+    assert "first non-finite value, step 34, row 3" in finished.stderr  # brief parts count on
 
 
 @pytest.mark.parametrize(
