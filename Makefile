@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-all check bench docs new-rule clean
+.PHONY: help demo test test-all check bench docs dist new-rule clean
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -19,6 +19,14 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(PIP) -e '.[test,frameworks,check]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+$(VENV)/.dist: $(VENV)/.dev
+	$(PIP) -e '.[dist]'
 	@touch $@
 
 demo: $(VENV)/.demo  ## set up, then run a bundled failing script under torchmedic
@@ -39,8 +47,12 @@ check: $(VENV)/.dev  ## ruff format and lint, mypy --strict, one-way imports
 bench: $(VENV)/.dev  ## measure the overhead of the healthy path (ratios in one run)
 	$(BIN)/python benchmarks/overhead.py
 
-docs: $(VENV)/.dev  ## write docs/diagnoses/README.md from the registered rules
+docs: $(VENV)/.docs  ## write the index of diagnoses, and build the documentation site in docs/_build/site
 	$(BIN)/python docs/make_index.py
+	$(BIN)/python docs/make_site.py
+
+dist: $(VENV)/.dist  ## build wheel and sdist, check them, and run the demo from the wheel in an empty environment
+	$(BIN)/python tools/check_dist.py
 
 new-rule: $(VENV)/.dev  ## begin a rule: make new-rule CODE=TM180 NAME=bad-thing
 	@$(BIN)/python tools/new_rule.py '$(CODE)' '$(NAME)'

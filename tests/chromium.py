@@ -47,8 +47,8 @@ class Chromium:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
 
-    def open(self, path: Path, *, width: int, dark: bool) -> None:
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    def open(self, path: Path, *, width: int, dark: bool, height: int = 900) -> None:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._call("Emulation.setDeviceMetricsOverride", metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", {"features": [scheme]})
@@ -63,7 +63,9 @@ class Chromium:
         return answer["result"].get("value")
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        given: dict[str, Any] = {"format": "png", "captureBeyondViewport": whole}
+        given: dict[str, Any] = {"format": path.suffix[1:], "captureBeyondViewport": whole}
+        if path.suffix == ".webp":
+            given["quality"] = 80
         if whole:
             size = self._call("Page.getLayoutMetrics")["cssContentSize"]
             given["clip"] = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
