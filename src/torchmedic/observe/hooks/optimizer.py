@@ -114,7 +114,7 @@ class OptimizerHooks:
         self.has_begun = True
         step.stepping = optimizer
         frame = sys._getframe(1)
-        if step.ranks is not None:
+        if step.ranks is not None and step.ranks.begins:
             step.ranks.step_begins(optimizer, frame)
         if not step.is_sampled_out:
             step.clock.enter(OPTIMIZER, frame)
@@ -154,7 +154,9 @@ class OptimizerHooks:
             except Exception as error:
                 step.numbers_failed(error, sys._getframe(1))
         if stepped and step.ranks is not None:
-            step.ranks.stepped()
+            step.ranks.updates += 1
+            if step.ranks.updates >= step.ranks.due:
+                step.ranks.stepped()
         clock = step.clock
         clock.optimizer_stepped(optimizer)
         if step.leaks is not None and clock.step >= step.leaks.due:

@@ -36,7 +36,7 @@ _MAX_WEIGHTS = 8
 _SAMPLED_WEIGHTS = 1024  # elements of one weight
 _MAX_SAMPLES = 24  # of the weights
 _MIN_ALIKE_UPDATES = 3  # with the same number of exchanges
-_MAX_UPDATES_FOR_SYNCS = 16
+_FIRST_UPDATES = 16  # that are looked at one by one
 
 
 class FactsOfRank:
@@ -52,8 +52,10 @@ class FactsOfRank:
         self._reading: weakref.ref[Any] | None = None  # the sampler of the last batch
         self._weights: list[weakref.ref[torch.Tensor]] = []
         self._names: dict[int, str] = {}
-        self._due = 1  # updates after which the weights are sampled again
-        self._updates = 0
+        self.updates = 0  # counted by the hooks
+        self.due = 1  # updates after which `stepped` is to be called; the hooks ask for nothing before
+        self.begins = True  # whether the hooks are to tell of the beginning of an update
+        self._next_sample = 1
         self._forwards = 0  # that exchange gradients, since the last update
         self._micro_steps = 0  # backwards of the update under way
         self._syncs: list[int] = []  # exchanges of the last updates
@@ -86,6 +88,7 @@ class FactsOfRank:
         sampler = _sampler(iterator)
         if getattr(iterator, "_num_yielded", 0) == 1:
             self._begin_pass(sampler)
+            self.due = self.updates + 1
         self._reading = weakref.ref(sampler) if sampler is not None and _has_epoch(sampler) else None
         if self.wants_batches:
             name = type(sampler).__name__ if sampler is not None else ""
@@ -94,14 +97,14 @@ class FactsOfRank:
     @contained("observe.rank_facts")
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         self._micro_steps = self._clock.micro_step
-        if not self._weights and not self._updates:
+        self.begins = self.updates < _FIRST_UPDATES
+        if not self._weights and not self.updates:
             self._choose(optimizer, frame)
             self._sample(0)
 
     @contained("observe.rank_facts")
     def stepped(self) -> None:
         """The weights were updated."""
-        self._updates += 1
         if self._fetched is not None:
             fingerprint, sampler, line = self._fetched
             self._fetched = None
@@ -111,16 +114,17 @@ class FactsOfRank:
             self._write_if(len(self._facts.batches) == _MAX_BATCHES)
         self._look_at_order()
         self._count_exchanges()
-        if self._updates >= self._due:
-            self._due *= 2
-            self._sample(self._updates)
+        if self.updates >= self._next_sample:
+            self._next_sample *= 2
+            self._sample(self.updates)
             self._write()
+        self.due = self.updates + 1 if self.updates < _FIRST_UPDATES else self._next_sample
 
     @contained("observe.rank_facts")
     def exiting(self) -> None:
-        if self._updates:
-            if not self._facts.weights or self._facts.weights[-1].updates != self._updates:
-                self._sample(self._updates, at_end=True)
+        if self.updates:
+            if not self._facts.weights or self._facts.weights[-1].updates != self.updates:
+                self._sample(self.updates, at_end=True)
             self._write()
 
     def _items(self) -> tuple[int, ...]:
@@ -145,7 +149,7 @@ class FactsOfRank:
 
     def _count_exchanges(self) -> None:
         forwards, self._forwards = self._forwards, 0
-        if self._facts.syncs or self._updates > _MAX_UPDATES_FOR_SYNCS:
+        if self._facts.syncs or self.updates > _FIRST_UPDATES:
             return
         self._syncs.append(min(forwards, self._micro_steps))
         last = self._syncs[-_MIN_ALIKE_UPDATES:]
