@@ -110,18 +110,41 @@ def _is_chosen(habits: Habits) -> bool:
 
 def _held(frame: FrameType | None) -> Iterator[_Held]:
     frames: list[Frame] = []
+    given: list[nn.Module] = []
     while frame is not None:
-        if is_user_file(frame.f_code.co_filename) and not looks_at_locals(frame.f_code):
-            frames.append(Frame(frame, frame.f_lasti, frame.f_lineno))
+        if not looks_at_locals(frame.f_code):
+            if is_user_file(frame.f_code.co_filename):
+                frames.append(Frame(frame, frame.f_lasti, frame.f_lineno))
+            else:
+                given += _modules_of(frame)
         frame = frame.f_back
     seen: set[int] = set()
     for holder, _, name, module in held_modules(frames[::-1]):
         if id(module) not in seen:
             seen.add(id(module))
             yield _Held(module, name, holder.file)
+    for module in given:  # of a Trainer that is a library's
+        if id(module) not in seen and is_user_file(_file_of(type(module))):
+            seen.add(id(module))
+            yield _Held(module, "", "")
     for each in frames:
         if each.live.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
             each.variables.clear()  # a copy kept by the frame, which would hold every tensor past its time
+
+
+def _modules_of(frame: FrameType) -> list[nn.Module]:
+    """The modules that the variables of a running function of a library's hold."""
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return []
+    values = frame.f_locals
+    found = [value for value in values.values() if isinstance(value, nn.Module)]
+    if sys.version_info < (3, 13):
+        values.clear()
+    return found
+
+
+def _file_of(kind: type) -> str:
+    return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
 
 
 def _layers(module: nn.Module, candidates: dict[int, Ownerless]) -> dict[str, nn.Module]:

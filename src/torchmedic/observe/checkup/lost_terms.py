@@ -16,6 +16,7 @@ import torch
 from torchmedic.contained import contained
 from torchmedic.observe.checkup.graph_cuts import Cut, GraphCuts, sites_of
 from torchmedic.observe.checkup.node_births import Site
+from torchmedic.source.user_code import is_user_file
 
 _READS = ("item", "__float__")
 _LEFT = ("__add__", "__sub__", "__iadd__", "__isub__")  # the tensor stands on the left of the operator
@@ -68,6 +69,10 @@ class LostTerms(GraphCuts):
         if behind:
             self.cuts.append(Cut("autograd.grad", sites_of(asking), behind))
 
+    def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> None:
+        if is_user_file(frame.f_code.co_filename):  # a library, or torchmedic itself, may well read a value
+            super()._note(name, tensor, result, frame)
+
     def _summing(self, name: str, original: Any) -> Any:
         note = contained("observe.checkup")(self._note_sum)
 
@@ -82,6 +87,8 @@ class LostTerms(GraphCuts):
     def _note_sum(self, name: str, tensor: Any, other: Any, frame: FrameType) -> None:
         if not isinstance(other, torch.Tensor | float | int) or type(tensor) is not torch.Tensor:
             return
+        if not isinstance(other, torch.Tensor) and other == 0:
+            return  # `total = 0`, to which losses are added
         has_graph = tensor.grad_fn is not None
         other_has = isinstance(other, torch.Tensor) and other.requires_grad
         if has_graph is other_has or tensor.numel() != 1 or (isinstance(other, torch.Tensor) and other.numel() != 1):

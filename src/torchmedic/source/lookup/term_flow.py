@@ -53,7 +53,8 @@ def expressions_behind(term: ast.expr, found: Sum, file: str) -> list[ast.expr]:
         for name in sorted(names_in(expression)):
             if (name, where) not in seen:
                 seen.add((name, where))
-                pending += _values(scope, name, where)
+                # The sum of an earlier round of a loop is no part of this term.
+                pending += [(value, at) for value, at in _values(scope, name, where) if at is not statement]
     return flow
 
 

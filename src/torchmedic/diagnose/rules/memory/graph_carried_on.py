@@ -39,10 +39,10 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     put = evidence.put
     added = _added(put.node)
     patch = edited(put, added, detached(added, scalar=isinstance(put.node, ast.AugAssign))) if added else ""
-    draft.help(
-        "add its number" if patch else f"cut the graph before the next step uses the tensor: `{name}.detach()`",
-        patch=patch,
-    )
+    advice = f"cut the graph before the next step uses the tensor: `{name}.detach()`"
+    if isinstance(put.node, ast.Call):
+        advice = f"write to `{name}` under `torch.no_grad()`, or write values without a graph: `.detach()`"
+    draft.help("add its number" if patch else advice, patch=patch)
     return draft.done(severity="warning")
 
 

@@ -28,6 +28,7 @@ class HolderName:
         self._owners = held.owners
         self._keys = frozenset(re.findall(r"\['([^']*)'\]", held.name))
         self._is_item = held.name.endswith("]")
+        self._is_tensor = held.kind == "age"  # with a graph, which a write in place makes longer
         self._self_is_other = False  # `self` is an object of another class, with an attribute of the same name
         self._elsewhere: HolderName | None = None
 
@@ -71,7 +72,7 @@ class HolderName:
             yield node.value
         elif isinstance(node, ast.Assign):
             for target, value in assigned(node):
-                if isinstance(target, ast.Subscript) and not isinstance(target.slice, ast.Slice):
+                if isinstance(target, ast.Subscript) and (self._is_tensor or not isinstance(target.slice, ast.Slice)):
                     if self.matches(target.value):
                         yield value
                 elif self.matches(target) and self._reads(value):
@@ -81,6 +82,8 @@ class HolderName:
         name = callee(call)
         if name in ADDING_METHODS and isinstance(call.func, ast.Attribute) and self.matches(call.func.value):
             yield call.args[-1] if call.args else None
+        elif self._is_tensor and _is_in_place(name) and self.matches(_written(call)):
+            yield from [each for each in call.args if not isinstance(each, ast.Constant)][-1:]
         elif name in _SORTED_INSERTS and call.args and self.matches(call.args[0]):
             yield call.args[-1] if len(call.args) > 1 else None
         elif self._is_handed_on(call, ADDING_METHODS):
@@ -194,6 +197,22 @@ class HolderName:
         if is_blank(value) or (made is not None and is_blank(made)):
             return False
         return any(isinstance(part, ast.Name | ast.Attribute) and self.matches(part) for part in ast.walk(value))
+
+
+def _is_in_place(method: str) -> bool:
+    """Whether a method of a tensor writes to the tensor itself, as `add_` does."""
+    return method.endswith("_") and not method.endswith("__")
+
+
+def _written(call: ast.Call) -> ast.expr | None:
+    """The tensor that a chain of writes in place writes to: `mean` of `mean.mul_(0.9).add_(value)`."""
+    func = call.func
+    while isinstance(func, ast.Attribute):
+        inner = func.value
+        if not isinstance(inner, ast.Call) or not _is_in_place(callee(inner)):
+            return inner
+        func = inner.func
+    return None
 
 
 def _without_items(expression: ast.AST | None) -> ast.AST | None:
