@@ -189,6 +189,9 @@ RUNAWAY: Family[NumbersEvidence] = Family(
     "numbers.learning_rate_too_high",
 )
 
+# Asked of a loss that is far too large, where the last steps cannot be run again.
+DIVERGED: Family[NumbersEvidence] = Family("numbers.diverging_training")
+
 # Asked in the process in which NaN or infinity is about to reach the weights.
 NUMBERS: Family[NumbersEvidence] = Family(
     *RUNAWAY,

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -72,12 +72,17 @@ def datasets_in_use() -> list[Any]:
     return list(found.values())
 
 
-def fetch_again(index: Any) -> Fetched | None:
-    """Fetch an item that was bad. None where no dataset in use gives a bad item for that index."""
+def fetch_again(index: Any, is_wrong: Callable[[Any, int], bool] = is_bad) -> Fetched | None:
+    """Fetch an item that was bad. None where no dataset in use gives a bad item for that index.
+
+    Args:
+        index: Of the item.
+        is_wrong: Given a value and a depth, tells whether it is bad, or holds something bad so deep inside.
+    """
     for dataset in datasets_in_use()[:_MAX_DATASETS]:
         if not hasattr(dataset, "__getitem__"):
             continue
-        watch = Watch()
+        watch = Watch(is_wrong)
         state = torch.get_rng_state()
         try:
             with muted(), watch:
@@ -86,7 +91,7 @@ def fetch_again(index: Any) -> Fetched | None:
             continue
         finally:
             torch.set_rng_state(state)
-        if is_bad(item, 3):
+        if is_wrong(item, 3):
             return Fetched(_inner(dataset), watch.found)
     return None
 
@@ -100,8 +105,9 @@ def _inner(dataset: Any) -> Any:
 class Watch:
     """A trace function over the user's own frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_wrong: Callable[[Any, int], bool] = is_bad) -> None:
         self.found: Line | None = None
+        self._is_wrong = is_wrong
         self._known: dict[FrameType, set[str]] = {}
         self._lines: dict[FrameType, int] = {}
         self._before: Any = None
@@ -117,32 +123,31 @@ class Watch:
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
         if self.found is not None or not is_user_file(frame.f_code.co_filename):
             return None
-        self._known[frame] = set(_bad_names(frame))
+        self._known[frame] = set(self._bad_names(frame))
         self._lines[frame] = frame.f_lineno
         return self._stepped
 
     def _stepped(self, frame: FrameType, event: str, argument: Any) -> Any:
         if self.found is None and event in ("line", "return"):
-            new = [name for name in _bad_names(frame) if name not in self._known[frame]]
+            new = [name for name in self._bad_names(frame) if name not in self._known[frame]]
             if new:
                 self._note(frame, new[0])
-            elif event == "return" and is_bad(argument, 3) and not self._known[frame]:
+            elif event == "return" and self._is_wrong(argument, 3) and not self._known[frame]:
                 self._note(frame, "")
             self._lines[frame] = frame.f_lineno
         return self._stepped
+
+    def _bad_names(self, frame: FrameType) -> Iterator[str]:
+        """Variables with bad values. A plain number may well be infinite: `best = inf`."""
+        for name, value in list(frame.f_locals.items()):
+            if name != "self" and not isinstance(value, float) and self._is_wrong(value, 2):
+                yield name
 
     def _note(self, frame: FrameType, name: str) -> None:
         values = frame.f_locals
         self.found = Line(
             frame.f_code.co_filename, self._lines[frame], name, values.get("self"), _file_in(values.values())
         )
-
-
-def _bad_names(frame: FrameType) -> Iterator[str]:
-    """Variables with bad values. A plain number may well be infinite: `best = inf`."""
-    for name, value in list(frame.f_locals.items()):
-        if name != "self" and not isinstance(value, float) and is_bad(value):
-            yield name
 
 
 def _file_in(values: Iterable[Any]) -> str:

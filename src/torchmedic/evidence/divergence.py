@@ -14,13 +14,15 @@ from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.step_memory import Window
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Spot
 from torchmedic.replay.trace.values import number
-from torchmedic.replay.trajectory.course import NO_UPDATE, CannotCut, Change, Course, Trajectory
+from torchmedic.replay.trajectory.course import NO_UPDATE, CannotCut, Change, Course, Trajectory, bound_again
+from torchmedic.source.name_use import names_written
 
 _MAX_UPDATES = 8
 _UPDATES_OF_SLOW_STEPS = 4
 _MAX_COURSES = 12
 _MIN_COURSES = 3  # without which nothing can be told
 _GROWN = 3.0  # times the loss that the same batch has with the weights of before
+_GROWN_BEYOND_DOUBT = 100.0  # times that loss: no overshoot of a healthy start
 _GROWN_WEIGHTS = 10.0
 _BOUND = 1.1  # times that loss: a course that stays below has not grown
 _OUTLIER = 30.0  # times the usual loss of a batch
@@ -57,6 +59,17 @@ class Divergence:
             written = [scope.source(value) for value in op.inputs if value.storage in op.written]
             if op.spot is not None and not op.derived and any(_is_trained(source) for source in written):
                 return op.spot
+        return self._rebinding_spot(scope)
+
+    def _rebinding_spot(self, scope: Microscope) -> Spot | None:
+        """The line that binds new tensors in place of the weights."""
+        step = self.trajectory.units[0].step
+        names = bound_again(step)
+        for statement in reversed(step.runner.segment.statements):
+            if not set(names).isdisjoint(names_written(statement)):
+                lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+                spots = [op.spot for op in scope.ops if op.spot is not None and not op.node]
+                return next((spot for spot in reversed(spots) if spot.line in lines), None)
         return None
 
     def course(self, change: Change) -> Course | None:
@@ -118,6 +131,11 @@ class Divergence:
         return len(finite) > 1 and finite[-1] < 0 and finite[-1] < finite[0]
 
     @property
+    def is_beyond_doubt(self) -> bool:
+        """Whether the loss grew so much in these steps that training was lost in them."""
+        return _has_risen(self.original, self.still, _GROWN_BEYOND_DOUBT)
+
+    @property
     def has_outlier(self) -> bool:
         """Whether some batches have many times the loss of others, whatever the weights."""
         sizes = sorted(abs(loss) for loss in self.losses(self.still))
@@ -163,11 +181,15 @@ def _place(call: Any) -> tuple[int, int]:
     return (id(call.points[0].code), call.points[0].lasti) if call.points else (0, 0)
 
 
+def _has_risen(original: Course, still: Course, factor: float) -> bool:
+    pairs = zip(original.losses, still.losses, strict=False)
+    return any(math.isfinite(now) and abs(now) > factor * abs(before) + 1e-6 for now, before in pairs)
+
+
 def _has_grown(original: Course, still: Course) -> bool:
-    for now, before in zip(original.losses, still.losses, strict=False):
-        if math.isfinite(now) and abs(now) > _GROWN * abs(before) + 1e-6:
-            return True
-    return max(original.weights) > _GROWN_WEIGHTS * original.weights[0] or not math.isfinite(max(original.weights))
+    if _has_risen(original, still, _GROWN):
+        return True
+    return any(not size <= _GROWN_WEIGHTS * original.weights[0] for size in original.weights)  # NaN is not either
 
 
 def _may_have_grown(window: Window) -> bool:
@@ -203,8 +225,6 @@ def divergence_of(frame: FrameType | None, agent: StepContext) -> tuple[Divergen
 
 
 def _run_again(window: Window, frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:
-    if agent.finite.is_scaled:
-        return None, "the loss is scaled"
     try:
         trajectory = Trajectory(window, frame, agent, _MAX_UPDATES)
         if not trajectory.is_affordable(_MAX_COURSES):

@@ -17,8 +17,9 @@ from types import FrameType
 from typing import Any
 
 from torchmedic.evidence.dataset_item import Line, Watch, collations_in_use
+from torchmedic.observe.memory.host import free_bytes, host_memory
 from torchmedic.replay.isolation.alarm import Alarm
-from torchmedic.replay.isolation.limits import ReplayTooLong, check_memory
+from torchmedic.replay.isolation.limits import ReplayTooLong
 from torchmedic.replay.isolation.sandbox import harmless
 from torchmedic.replay.isolation.torch_state import muted, preserved
 from torchmedic.source.live_frames import Frame
@@ -28,6 +29,7 @@ from torchmedic.source.user_code import is_user_file
 
 _MAX_SECONDS = 10.0
 _MAX_ITEMS = 4096  # of a batch
+_ROOM_FACTOR = 1.5
 
 
 def line_in_call(frames: list[Frame], file: str, statement: ast.AST) -> Line | None:
@@ -57,8 +59,8 @@ def line_in_collate(frames: list[Frame], items: tuple[Any, ...]) -> Line | None:
     if not frames or not items or len(items) > _MAX_ITEMS:
         return None
     for dataset, collate in collations_in_use():
-        function = collate if hasattr(collate, "__code__") else getattr(type(collate), "__call__", None)  # noqa: B004
-        code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
+        function = collate if inspect.isroutine(collate) else type(collate).__call__
+        code = getattr(inspect.unwrap(function), "__code__", None)
         if code is not None and is_user_file(code.co_filename):
             return _watched(frames[-1].live, functools.partial(_collated, dataset, collate, items))
     return None
@@ -72,13 +74,21 @@ def _collated(dataset: Any, collate: Any, items: tuple[Any, ...]) -> Any:
 def _watched(frame: FrameType, run: Callable[[], Any]) -> Line | None:
     """Run something, and watch for the first bad value; None where there is none, or where it cannot be run."""
     watch = Watch()
-    with contextlib.suppress(Exception):
-        check_memory()
-        with preserved([], []), muted(), harmless(frame), Alarm(time.monotonic() + _MAX_SECONDS, ReplayTooLong):
-            with watch:
-                result = run()
-            return watch.found if is_bad(result, 3) or _holds_bad(result) else None
+    if not _has_room():
+        return None
+    alarm = Alarm(time.monotonic() + _MAX_SECONDS, ReplayTooLong)
+    with contextlib.suppress(Exception), preserved([], []), muted(), harmless(frame), alarm:
+        with watch:
+            result = run()
+        return watch.found if is_bad(result, 3) or _holds_bad(result) else None
     return None
+
+
+def _has_room() -> bool:
+    """Whether all that the process holds would fit once more: as much may be loaded again."""
+    memory = host_memory()
+    is_limited = memory.address_limit is not None or memory.data_limit is not None
+    return not is_limited and free_bytes() > _ROOM_FACTOR * (memory.resident or 0)
 
 
 def _holds_bad(value: Any) -> bool:
@@ -103,12 +113,21 @@ def _last_line(frame: Frame) -> int:
     return max((line for *_, line in frame.live.f_code.co_lines() if line is not None), default=0)
 
 
+def _found(node: ast.expr, frame: Frame) -> Any:
+    """What a name or an attribute is, without running any code of the user's; None where that cannot be told."""
+    with contextlib.suppress(KeyError, AttributeError):
+        if isinstance(node, ast.Name):
+            return frame.lookup(node.id)
+        if isinstance(node, ast.Attribute):
+            return inspect.getattr_static(_found(node.value, frame), node.attr)
+    return None
+
+
 def _is_users(call: ast.Call, frame: Frame) -> bool:
     """Whether a call is one of a function or a class of the user's."""
-    try:
-        value = _evaluated(call.func, frame) if isinstance(call.func, ast.Name | ast.Attribute) else None
-    except Exception:  # names that are gone, attributes that do anything
-        return False
+    value = _found(call.func, frame)
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
     code = getattr(inspect.unwrap(value), "__code__", None) if callable(value) else None
     if code is None and isinstance(value, type):
         code = getattr(getattr(value, "__init__", None), "__code__", None)

@@ -41,7 +41,7 @@ def explain_nonfinite(
     incident = nonfinite_incident(optimizer, quantity, stage, agent)
     divergence, why = _divergence(frame, agent)
     if quantity == "growth":
-        return _explain_growth(incident, frame, agent, divergence)
+        return _explain_growth(incident, frame, agent, divergence, why)
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
     evidence.replay()
     evidence = trace_back(evidence, frame)
@@ -73,17 +73,22 @@ def _trace(evidence: NumbersEvidence, diagnosis: Diagnosis) -> NumberTrace | Non
 
 
 def _explain_growth(
-    incident: NonFinite, frame: FrameType, agent: ProcessContext, divergence: Divergence | None
+    incident: NonFinite, frame: FrameType, agent: ProcessContext, divergence: Divergence | None, why: str
 ) -> Finding | None:
-    """A loss that is finite and far too large: said only where a rerun of the last steps proves why."""
-    if divergence is None or divergence.has_outlier:
-        return None  # a batch of another scale may be meant, and training may recover from it
+    """A loss that is finite and far too large: said where a rerun of the last steps proves why.
+
+    Where they cannot be run again, it is said if the weights have grown beyond doubt.
+    """
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
-    evidence.divergence = divergence
-    diagnosis = ask(evidence, registry.RUNAWAY)
+    evidence.divergence, evidence.why_no_divergence = divergence, why
+    if divergence is None:
+        diagnosis = ask(evidence, registry.DIVERGED)
+        return Finding(replace(diagnosis, severity="warning")) if diagnosis is not None else None
+    diagnosis = ask(evidence, registry.RUNAWAY) if divergence.is_beyond_doubt else None
     if diagnosis is None or diagnosis.grade != "proven":
         return None
-    return Finding(replace(diagnosis, severity="warning"))
+    # A batch of another scale may be meant, and training may recover from it.
+    return Finding(replace(diagnosis, severity="warning"), is_tentative=divergence.has_outlier)
 
 
 def _divergence(frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:

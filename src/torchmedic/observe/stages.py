@@ -45,6 +45,7 @@ class Finding(NamedTuple):
     recording: Recording | None = None
     trace: NumberTrace | None = None
     hold: Callable[[], None] | None = None
+    is_tentative: bool = False  # said only if the loss does not recover
 
 
 class GrowthStages(Protocol):

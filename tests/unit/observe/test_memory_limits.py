@@ -10,7 +10,7 @@ import pytest
 
 from torchmedic.detect.failures.exhaustion import exhaustion_of
 from torchmedic.observe.memory import headroom
-from torchmedic.observe.memory.host import HostMemory
+from torchmedic.observe.memory.host import HostMemory, free_bytes
 from torchmedic.observe.memory.last_numbers import NoRoom
 from torchmedic.observe.memory.limits import Setter, mappings, refusing, setter_of
 from torchmedic.observe.memory.shared_memory import shared_memory
@@ -165,3 +165,17 @@ def test_the_room_that_is_set_aside_is_given_back() -> None:
     headroom.release()
     headroom.release()
     assert headroom.has_room(1 << 20)
+
+
+def test_a_copy_leaves_room_below_the_limit_of_a_cgroup(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "status").write_text("VmRSS:\t  600 kB\n")
+    (proc / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:  8000 kB\n")
+    (proc / "self" / "cgroup").write_text("0::/job\n")
+    (groups / "job").mkdir(parents=True)
+    assert free_bytes(proc, groups) == 8000 * 1024
+    (groups / "job" / "memory.max").write_text(str(1000 * 1024))
+    assert free_bytes(proc, groups) == 400 * 1024
+    (groups / "job" / "memory.max").write_text(str(500 * 1024))
+    assert free_bytes(proc, groups) == 0

@@ -71,9 +71,56 @@ def test_the_state_of_the_copy_is_used_and_not_used_up() -> None:
 
 def test_how_many_elements_a_loss_adds_up() -> None:
     a, b = torch.randn(6, 4, requires_grad=True), torch.randn(6, 4)
-    assert reduction_of((a - b).square().sum()).count == 24
-    assert reduction_of((a - b).square().sum() / 6).count == 4
-    assert reduction_of((a - b).square().mean()).count == 1
-    assert reduction_of(nn.functional.mse_loss(a, b, reduction="sum")).count == 24
-    assert reduction_of(nn.functional.mse_loss(a, b)).count == 1
-    assert reduction_of(nn.functional.cross_entropy(a, torch.zeros(6, dtype=torch.long), reduction="sum")).count == 6
+    assert reduction_of((a - b).square().sum()).elements == 24
+    assert reduction_of((a - b).square().sum() / 6).elements == 4
+    assert reduction_of((a - b).square().mean()).elements == 1
+    assert reduction_of(nn.functional.mse_loss(a, b, reduction="sum")).elements == 24
+    assert reduction_of(nn.functional.mse_loss(a, b)).elements == 1
+    assert reduction_of(nn.functional.cross_entropy(a, torch.zeros(6, dtype=torch.long), reduction="sum")).elements == 6
+
+
+def test_losses_that_a_loop_adds_up() -> None:
+    rows = torch.randn(20, 3)
+    weight = torch.randn(3, requires_grad=True)
+    losses = [(row @ weight).square() for row in rows]
+    assert reduction_of(sum(losses, torch.zeros(()))) == (20, True)
+    assert reduction_of(sum(losses, torch.zeros(())) / 20).elements == 1
+    assert reduction_of(sum((loss / 20 for loss in losses), torch.zeros(()))).elements == 1
+    assert not reduction_of(losses[0] + losses[1]).is_loop
+
+
+def test_an_optimizer_that_asks_for_the_loss() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(16, 3), torch.randn(16, 1)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    def evaluate() -> tuple[float, list[tuple[torch.Tensor, torch.Tensor]]]:
+        loss = closure()
+        return float(loss), [(tensor, tensor.grad) for tensor in model.parameters() if tensor.grad is not None]
+
+    optimizer.step(closure)
+    copy = take_copy([optimizer], list(model.parameters()), 1)
+    optimizer.step(closure)
+    after = [parameter.detach().clone() for parameter in model.parameters()]
+    for _ in range(2):
+        with rewound(copy):
+            update(optimizer, [], [0.5], {}, evaluate)
+            assert all(torch.equal(one, two) for one, two in zip(model.parameters(), after, strict=True))
+
+
+def test_the_momentum_of_then() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0, momentum=0.9)
+    copy = take_copy([optimizer], [weight], 0)
+    with rewound(copy):
+        for _ in range(2):
+            update(optimizer, [(weight, torch.ones(2))], [1.0], {}, momenta=({"momentum": 0.5},))
+        assert weight.tolist() == [-1.5, -1.5]
+    assert optimizer.param_groups[0]["momentum"] == 0.9

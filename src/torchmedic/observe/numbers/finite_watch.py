@@ -43,6 +43,7 @@ from torchmedic.source.objects.finite import is_finite
 
 _MAX_EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether their gradients are used
 _MAX_SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
+_UPDATES_WITHOUT_HOPE = 24  # in a row with a loss that is far too large, after which nobody waits for a recovery
 _MAX_SKIPPED = 25  # steps in a row that GradScaler skips at all
 
 
@@ -90,6 +91,7 @@ class FiniteWatch:
         self._finding: Finding | None = None
         self._witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None = None
         self._examined = 0
+        self._tentative: Finding | None = None  # of a loss that may recover
         self._is_asked = False  # about a loss that is finite and much too large
         self._steps = 0
         self._skipped_bad = 0
@@ -158,8 +160,10 @@ class FiniteWatch:
         call = self._losses.call
         if call is not None and has_optimizers:
             self.memory.backward_begins(call, stepping)
-        elif call is not None and not self._losses.last_is_bad:
-            self.memory.backward_by_hand_begins(call, roots, key)
+        elif call is not None:
+            self.memory.note_leaves(call, roots)
+            if not self._losses.last_is_bad:
+                self.memory.backward_by_hand_begins(call, key)
 
     def sampled_out_backward_begins(self, roots: Sequence[torch.Tensor], step: int) -> None:
         """A backward begins in a short step that is sampled out."""
@@ -257,10 +261,17 @@ class FiniteWatch:
         loss = losses.last[-1] if losses.last else None
         self.memory.update_begins(optimizer, optimizers, frame, self._steps, losses.key, loss)
         losses.ceiling = self.memory.ceiling
-        if not self.memory.is_lost or self._is_asked:
-            return False
-        self._is_asked = True
-        found = self._examiner.examine(optimizer, frame, "growth", "step")
+        found = None
+        if self.memory.is_lost and not self._is_asked:
+            self._is_asked = True
+            found = self._examiner.examine(optimizer, frame, "growth", "step")
+            if found is not None and found.is_tentative:
+                self._tentative, found = found, None
+        elif self._tentative is not None:
+            if not self.memory.lost_updates:
+                self._tentative = None  # training has recovered
+            elif self.memory.lost_updates >= _UPDATES_WITHOUT_HOPE:
+                found = self._tentative
         if found is not None:
             self._publish(found)
         return found is not None

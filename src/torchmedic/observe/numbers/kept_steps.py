@@ -57,6 +57,7 @@ class UpdateEnd(NamedTuple):
     rates: tuple[Any, ...]  # the learning rate of every group, then
     code: CodeType | None  # of the frame that called `step`; None where backward was called by a closure of `step`
     lasti: int
+    momenta: tuple[dict[str, Any], ...]  # of every group, then: a cyclic schedule changes them too
 
 
 class KeptBackward:
@@ -64,6 +65,7 @@ class KeptBackward:
 
     __slots__ = (
         *("step", "update", "loss", "points", "kept", "batch_bytes", "origin", "is_sampled_out", "ends", "by_hand"),
+        *("is_repeated", "leaves"),
         *("rng", "forward_rng", "device_marks", "grad_enabled", "autocast"),
         *("carried", "carried_frame", "sequence_number"),
     )
@@ -75,6 +77,8 @@ class KeptBackward:
         self.is_sampled_out = False  # only the batch is known
         self.points: list[Point] = []  # innermost first
         self.by_hand = False  # there is no optimizer: statements of the loop update the weights
+        self.is_repeated = False  # the optimizer has called its closure for this update before
+        self.leaves: list[Kept] = []  # what it trains, where the loop binds new tensors in every step
         self.ends: tuple[UpdateEnd, ...] = ()  # the updates that used its gradients
         self.rng = notes.rng
         self.device_marks = notes.device_marks

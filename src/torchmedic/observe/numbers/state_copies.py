@@ -10,6 +10,7 @@ import torch
 
 from torchmedic.observe.device.async_devices import devices
 from torchmedic.observe.memory.host import free_bytes
+from torchmedic.observe.step.tensors import tensors_in
 
 _MAX_COPY_BYTES = 256 << 20
 _MAX_SHARE_OF_FREE_MEMORY = 0.1
@@ -41,8 +42,8 @@ def take_copy(optimizers: list[Any], tensors: list[torch.Tensor], update: int) -
         NoRoom: With the size.
     """
     states = [(optimizer, _state(optimizer)) for optimizer in optimizers]
-    inner = [value for _, state in states for held in state.values() for value in held.values()]
-    total = [*tensors, *(value for value in inner if isinstance(value, torch.Tensor))]
+    inner = [value for _, state in states for held in state.values() for value in tensors_in(list(held.values()))]
+    total = [*tensors, *inner]
     if not _is_room_for(total):
         size = sum(tensor.nbytes for tensor in total) >> 20
         raise NoRoom(f"there was no room for a copy of the weights and the optimizer state ({size} MiB)")
@@ -56,10 +57,14 @@ def take_copy(optimizers: list[Any], tensors: list[torch.Tensor], update: int) -
 
 
 def cloned(values: dict[str, Any]) -> dict[str, Any]:
-    """The state of one parameter, with tensors of its own."""
-    return {
-        name: value.detach().clone() if isinstance(value, torch.Tensor) else value for name, value in values.items()
-    }
+    """The state of one parameter, with tensors and lists of its own."""
+    return {name: _cloned(value) for name, value in values.items()}
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, list):  # the directions that LBFGS remembers
+        return [_cloned(part) for part in value]
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def parameters_of(optimizer: Any) -> list[torch.Tensor]:

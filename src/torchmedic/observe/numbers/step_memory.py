@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards, UpdateEnd
+from torchmedic.observe.numbers.kept_steps import Kept, KeptBackward, KeptBackwards, UpdateEnd
 from torchmedic.observe.numbers.state_copies import Copy, NoRoom, parameters_of, take_copy
 from torchmedic.observe.numbers.weight_copies import Rewind, is_plain
 from torchmedic.source.objects.graph import leaves_behind
@@ -36,6 +36,7 @@ _UPDATES_OF_RISE = 24  # that are kept when the loss rises
 _RISE = 3.0  # times its usual size: a loss that rises
 _MAX_FRAMES = 60
 _MAX_NODES = 2000  # of a graph that is walked to its leaves
+_MAX_LEAF_BYTES = 1 << 20  # of the tensors that one call of a loop without an optimizer trains
 _MAX_TRENDS = 16
 _FIRST_LOSSES = 8
 _LOST = 1e4  # times the smallest of the first losses
@@ -96,13 +97,15 @@ class StepMemory:
         self._in_any_case = _FIRST_CALLS  # calls that are kept whatever time that takes
         self.is_late = False  # the weights are on a device that is read late
         self.ceiling = inf  # a loss above it is worth a closer look
+        self.lost_updates = 0  # in a row, until now, whose loss was far beyond the first ones
         self.is_lost = False  # the loss is so large, and has been for so long, that it cannot be meant
         self.refused = ""  # why there are no copies
 
     def windows(self) -> list[Window]:
         """What can be run again: from the beginning of training, then from the older copies on."""
         found = []
-        recent = [call for call in self._kept.calls if not call.is_sampled_out]
+        calls = [call for call in self._kept.calls if not call.is_sampled_out]
+        recent = [call for call in calls if not call.is_repeated or call is calls[-1]]
         for copy in (self._start, *self._copies, self._risen):
             if copy is None or not copy.tensors:
                 continue
@@ -110,7 +113,9 @@ class StepMemory:
             known = {id(call): call for call in [*first, *recent] if call.update >= copy.update}
             calls = _without_gap(list(known.values()), copy.update)
             if calls:
-                found.append(Window(copy, calls, bool(recent) and calls[-1] is recent[-1]))
+                found.append(
+                    Window(_renewed(copy, calls[0], recent[-1]), calls, bool(recent) and calls[-1] is recent[-1])
+                )
         return found
 
     def record(self, frame: FrameType, update: int) -> KeptBackward | None:
@@ -148,20 +153,27 @@ class StepMemory:
         if stepping is not None:  # called by a closure, when the update is counted already
             call.update -= 1
             previous = self._kept.calls[-2] if len(self._kept.calls) > 1 else None
-            if previous is not None and previous.update == call.update:
-                self._refuse("the optimizer calls its closure more than once per update")
-            call.ends = (UpdateEnd(weakref.ref(stepping), _rates(stepping), None, -1),)
+            call.is_repeated = previous is not None and previous.update == call.update
+            call.ends = (UpdateEnd(weakref.ref(stepping), _rates(stepping), None, -1, _momenta(stepping)),)
         is_first = len(self._first) < _FIRST_CALLS and call.update <= _FIRST_CALLS
-        if is_first and call.batch_bytes <= _MAX_FIRST_BATCH_BYTES:
+        if is_first and not call.is_repeated and call.batch_bytes <= _MAX_FIRST_BATCH_BYTES:
             self._first.append(call)
 
-    def backward_by_hand_begins(self, call: KeptBackward, roots: Sequence[torch.Tensor], place: Any) -> None:
+    def note_leaves(self, call: KeptBackward, roots: Sequence[torch.Tensor]) -> None:
+        """Note what a loop without an optimizer trains."""
+        started = thread_time()
+        leaves = leaves_behind(roots, _MAX_NODES)
+        self._spent += thread_time() - started
+        if not self._leaves:
+            self._leaves = [weakref.ref(leaf) for leaf in leaves]
+        if sum(leaf.nbytes for leaf in leaves) <= _MAX_LEAF_BYTES:
+            call.leaves = [Kept(weakref.ref(leaf), leaf.detach(), leaf._version) for leaf in leaves]
+
+    def backward_by_hand_begins(self, call: KeptBackward, place: Any) -> None:
         """A backward call was kept of a loop that has no optimizer: an update by hand is expected to follow."""
         call.by_hand = True
         call.update = self._by_hand
         self._by_hand += 1
-        if not self._leaves:
-            self._leaves = [weakref.ref(leaf) for leaf in leaves_behind(roots, _MAX_NODES)]
         self.backward_begins(call, None)
         rises = self._note(place, call.loss)
         self._consider(list, call.update, rises)
@@ -204,6 +216,7 @@ class StepMemory:
                 self._trends[place] = _Trend(size)
             return False
         rises = trend.note(size)
+        self.lost_updates = trend.lost
         self.is_lost = self.is_lost or trend.lost == _UPDATES_OF_LOST_TRAINING
         ceiling = _RISE * trend.usual
         if ceiling > self.ceiling or len(self._trends) == 1:
@@ -275,13 +288,28 @@ def _note_end(call: KeptBackward, optimizer: Any, frame: FrameType) -> None:
         code = at.f_code
         for point in call.points:
             if point.code is code:
-                call.ends += (UpdateEnd(weakref.ref(optimizer), _rates(optimizer), code, at.f_lasti),)
+                end = UpdateEnd(weakref.ref(optimizer), _rates(optimizer), code, at.f_lasti, _momenta(optimizer))
+                call.ends += (end,)
                 return
         at = at.f_back
 
 
+def _renewed(copy: Copy, first: KeptBackward, last: KeptBackward) -> Copy:
+    """A copy for the tensors that the loop trains now, where it binds new ones in every step."""
+    old, new = first.leaves, last.leaves
+    if not old or len(old) != len(new) or any(leaf.tensor() is not None for leaf in old):
+        return copy
+    pairs = [(one.tensor, other.alias) for one, other in zip(new, old, strict=True)]
+    return copy._replace(tensors=[(reference, value) for reference, value in pairs if value is not None])
+
+
 def _rates(optimizer: Any) -> tuple[Any, ...]:
     return tuple([group.get("lr") for group in optimizer.param_groups])
+
+
+def _momenta(optimizer: Any) -> tuple[dict[str, Any], ...]:
+    names = ("momentum", "betas")
+    return tuple([{name: group[name] for name in names if name in group} for group in optimizer.param_groups])
 
 
 def _without_gap(calls: list[KeptBackward], first: int) -> list[KeptBackward]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from types import FrameType
@@ -71,6 +72,8 @@ def earlier_step(
             continue
         assert isinstance(step.runner, EarlierStepRunner)
         lost = step.runner.lost
+        if whole:  # what follows the backward call may count and print; whether the loss repeats is looked at
+            lost = {name for name in lost if not isinstance(live.f_locals.get(name), int | float | str)}
         if not lost or step.runner.freeze_readers(lost):
             return step, view
         why = CannotCut(f"`{sorted(lost)[0]}` of the step before is gone")
@@ -124,10 +127,12 @@ class EarlierStepRunner(Runner):
     def freeze_data(self) -> bool:
         """Take over the data of the step in place of making it again; False where none of it was kept."""
         made = self.play(keep_graphs=False, backward=False).made_data
+        bound = Counter(name for statement in self.segment.statements for name in _bound(statement))
+        once = {name for name in self._then if bound[name] == 1}  # of others, what was kept may be a later value
         self.frozen = {
             statement.lineno
             for statement in self.segment.statements
-            if statement.lineno in made and self._then.keys() >= _bound(statement)
+            if statement.lineno in made and once >= _bound(statement)
         }
         return bool(self.frozen)
 
@@ -179,12 +184,12 @@ class EarlierStepRunner(Runner):
             self._batch = self._past
         changed = names_changed(self.segment)
         namespace.update(self._begun(changed))
-        namespace[BATCH] = self._present
         twins = dict(_twins(self._present, self._past)) if self._past is not None else {}
         places = {name: _place(value) for name, value in namespace.items() if _may_be_part(value)}
         mapped = {name for name, place in places.items() if place in twins}
         for name in mapped:
             namespace[name] = twins[places[name]]
+        namespace[BATCH] = self._present
         # What the batch of then gave is the batch of then.
         parts = dict(_twins(self._past, self._past)) if self._past is not None else {}
         mapped |= {name for name, place in places.items() if place in parts}

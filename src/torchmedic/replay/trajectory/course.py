@@ -10,16 +10,19 @@ from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.numbers.step_memory import Window
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.step.earlier_step import EarlierStepRunner, earlier_step
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Microscope
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
+from torchmedic.source.name_use import names_written
 from torchmedic.source.segment.cut import CannotCut
 
 _MAX_SECONDS = 60.0  # of all courses together
@@ -139,7 +142,7 @@ class Trajectory:
         step = self.units[0].step
         scope = Microscope(deadline=self._deadline, watch=step.runner.parameters)
         with rewound(self._copy):
-            played = step.runner.play(scope)
+            played = step.runner.play(scope, _unscaled())
             if played.error is not None:
                 return None
             scope.read()
@@ -204,9 +207,11 @@ class Trajectory:
     ) -> ReplayResult:
         taken: Gradients = []
         collect = _taking_moves if by_hand else _taking
-        played = step.runner.play(collect(step, taken), change=change.data, keep_graphs=False)
+        played = step.runner.play(collect(step, taken), _unscaled(), change=change.data, keep_graphs=False)
         if played.error is not None:
             raise _Stopped(f"{type(played.error).__name__}: {played.error}"[:200])
+        if by_hand:
+            taken = _rebound(step, played) or taken
         for tensor, gradient in taken:
             known = total.get(id(tensor))
             total[id(tensor)] = (tensor, gradient if known is None else known[1] + gradient)
@@ -221,11 +226,14 @@ class Trajectory:
         return self._others[id(call)]
 
     def _update(self, unit: Unit, gradients: Gradients, change: Change, position: int) -> None:
-        changed = [(tensor, gradient * change.gradient) for tensor, gradient in gradients]
-        if change.clip is not None:
-            norm = math.sqrt(sum(float(gradient.double().square().sum()) for _, gradient in changed))
-            factor = min(1.0, change.clip / (norm + 1e-6))
-            changed = [(tensor, gradient * factor) for tensor, gradient in changed]
+        changed = _changed(gradients, change)
+
+        def evaluate() -> tuple[float, Gradients]:
+            if time.monotonic() > self._deadline:
+                raise _Stopped("it took too long")
+            loss, found = self._step(unit, change)
+            return loss, _changed(found, change)
+
         share = (position + 1) / len(self.units) if change.warm_up else 1.0
         for end in unit.call.ends:
             optimizer = end.optimizer()
@@ -236,9 +244,19 @@ class Trajectory:
                 continue
             rates = [rate if rate is None else rate * factor for rate in end.rates]
             try:
-                update(optimizer, changed, rates, change.options)
+                update(optimizer, changed, rates, change.options, evaluate, end.momenta)
             except Exception as error:  # of an optimizer that is called in another way
                 raise _Stopped(f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def _changed(gradients: Gradients, change: Change) -> Gradients:
+    """Gradients as a change wants them."""
+    changed = [(tensor, gradient * change.gradient) for tensor, gradient in gradients]
+    if change.clip is not None:
+        norm = math.sqrt(sum(float(gradient.double().square().sum()) for _, gradient in changed))
+        factor = min(1.0, change.clip / (norm + 1e-6))
+        changed = [(tensor, gradient * factor) for tensor, gradient in changed]
+    return changed
 
 
 def _plain(unit: Unit, previous: Unit | None) -> bool:
@@ -263,13 +281,49 @@ def _with_state_of_previous(unit: Unit, previous: Unit | None) -> bool:
 @contextlib.contextmanager
 def _taking_moves(step: Step, taken: Gradients) -> Iterator[None]:
     """Take the changes that a replay makes to the weights, before they are undone."""
-    leaves = {id(tensor): tensor for tensor in step.runner.loose_leaves}
+    runner = step.runner
+    held = [tensor for module in runner.modules for tensor in module.parameters()]
+    leaves = {id(tensor): tensor for tensor in [*runner.loose_leaves, *held]}
     before = {key: tensor.detach().clone() for key, tensor in leaves.items()}
     try:
         yield
     finally:
         with torch.no_grad():
             taken += [(tensor, tensor.detach() - before[key]) for key, tensor in leaves.items()]
+
+
+def _rebound(step: Step, played: ReplayResult) -> Gradients:
+    """The changes to the weights of a step that binds new tensors: `params = [p - lr * g for p, g in ...]`."""
+    found: Gradients = []
+    for name in bound_again(step):
+        before, after = tensors_in(step.runner._locals[name], 2), tensors_in(played.namespace.get(name), 2)
+        if [tensor.shape for tensor in before] == [tensor.shape for tensor in after]:
+            pairs = [(old, new) for old, new in zip(before, after, strict=True) if new is not old]
+            found += [(old, new.detach() - old.detach()) for old, new in pairs]
+    return found
+
+
+def bound_again(step: Step) -> list[str]:
+    """The variables with trained tensors that a step gives new values."""
+    runner = step.runner
+    written = {name for statement in runner.segment.statements for name in names_written(statement)}
+    trained = {id(tensor) for tensor in runner.loose_leaves}
+    return sorted(
+        name
+        for name in written & runner._locals.keys()
+        if (held := tensors_in(runner._locals[name], 2)) and all(id(tensor) in trained for tensor in held)
+    )
+
+
+@contextlib.contextmanager
+def _unscaled() -> Iterator[None]:
+    """Leave the factor of a GradScaler out: the updates were made with gradients that it had been taken from again."""
+    scale = GradScaler.scale
+    GradScaler.scale = lambda scaler, outputs: outputs  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        GradScaler.scale = scale  # type: ignore[method-assign]
 
 
 def _move(moves: Gradients, factor: float) -> None:
@@ -292,7 +346,7 @@ def _units(calls: list[KeptBackward], frame: FrameType | None, agent: StepContex
         if not call.ends and not is_last and not call.by_hand:
             pending.append(call)
             continue
-        is_update = bool(call.ends) or (call.by_hand and not is_last)
+        is_update = (bool(call.ends) and not call.is_repeated) or (call.by_hand and not is_last)
         step, _ = earlier_step(call, frame, agent, to_update=is_update)
         yield Unit(call, step, is_update, tuple(pending))
         pending = []

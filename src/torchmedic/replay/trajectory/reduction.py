@@ -17,7 +17,7 @@ _MIN_TERMS = 8  # of one kind that are added up one by one
 class Reduction(NamedTuple):
     """How a loss was made of its elements."""
 
-    count: float  # elements that were added up without being divided by their number; 1 for a mean
+    elements: float  # elements that were added up without being divided by their number; 1 for a mean
     is_loop: bool = False  # they were added one by one
 
 

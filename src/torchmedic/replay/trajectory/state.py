@@ -6,8 +6,9 @@ The present tensors are set aside, not written to: afterwards every value is the
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,22 +61,54 @@ def update(
     gradients: list[tuple[torch.Tensor, torch.Tensor]],
     rates: list[Any],
     options: Mapping[str, Any],
+    evaluate: Callable[[], tuple[float, list[tuple[torch.Tensor, torch.Tensor]]]] | None = None,
+    momenta: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Let an optimizer update its weights, with these gradients, learning rates and options.
 
     Whatever a schedule has put around the optimizer's `step` is left out.
+
+    Args:
+        optimizer: Which one.
+        gradients: Of the weights as they are.
+        rates: The learning rate of every group.
+        options: Further settings of the groups.
+        evaluate: Gives the loss and the gradients for other weights, for an optimizer that asks for them (LBFGS).
+        momenta: The momentum or the betas of every group.
     """
     own = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-    for group, rate in zip(optimizer.param_groups, rates, strict=False):
+    for at, group in enumerate(optimizer.param_groups):
+        rate = rates[at] if at < len(rates) else None
         if rate is not None:
             group["lr"] = rate
+        group.update(momenta[at] if at < len(momenta) else {})
         group.update({name: value for name, value in options.items() if name in group})
+    seen = {id(tensor): tensor for tensor, _ in gradients}
+
+    def closure() -> torch.Tensor:
+        assert evaluate is not None
+        loss, found = evaluate()
+        for tensor, gradient in found:
+            if id(tensor) in own:
+                seen[id(tensor)] = tensor
+                tensor.grad = gradient
+        return torch.tensor(loss)
+
     try:
         for tensor, gradient in gradients:
             if id(tensor) in own:
                 tensor.grad = gradient
         with muted():
-            type(optimizer).step(optimizer)
+            if evaluate is not None and needs_closure(optimizer):
+                type(optimizer).step(optimizer, closure)
+            else:
+                type(optimizer).step(optimizer)
     finally:
-        for tensor, _ in gradients:
+        for tensor in seen.values():
             tensor.grad = None
+
+
+def needs_closure(optimizer: Any) -> bool:
+    """Whether an optimizer cannot step without a function that gives it the loss."""
+    closure = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

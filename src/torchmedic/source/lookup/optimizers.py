@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import gc
 import os
-import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, by_span, node_location, place, position_of
 from torchmedic.source.syntax import FUNCTIONS, nodes_in, syntax_tree
 from torchmedic.source.user_code import PACKAGE, is_user_file
+from torchmedic.source.user_variables import loaded_files
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _RATE_NAMES = ("lr", "learning_rate", "rate", "eta", "alpha", "step_size")  # that a variable may have, or end with
@@ -72,7 +72,9 @@ def built_at(
             return node_location(role, *written, label)
         line, end_line, column, end_column = position_of(by.code, by.lasti)
         tree = syntax_tree(file)
-        nodes = by_span(tree).get((line, column, end_line, end_column)) if tree is not None else None
+        nodes = None
+        if tree is not None and line and end_line and column is not None and end_column is not None:
+            nodes = by_span(tree).get((line, column, end_line, end_column))
         if nodes:
             return node_location(role, file, _value_in(nodes[0], value) or nodes[0], label)
         if line:
@@ -104,8 +106,7 @@ def value_written_at(value: float, cause: Location | None, label: str) -> Locati
 def _files(frames: list[Frame]) -> list[str]:
     """The user's files that are on the stack, the innermost first, then the others that are imported."""
     live = [frame.file for frame in reversed(frames) if frame.is_user]
-    imported = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    return list(dict.fromkeys([*live, *(file for file in imported if file and is_user_file(file))]))
+    return list(dict.fromkeys([*live, *loaded_files()]))
 
 
 def _value_in(call: ast.AST, value: float | None) -> ast.AST | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.diagnose.rules.numbers._wording import noticed
+from torchmedic.diagnose.rules.numbers._wording import noticed_at
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Grade, Location, Treatment
@@ -18,6 +18,7 @@ _ADAPTIVE_RATE = 0.01  # of Adam and the like: an ordinary rate is not above it
 _PLAIN_RATE = 0.2  # of SGD
 _STEPS = 3  # of growth in a row, at least
 _MIN_GROWTH_FACTOR = 100.0
+_GROWN_WEIGHTS = 1e4  # times their size some updates ago: no training means that
 
 
 def begin(
@@ -40,7 +41,7 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
         draft.at(spot.location("surfaced", "a value overflowed here at last"))
     if evidence.noticed is not None:
         draft.at(evidence.noticed.location("surfaced", "noticed here"))
-    draft.because(noticed(evidence))
+    draft.because(noticed_at(evidence))
     return draft.done()
 
 
@@ -98,6 +99,14 @@ class LossGrowth(NamedTuple):
     last: tuple[float, ...]
 
 
+class WeightGrowth(NamedTuple):
+    """The largest weight some updates ago, and now."""
+
+    start: float
+    end: float
+    updates: int
+
+
 def growth(evidence: NumbersEvidence) -> LossGrowth | None:
     """The growth that ends in the present step; None where there is none to speak of."""
     finite = [loss for loss in evidence.incident.losses if math.isfinite(loss)]
@@ -120,8 +129,24 @@ def _usual(sizes: list[float]) -> float:
     return ordered[len(ordered) // 2] if ordered else 0.0
 
 
+def grown_weights(evidence: NumbersEvidence) -> WeightGrowth | None:
+    """The growth since the oldest copy of the weights; None where there is none to speak of."""
+    windows = evidence.agent.finite.memory.windows()
+    if not windows:
+        return None
+    pairs = [
+        (float(value.abs().amax()), float(tensor.detach().abs().amax()))
+        for reference, value in windows[0].copy.tensors
+        if value.numel() and (tensor := reference()) is not None and tensor.requires_grad
+    ]
+    before, now = (max((pair[at] for pair in pairs), default=0.0) for at in (0, 1))
+    updates = windows[0].calls[-1].update - windows[0].copy.update
+    is_grown = math.isfinite(now) and now > _GROWN_WEIGHTS * max(before, 1e-3)
+    return WeightGrowth(before, now, updates) if is_grown and updates > 0 and before > 0 else None
+
+
 def is_diverging(evidence: NumbersEvidence) -> bool:
-    return growth(evidence) is not None
+    return growth(evidence) is not None or grown_weights(evidence) is not None
 
 
 def growths_at_start(evidence: NumbersEvidence) -> tuple[list[Growth], bool]:

@@ -106,15 +106,21 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
     return draft.done()
 
 
-def noticed(evidence: NumbersEvidence) -> str:
-    """Where it was noticed, and what it had done by then."""
-    incident = evidence.incident
+def noticed_at(evidence: NumbersEvidence) -> str:
+    """Where it was noticed."""
     at = evidence.noticed
     if at is None or evidence.complaint:
         return evidence.complaint
     place = f"{relative(at.file)}:{at.line}"
     text = at.location("surfaced").code
-    text = f"noticed at `{text}`, {place}" if len(text) <= 60 else f"noticed at {place}"
+    return f"noticed at `{text}`, {place}" if len(text) <= 60 else f"noticed at {place}"
+
+
+def noticed(evidence: NumbersEvidence) -> str:
+    """Where it was noticed, and what it had done by then."""
+    incident, text = evidence.incident, noticed_at(evidence)
+    if evidence.noticed is None or evidence.complaint:
+        return text
     if evidence.loss_is_bad and not incident.bad and incident.optimizers:
         return f"{text}; the gradients stayed finite, so the weights are not damaged"
     if not incident.damaged and (incident.stage == "step" or incident.optimizers):

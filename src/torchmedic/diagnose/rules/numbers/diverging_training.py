@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.rules.numbers._courses import growth
+from torchmedic.diagnose.rules.numbers._courses import LossGrowth, WeightGrowth, grown_weights, growth
 from torchmedic.diagnose.rules.numbers._wording import noticed
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
@@ -24,18 +24,13 @@ from torchmedic.source.lookup.optimizers import built_at
 
 @rule("TM222", "diverging-training")
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
-    found = growth(evidence)
     incident = evidence.incident
-    if found is None or incident.quantity == "rate":
+    found = growth(evidence) if incident.quantity != "growth" else None
+    grown = grown_weights(evidence) if found is None else None
+    if (found is None and grown is None) or incident.quantity == "rate":
         return None
     optimizer = incident.stepping or (incident.optimizers[0] if len(incident.optimizers) == 1 else None)
-    factor = abs(found.end) / max(abs(found.start), 1e-12)
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"training diverged: the loss grew {factor:.3g} times in {found.steps} steps, then overflowed",
-        f"the loss grew from {number(found.start)} to {number(found.end)} before it stopped being finite",
-    )
+    draft = check.draft(evidence, "likely", *_described(found, grown))
     rates = sorted({group["lr"] for group in optimizer.param_groups}) if optimizer is not None else []
     rate = ", ".join(number(float(value)) for value in rates[:3])
     if optimizer is not None:
@@ -46,7 +41,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         draft.at(spot.location("surfaced", "this is where it overflowed"))
     if evidence.noticed is not None:
         draft.at(evidence.noticed.location("surfaced" if spot or optimizer else "cause", "noticed here"))
-    draft.because(f"loss of the last steps: {', '.join(number(value) for value in found.last)}, then not finite")
+    last = ", ".join(number(value) for value in found.last) if found is not None else ""
+    draft.because(f"loss of the last steps: {last}, then not finite" if last else "")
     weights = [
         tensor.detach().abs().max().item()
         for each in incident.optimizers
@@ -62,3 +58,19 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     draft.help("clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)", safety="changes-training")
     draft.because(noticed(evidence))
     return draft.done()
+
+
+def _described(found: LossGrowth | None, grown: WeightGrowth | None) -> tuple[str, str]:
+    """The message and the cause."""
+    if found is not None:
+        factor = abs(found.end) / max(abs(found.start), 1e-12)
+        return (
+            f"training diverged: the loss grew {factor:.3g} times in {found.steps} steps, then overflowed",
+            f"the loss grew from {number(found.start)} to {number(found.end)} before it stopped being finite",
+        )
+    assert grown is not None
+    factor = grown.end / grown.start
+    return (
+        f"training diverged: the largest weight grew {factor:.3g} times in {grown.updates} updates",
+        f"the updates took the largest weight from {number(grown.start)} to {number(grown.end)}",
+    )

@@ -26,6 +26,7 @@ from torchmedic.replay.trace.values import number
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import built_at
 from torchmedic.source.syntax import syntax_tree
+from torchmedic.source.user_variables import loaded_files
 
 _MIN_FACTOR = 2.0  # per layer
 _WRITERS = ("normal_", "uniform_", "fill_", "constant_", "orthogonal_", "trunc_normal_", "ones_", "mul_")
@@ -60,7 +61,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
 
 def _made_at(evidence: NumbersEvidence, weight: torch.Tensor, label: str) -> Location | None:
     """The only line that initialises a `.weight` by hand, else where the layer was built."""
-    for file in dict.fromkeys(frame.file for frame in reversed(evidence.frames) if frame.is_user):
+    live = [frame.file for frame in reversed(evidence.frames) if frame.is_user]
+    for file in dict.fromkeys([*live, *loaded_files()]):
         tree = syntax_tree(file)
         calls = [
             node

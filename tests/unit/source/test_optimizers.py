@@ -1,0 +1,51 @@
+"""Where an optimizer was built, and where its rate is written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchmedic.source.lookup.optimizers import Construction, built_at, construction, value_written_at
+
+
+class Own(torch.optim.SGD):
+    """An optimizer of the user's own, which notes who builds it."""
+
+    seen: Construction | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        type(self).seen = construction(sys._getframe(), type(self))
+        super().__init__(*args, **options)
+
+
+def test_the_call_and_its_value() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = Own(
+        [
+            {"params": [weight], "lr": 0.5},
+        ],
+        lr=0.1,
+    )
+    assert Own.seen is not None
+    assert Own.seen.code is sys._getframe().f_code
+    assert Own.seen.is_direct
+    whole = built_at([], optimizer, "cause", "", by=Own.seen)
+    part = built_at([], optimizer, "cause", "", by=Own.seen, value=0.5)
+    assert whole is not None
+    assert part is not None
+    assert part.line == whole.line + 2
+
+
+def test_a_rate_that_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'CONFIG = {"steps": 6.5, "lr": 6.5}\ndef train(rate=2.5, momentum=7.5):\n    pass\nlr = 3.5\nLR = 3.5\n'
+    (tmp_path / "config_of_test.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__("config_of_test")
+    found = {value: value_written_at(value, None, "") for value in (6.5, 2.5, 7.5, 3.5)}
+    lines = {value: place.line for value, place in found.items() if place is not None}
+    assert lines == {6.5: 1, 2.5: 2}  # 7.5 is no rate, 3.5 is written twice
+    sys.modules.pop("config_of_test")
