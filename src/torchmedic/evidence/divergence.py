@@ -15,7 +15,7 @@ from torchmedic.observe.numbers.step_memory import Window
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Spot
 from torchmedic.replay.trace.values import number
 from torchmedic.replay.trajectory.course import NO_UPDATE, CannotCut, Change, Course, Trajectory, bound_again
-from torchmedic.source.name_use import names_written
+from torchmedic.source.assignments import names_written
 
 _MAX_UPDATES = 8
 _UPDATES_OF_SLOW_STEPS = 4

@@ -22,7 +22,7 @@ from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Microscope
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
-from torchmedic.source.name_use import names_written
+from torchmedic.source.assignments import names_written
 from torchmedic.source.segment.cut import CannotCut
 
 _MAX_SECONDS = 60.0  # of all courses together
