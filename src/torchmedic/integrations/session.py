@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -190,6 +191,9 @@ class Session:
                 self._publish(agent)
             on_fault(None)
             self._complain()
+            if self._failed:
+                del agent
+                gc.collect()  # what was examined has references to the frames, and so to the user's tensors
 
     @contained("session.conclude")
     def _conclude(self, agent: Agent) -> None:
