@@ -98,6 +98,12 @@ def test_the_kernel_lives_and_torch_is_as_it_was(outputs: list[list[Any]]) -> No
     assert outputs[3][0].text == "True\n"
 
 
+def test_no_thread_of_the_kernel_is_disturbed(outputs: list[list[Any]]) -> None:
+    """A replay puts back what it changes in Python, and must not put back what the threads of the kernel change."""
+    said = [each.text for cell in outputs[:-1] for each in cell if each.output_type == "stream"]
+    assert said == ["True\n"]
+
+
 def test_on_watches_all_cells_that_follow_until_off(outputs: list[list[Any]]) -> None:
     ((text, _),) = _shown(outputs[6])
     assert text.startswith("error[TM201]"), text

@@ -266,6 +266,55 @@ def test_each_way_to_use_it_and_each_setting(tmp_path: Path) -> None:
     assert "first non-finite value, step 34, row 3" in finished.stderr  # brief parts count on
 
 
+CAUGHT = (
+    START
+    + """
+import gc
+import weakref
+
+from torchmedic.observe import lifecycle
+
+gc.collect()
+gc.disable()
+seen = []
+
+
+def fails(ask):
+    model, optimizer = make()
+    model(torch.randn(2, 4)).square().mean().backward()
+    optimizer.step()
+    x = torch.randn(2, 5)
+    seen.extend(map(weakref.ref, (model, x)))
+    try:
+        model(x)
+    except RuntimeError as error:
+        if not ask:
+            raise
+        print(torchmedic.diagnose(error).code)
+
+
+with torchmedic.watch() as watch:
+    fails(ask=True)
+    print(lifecycle.current().clock.box is not None, lifecycle.current().clock.step)
+    fails(ask=True)
+    print(lifecycle.current().clock.updates, watch.diagnoses)
+try:
+    with torchmedic.watch():
+        fails(ask=False)
+except RuntimeError:
+    pass
+print([reference() for reference in seen])
+"""
+)
+
+
+def test_what_was_examined_is_let_go_and_the_watch_goes_on(tmp_path: Path) -> None:
+    finished = run_plain(tmp_path, CAUGHT)
+
+    expected = ["TM151", "True 1", "TM151", "2 ()", "[None, None, None, None, None, None]"]
+    assert finished.stdout.splitlines() == expected, finished.stderr
+
+
 @pytest.mark.parametrize(
     "hook", ["session.begin", "session.failed", "session.look", "session.conclude", "session.publish"]
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import inspect
 import shutil
 import sys
@@ -22,7 +24,7 @@ from torchmedic.runfolder.files import read_diagnoses
 from torchmedic.settings import Format, Settings, load, working_folder
 
 # What an agent knows of the step under way.
-_OF_STEP = ("notes", "batches", "clock", "finite", "kept_backwards", "rewind", "leaks", "marks")
+_OF_STEP = ("notes", "batches", "finite", "kept_backwards", "rewind", "leaks", "marks")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -177,21 +179,26 @@ def diagnose(error: BaseException) -> Diagnosis | None:
         The diagnosis. Its code is TM900 if no rule explains the exception. None for `KeyboardInterrupt`, `SystemExit`
         and exceptions that only repeat the failure of another process.
     """
-    from torchmedic.examine.conductor import Conductor
-
     folder = Path(tempfile.mkdtemp(prefix="torchmedic-"))
     try:
-        agent = Agent(folder, Conductor)
-        watching = lifecycle.current()
-        if watching is None:
-            exceptions.look_at(error, agent.raised)
-        else:
-            for name in _OF_STEP:
-                setattr(agent, name, getattr(watching, name))
-            with watching.paused():
-                exceptions.look_at(error, agent.raised)
-        found = list(read_diagnoses(agent.claimed).values()) if agent.claimed is not None else []
-        agent.close()
-        return found[-1] if found else None
+        return _diagnosed(error, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        gc.collect()  # what was examined has references to the frames, and so to the user's tensors
+
+
+def _diagnosed(error: BaseException, folder: Path) -> Diagnosis | None:
+    from torchmedic.examine.conductor import Conductor
+
+    agent = Agent(folder, Conductor)
+    watching = lifecycle.current()
+    with contextlib.ExitStack() as stack:
+        if watching is not None:
+            for name in _OF_STEP:
+                setattr(agent, name, getattr(watching, name))
+            agent.clock = watching.clock.copied()
+            stack.enter_context(watching.paused())
+        exceptions.look_at(error, agent.raised)
+    agent.close()
+    found = list(read_diagnoses(agent.claimed).values()) if agent.claimed is not None else []
+    return found[-1] if found else None

@@ -129,10 +129,13 @@ class _Notebook:
         self._is_on = wanted == "on"
 
     def _without_magic(self, lines: list[str]) -> list[str]:
-        """Turn the line `%%torchmedic` into a comment, so that the lines of the cell keep their numbers."""
-        if lines and _MAGIC.match(lines[0]):
-            return ["# " + lines[0].lstrip(), *lines[1:]]
-        return lines
+        """Turn the line `%%torchmedic` into a comment, so that the lines of the cell keep their numbers.
+
+        Another magic of the cell, such as `%%time`, must come first: then the line is left out.
+        """
+        if not lines or not _MAGIC.match(lines[0]):
+            return lines
+        return lines[1:] if lines[1:] and lines[1].startswith("%%") else ["# " + lines[0].lstrip(), *lines[1:]]
 
     def _before(self, info: Any) -> None:
         is_wanted = self._is_on or _MAGIC.match(info.raw_cell or "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -106,10 +107,12 @@ class Session:
         self._failed = False
         self._steps = 0  # of all parts that are over
         self._steps_of_site = 0  # of the last place, which counts on in brief parts
+        self._is_written = False  # there is a report.json
         self._faults: list[Fault] = []  # contained ones, of the session itself
         self._complained = False
         self._in_use = contextlib.ExitStack()
         self._in_use.enter_context(in_use(folders.work))
+        files.drop_empty_stacks(folders.work)  # nobody writes stacks without a parent process
         atexit.register(self._close)
 
     @property
@@ -149,7 +152,6 @@ class Session:
             self._steps_of_site = 0
         if not self._is_brief:
             self._told.clear()
-            files.write_supervisor(self.run, self._rank)
         self._site = site
         self._agent = lifecycle.enter(
             *(self._work, lambda process: TellingConductor(process, self.look), self._folder),
@@ -189,6 +191,9 @@ class Session:
                 self._publish(agent)
             on_fault(None)
             self._complain()
+            if self._failed:
+                del agent
+                gc.collect()  # what was examined has references to the frames, and so to the user's tensors
 
     @contained("session.conclude")
     def _conclude(self, agent: Agent) -> None:
@@ -203,15 +208,13 @@ class Session:
 
     @contained("session.publish")
     def _publish(self, agent: Agent) -> None:
-        self._folder = agent.claimed
+        self._folder = agent.claimed or self._folder
         if self._is_brief and not self._failed:
             self._resting = (self._site, agent)
             return
         agent.close()
-        self._write()
-        if not self._is_brief:
-            files.drop_empty_stacks(self.run)
-            files.remove_supervisor(self.run, self._rank)
+        if self._failed or agent.claimed is not None or not self._is_written:
+            self._write()
 
     def _close(self) -> None:
         """End at the exit of the process the part that nobody has ended."""
@@ -223,6 +226,7 @@ class Session:
         if os.getpid() == self.pid:
             if self._resting is not None:
                 contained("session.publish")(self._write)()  # the steps of all brief parts
+            files.remove_supervisor(self.run, self._rank)
             self._in_use.close()
 
     @contained("session.look")
@@ -263,6 +267,7 @@ class Session:
         found: frozenset[object] = frozenset()
         try:
             found = self._ledger.publish(Report(outcome=outcome, diagnoses=tuple(self.diagnoses)))
+            self._is_written = True
         except OSError as error:
             self._say_once(f"torchmedic: no report could be written to {self.run}: {visible(str(error.strerror))}\n")
         if self.diagnoses:

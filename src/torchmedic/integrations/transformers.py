@@ -25,7 +25,7 @@ class TorchmedicCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        if not hasattr(Trainer.train, "__wrapped__") or Trainer.train.__code__.co_filename != __file__:
+        if Trainer.train.__code__.co_filename != __file__:
             Trainer.train = _watched(Trainer.train)
 
 

@@ -38,6 +38,9 @@ def install(run_dir: str, stages: Callable[[ProcessContext], Stages]) -> None:
     if _agent is not None:
         return
     agent = _begin(Agent(Path(run_dir), stages))
+    if multiprocessing.parent_process() is None:
+        contained("observe.open")(agent.open)()
+    agent.clock.open_box = agent.open
     contained("observe.signals")(agent.signals.catch)()
     contained("observe.signals")(agent.signals.share_with_workers)()
     _watch(agent)
@@ -59,8 +62,9 @@ def enter(
         steps: The number of steps in the earlier parts.
         brief: Whether the part is only a piece of a training loop: then the loop is not judged, and no black box kept.
     """
-    agent = _begin(Agent(run_dir, stages, folder), opened=not brief)
+    agent = _begin(Agent(run_dir, stages, folder))
     agent.clock.count_from(steps)
+    agent.clock.open_box = None if brief else agent.open  # when it is seen to train: most tests and cells do not
     _watch(agent, judged=not brief)
     _prepare()
     return agent
@@ -89,17 +93,12 @@ def leave() -> None:
         agent.leaks.stop()
 
 
-def _begin(agent: Agent, *, opened: bool = True) -> Agent:
+def _begin(agent: Agent) -> Agent:
     global _agent
     _agent = agent
     containment.step_aside = set_eval_frame
     hidden_work.install()
     containment.on_fault(lambda fault: _agent.fault(fault) if _agent else None, str(agent.run))
-    if not opened:
-        return agent
-    if multiprocessing.parent_process() is None:
-        contained("observe.open")(agent.open)()
-    agent.clock.open_box = agent.open
     return agent
 
 

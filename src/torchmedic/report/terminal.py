@@ -73,6 +73,11 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
         yield from _help(treatment, gutter, width)
 
 
+def _in_gutter(text: str) -> Text:
+    """Text left of a source line. What is appended to it has its own style."""
+    return Text.assemble((text, _GUTTER))
+
+
 def _gutter(diagnosis: Diagnosis) -> int:
     return max((len(str(place.line)) for place in diagnosis.locations), default=1)
 
@@ -87,7 +92,7 @@ def _frames(diagnosis: Diagnosis, gutter: int, style: str, width: int) -> Iterat
 
 def _snippets(frame: Frame, gutter: int, style: str, width: int) -> Iterator[Text]:
     head, arrow = frame.head, "-->" if frame.primary else ":::"
-    yield Text(" " * (gutter + 1) + arrow, _GUTTER).append(f" {head.file}:{head.line}:{head.column}", "not blue")
+    yield _in_gutter(" " * (gutter + 1) + arrow).append(f" {head.file}:{head.line}:{head.column}")
     yield Text(" " * (gutter + 1) + " |", _GUTTER)
     before: int | None = None
     for place in frame.places:
@@ -99,7 +104,7 @@ def _snippets(frame: Frame, gutter: int, style: str, width: int) -> Iterator[Tex
 
 def _snippet(place: Location, gutter: int, style: str, width: int) -> Iterator[Text]:
     """One source line and its underline, with the label beside the underline or, if it does not fit, below it."""
-    margin = Text(" " * (gutter + 1) + " | ", _GUTTER)
+    margin = _in_gutter(" " * (gutter + 1) + " | ")
     if not place.code:
         if place.label:
             yield margin + Text(place.label)
@@ -109,7 +114,7 @@ def _snippet(place: Location, gutter: int, style: str, width: int) -> Iterator[T
     start = min(max(0, place.column - 1 - place.indent), len(place.code))
     length = min(max(1, place.end_column - place.column), len(place.code) + 1)
     code, start = _window(place.code.replace("\n", " "), start, length, room - margin_left)
-    yield Text(f"{place.line:>{gutter + 1}} | ", _GUTTER).append(" " * margin_left + code, "not blue")
+    yield _in_gutter(f"{place.line:>{gutter + 1}} | ").append(" " * margin_left + code)
     length = max(1, min(length, len(code) - start))
     mark, colour = ("^", style) if place.role == "cause" else ("-", "bold blue")
     underline = " " * (margin_left + start) + mark * length
@@ -145,7 +150,7 @@ def _notes(diagnosis: Diagnosis, gutter: int, width: int) -> Iterator[Text]:
         for number, part in enumerate(textwrap.wrap(body, room, subsequent_indent="  ", break_long_words=False)):
             if number == 0:
                 head, _, rest = part.partition(":")
-                yield (Text(lead, _GUTTER).append(f"{head}:", "bold not blue").append(rest, "not blue not bold"))
+                yield _in_gutter(lead).append(f"{head}:", "bold").append(rest)
             else:
                 yield Text(" " * len(lead) + part)
 
@@ -156,7 +161,7 @@ def _help(treatment: Treatment, gutter: int, width: int) -> Iterator[Text]:
     line = f"help: {treatment.title}  {verdict}"
     for number, part in enumerate(textwrap.wrap(line, width, subsequent_indent="      ", break_long_words=False)):
         if number == 0:
-            yield Text("help:", "bold green").append(part.removeprefix("help:"), "not bold not green")
+            yield Text.assemble(("help:", "bold green"), part.removeprefix("help:"))
         else:
             yield Text(part)
     yield from _patch(treatment.patch, gutter)
@@ -166,6 +171,6 @@ def _patch(patch: str, gutter: int) -> Iterator[Text]:
     """A unified diff as numbered lines, removed and added."""
     for hunk in hunks(patch):
         for change in (*hunk.removed, *hunk.added):
-            colour = "red not blue" if change.sign == "-" else "green not blue"
-            line = Text(f"{change.number:>{gutter + 1}} ", _GUTTER)
+            colour = "red" if change.sign == "-" else "green"
+            line = _in_gutter(f"{change.number:>{gutter + 1}} ")
             yield line.append(f"{change.sign} {change.text}", colour)

@@ -133,6 +133,19 @@ def test_python_objects_are_what_they_were() -> None:
     assert "TORCHMEDIC_TEST" not in os.environ
 
 
+@pytest.mark.parametrize(
+    ("module", "count"),
+    [("resnet", 1), ("recorder.parts", 1), ("common", 1), ("ipykernel.iostream", 2), ("threading", 2)],
+)
+def test_only_the_machinery_around_the_step_is_left_alone(module: str, count: int) -> None:
+    kept = type("Kept", (), {"__module__": module})()
+    kept.count = 1
+    with python_left_alone(sys._getframe()):
+        kept.count += 1
+
+    assert kept.count == count
+
+
 def test_older_tensors_are_what_they_were_and_their_graphs_stay_valid() -> None:
     average, weight = torch.ones(4, 4), torch.ones(3, requires_grad=True)
     data = torch.arange(3.0)

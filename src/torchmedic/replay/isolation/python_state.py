@@ -48,10 +48,12 @@ _HEAP_TYPE = 1 << 9  # `Py_TPFLAGS_HEAPTYPE`: a class that was made in Python, w
 _ATOMS = frozenset(
     (int, float, str, bytes, bool, complex, type(None), torch.dtype, torch.device, torch.Size, slice, types.CodeType)
 )
-# Their objects belong to other threads too, or are the machinery around the step.
-_FOREIGN = tuple(
+# Packages whose objects belong to other threads too, or are the machinery around the step. A kernel of a notebook is on
+# the stack of each cell, and its threads send what the cell prints.
+_FOREIGN = frozenset(
     "torchmedic threading queue multiprocessing concurrent asyncio logging socket ssl subprocess selectors weakref "
-    "_weakrefset importlib zipimport abc _abc typing re".split()
+    "_weakrefset importlib zipimport abc _abc typing re "
+    "IPython ipykernel zmq tornado traitlets jupyter_client comm debugpy execnet".split()
 )
 _STEADY: tuple[Any, ...] = (type(iter([])), type(iter(())), type(iter("")), type(iter(range(1))), type(iter(b"")))
 _NOT_SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor)
@@ -127,7 +129,7 @@ class _Walk:
             self.records.append(steady(value))
         elif kind in _ONE_WAY or kind.__module__ == "itertools":
             self.one_way.add(id(value))
-        elif kind is not types.ModuleType and not kind.__module__.startswith(_FOREIGN):
+        elif kind is not types.ModuleType and kind.__module__.partition(".")[0] not in _FOREIGN:
             special = told_by_itself(value, kind)
             if special is not None:
                 self.records.append(special)
