@@ -129,7 +129,9 @@ def first_screens(browser: Chromium, page: Path) -> str:
     return " | ".join(cells)
 
 
-VISIBLE = "(function () { var e = document.querySelector('%s'); return !!e && e.getBoundingClientRect().bottom <= %d; })()"
+VISIBLE = (
+    "(function () { var e = document.querySelector('%s'); return !!e && e.getBoundingClientRect().bottom <= %d; })()"
+)
 
 
 def photograph(browser: Chromium, page: Path, name: str) -> list[str]:
