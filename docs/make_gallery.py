@@ -73,15 +73,15 @@ def main() -> None:
             parts += ["", f"## {failure.title}", "", f"[{failure.name}.py](failures/{failure.name}.py)", ""]
             parts += [f"    {line}".rstrip() for line in text.splitlines()]
             page = folder / failure.name / "report.html"
-            rows.append(f"| {failure.title} | {first_screens(browser, page)} |")
+            rows.append(row(failure.title, text, first_screens(browser, page)))
             if failure.is_pictured:
                 parts += ["", *(f"![{failure.title}]({name})" for name in photograph(browser, page, failure.name))]
             print(rows[-1], page.stat().st_size, "bytes", flush=True)
         assert not browser.complaints, browser.complaints
     (HERE / "gallery.md").write_text("\n".join(parts) + "\n")
     table = [
-        "| failure | 1440 pixels wide | 375 pixels wide |",
-        "|---|---|---|",
+        "| failure | cause | line | cure | seen at 1440 pixels | seen at 375 pixels |",
+        "|---|---|---|---|---|---|",
         *rows,
     ]
     report = HERE / "report.md"
@@ -109,6 +109,16 @@ def run(folder: Path, failure: Failure) -> str:
     return found[0] if found is not None else done.stderr
 
 
+def row(title: str, text: str, seen: str) -> str:
+    """What a report says, and which of it is on the first screen, as a line of a table."""
+    flat = re.sub(r"\s+", " ", text)
+    said = re.search(r"\[(TM\d+)\]: (.*?) --> (\S+?):(\d+):", flat)
+    cure = re.search(r"help: (.*?) +\[(proven|not tried|estimated|predicted)?", flat)
+    assert said is not None, text
+    advice = f"{cure[1]} ({cure[2] or 'see report'})" if cure is not None else ""
+    return f"| {title} | {said[1]}: {said[2]} | {said[3]}:{said[4]} | {advice} | {seen} |"
+
+
 def first_screens(browser: Chromium, page: Path) -> str:
     """What is on the first screen of a page, at each width."""
     cells = []
@@ -119,7 +129,9 @@ def first_screens(browser: Chromium, page: Path) -> str:
     return " | ".join(cells)
 
 
-VISIBLE = "(function () { var e = document.querySelector('%s'); return !!e && e.getBoundingClientRect().bottom <= %d; })()"
+VISIBLE = (
+    "(function () { var e = document.querySelector('%s'); return !!e && e.getBoundingClientRect().bottom <= %d; })()"
+)
 
 
 def photograph(browser: Chromium, page: Path, name: str) -> list[str]:

@@ -23,6 +23,8 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```python [^\n]*$", re.MULTILINE)
+REMOTE_SHIM = "https://unpkg.com/iframe-worker/shim"
+LOADED = re.compile(r"<(?:script|img|iframe)[^>]*src=.?https?:|<link[^>]*stylesheet[^>]*https?:", re.IGNORECASE)
 FIRST = ("tutorial.md", "gallery.md")
 
 
@@ -34,6 +36,7 @@ def main() -> None:
         (place / "mkdocs.yml").write_text(json.dumps(settings(staged, target)))  # JSON is YAML
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(place / "mkdocs.yml")]
         subprocess.run(command, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    keep_offline(target)
     print(f"wrote {target / 'index.html'}")
 
 
@@ -72,6 +75,16 @@ def moved(match: re.Match[str], path: Path, name: str, staged: dict[Path, str]) 
         return text
     new = os.path.relpath(there, os.path.dirname(name) or ".")
     return f"{sign}[{text}]({new}{'#' + anchor if anchor else ''})"
+
+
+def keep_offline(target: Path) -> None:
+    """Take the script for a search without a server (iframe-worker 1.0.4, MIT) from here, not from a network."""
+    shutil.copytree(DOCS / "vendor" / "iframe-worker", target / "assets" / "iframe-worker")
+    for page in target.rglob("*.html"):
+        local = os.path.relpath(target / "assets" / "iframe-worker" / "shim.js", page.parent)
+        text = page.read_text().replace(REMOTE_SHIM, local)
+        assert not LOADED.search(text), f"{page} loads something from a network"
+        page.write_text(text)
 
 
 def settings(staged: dict[Path, str], target: Path) -> dict[str, object]:

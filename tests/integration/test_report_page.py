@@ -45,6 +45,16 @@ def test_a_run_that_has_something_to_say_writes_a_page(tmp_path: Path) -> None:
     assert loss["marks"] == [{"x": 5, "text": "TM201, step 5"}]
 
 
+def test_cures_that_did_not_help_are_listed_with_what_happened(tmp_path: Path) -> None:
+    # A constant is no cure where the right divisors are smaller than it.
+    finished = run_script(tmp_path, FAILING.replace("torch.randn(4, 8)", "torch.randn(4, 8) * 1e-7"))
+    assert [cure.title for cure in finished.only.treatments] == ["leave out divisors that are zero"]
+    text = (finished.run / "report.html").read_text()
+    assert "add a small constant to the divisor" in text
+    assert "all gradients finite; results that were right have changed" in text
+    assert "no success" in text
+
+
 def test_a_confidential_page_holds_no_source_and_no_values(tmp_path: Path) -> None:
     finished = run_script(tmp_path, FAILING, options=["--confidential"])
     assert finished.only.code == "TM201", finished.stderr

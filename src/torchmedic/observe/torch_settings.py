@@ -15,7 +15,7 @@ def torch_settings(optimizers: Sequence[Any], autocast: Mapping[str, torch.dtype
     found = {f"optimizer {number}" if number else "optimizer": _shown(each) for number, each in enumerate(optimizers)}
     found = dict(list(found.items())[:_MAX_OPTIMIZERS])
     found["autocast"] = ", ".join(f"{kind}: {_name(dtype)}" for kind, dtype in autocast.items()) or "off"
-    found["default dtype"] = _name(torch.get_default_dtype())
+    found["dtype of new tensors"] = _name(torch.get_default_dtype())
     found["precision of float32 products"] = torch.get_float32_matmul_precision()
     found["deterministic algorithms"] = "on" if torch.are_deterministic_algorithms_enabled() else "off"
     found["anomaly detection"] = "on" if torch.is_anomaly_enabled() else "off"

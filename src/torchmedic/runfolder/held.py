@@ -18,13 +18,13 @@ from pathlib import Path
 import msgspec
 
 from torchmedic.records import encode_line
-from torchmedic.runfolder import layout, reading
+from torchmedic.runfolder import layout, questions, reading
 from torchmedic.runfolder.files import write_atomically
 
 _MARK = ".hold"
 _FOLDER = "held"
 _MAX_PATCH_BYTES = 1 << 20
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.1
 
 
 class HeldStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +79,8 @@ def patches(run: Path, held: HeldStep) -> Iterator[tuple[int, str]]:
         try:
             text = reading.read(folder / f"{held.pid}.{number}.patch", _MAX_PATCH_BYTES).decode(errors="replace")
         except OSError:
+            with contextlib.suppress(OSError):
+                os.utime(questions.busy(run, held.pid))  # the parent would take a long wait for a hang
             time.sleep(_POLL_SECONDS)
             continue
         yield number, text
