@@ -3,9 +3,8 @@
     python benchmarks/ranks.py [--seconds 20] [--rounds 3] [--output NAME]
 
 The cost is measured in two ranks, in blocks of steps with and without torchmedic in turns, and compared block by block.
-`rank part` is torchmedic compared with torchmedic without its log of collectives and its facts of a rank. The times are
-from the moment at which a rank writes down that it goes wrong to the moment at which the first line of the diagnosis
-can be read.
+`rank part` is torchmedic compared with torchmedic without its log of collectives and its facts of a rank. The times
+are from the moment at which a rank writes down that it goes wrong to the first line of the diagnosis.
 """
 
 from __future__ import annotations

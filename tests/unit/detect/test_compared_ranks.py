@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from torchmedic.detect.ranks.drift import find_drift
 from torchmedic.detect.ranks.stragglers import find_straggler
-from torchmedic.diagnose.rules.ranks import device_shared_by_ranks, same_data_on_all_ranks
+from torchmedic.diagnose import registry
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, JobFacts, RankFacts, RankLog, WeightSample
 
@@ -65,6 +65,16 @@ def test_why_weights_differ(
     assert why(first, second, logs=logs) == expected
 
 
+def test_a_weight_whose_gradient_is_never_exchanged() -> None:
+    def two(rank: int, second: float) -> RankFacts:
+        samples = tuple(WeightSample(updates=at, sizes=(1.0, 2.0 + second * at)) for at in range(3))
+        return facts(rank, names=("w", "b"), shapes=((3,), (1,)), weights=samples)
+
+    assert why(two(0, 0.5), two(1, 0.9), logs=AVERAGING) == "left-out"
+    flat = (log(0, [1.0, 2.0, 3.0], shape=(4,)), log(1, [1.0, 2.0, 3.0], shape=(4,)))
+    assert why(two(0, 0.5), two(1, 0.9), logs=flat) is None  # what was in there is not known
+
+
 def test_weights_that_are_averaged_now_and_then_are_left_alone() -> None:
     rare = (log(0, [1.0]), log(1, [1.0]))
     assert why(facts(0, 1, 2, 3), facts(1, 1, 2, 3.5), logs=rare) is None
@@ -96,7 +106,7 @@ def test_ranks_that_are_not_slow(times: list[list[float]]) -> None:
 def test_a_device_is_shared_only_where_another_is_free() -> None:
     def told(*devices: str, count: int, hosts: str = "aa") -> bool:
         ranks = [facts(rank, device=each, devices=count, host=hosts[rank]) for rank, each in enumerate(devices)]
-        return device_shared_by_ranks.check.check(JobFacts(ranks=tuple(ranks))) is not None
+        return registry.load("ranks.device_shared_by_ranks").check(JobFacts(ranks=tuple(ranks))) is not None
 
     assert told("gpu-0", "gpu-0", count=2)
     assert not told("gpu-0", "gpu-1", count=2)
@@ -107,7 +117,7 @@ def test_a_device_is_shared_only_where_another_is_free() -> None:
 def test_the_same_constants_on_all_ranks_say_nothing() -> None:
     def told(*batches: tuple[str, ...]) -> bool:
         ranks = [facts(rank, batches=each, forwards=1, **WRAPPED) for rank, each in enumerate(batches)]
-        return same_data_on_all_ranks.check.check(JobFacts(ranks=tuple(ranks))) is not None
+        return registry.load("ranks.same_data_on_all_ranks").check(JobFacts(ranks=tuple(ranks))) is not None
 
     assert told(tuple("abcd"), tuple("abcd"))
     assert not told(tuple("abcd"), tuple("efgh"))
