@@ -28,7 +28,7 @@ from torchmedic.report.terminal import print_all
 from torchmedic.repro import allowed, recipe, store
 from torchmedic.repro.recipe import Bad, Input, Line, Many, Plain, Raises, Recipe, Ref, Slice, Special
 from torchmedic.repro.script import text
-from torchmedic.runfolder import files
+from torchmedic.runfolder import black_box, files
 from torchmedic.supervise.watching import Watch
 
 pytestmark = pytest.mark.timeout(300)
@@ -418,7 +418,7 @@ def test_fuzzed_black_boxes(tmp_path_factory: pytest.TempPathFactory, noise: byt
         whole[position : position + len(noise)] = noise
     path.write_bytes(whole)
     try:
-        for moment in blackbox.read(path).moments:
+        for moment in black_box.read(path).moments:
             assert isinstance(moment, Moment)
     except UnreadableRun:
         pass
