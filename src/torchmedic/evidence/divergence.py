@@ -203,7 +203,7 @@ def divergence_of(frame: FrameType | None, agent: StepContext) -> tuple[Divergen
 
 
 def _run_again(window: Window, frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:
-    if agent.finite.is_scaled:
+    if agent.finite.losses.is_scaled:
         return None, "the loss is scaled"
     try:
         trajectory = Trajectory(window, frame, agent, _MAX_UPDATES)
