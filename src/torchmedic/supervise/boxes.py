@@ -16,7 +16,7 @@ from torchmedic.contained import contained
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.step import blackbox
 from torchmedic.records import BoxContents
-from torchmedic.runfolder import black_box, files, layout
+from torchmedic.runfolder import black_box, events, files, layout
 from torchmedic.supervise.folder_news import FolderNews
 
 _STALL_MOMENTS = 64  # moments of a box that a report about a hang keeps
@@ -130,8 +130,8 @@ class BoxKeeper:
 
 def box_path(folder: Path) -> Path | None:
     """Where the black box of one process can be read: in memory while the process lives, then in its folder."""
-    for line in files.read_events(folder):
-        if isinstance(line, files.StartLine) and line.box is not None:
+    for line in events.read_events(folder):
+        if isinstance(line, events.StartLine) and line.box is not None:
             link = f"/proc/{line.pid}/fd/{line.box}"
             with contextlib.suppress(OSError):
                 if os.readlink(link).startswith(f"/memfd:{blackbox.MEMORY_NAME}"):
