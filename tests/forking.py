@@ -12,7 +12,8 @@ from running import clean_environment
 from zygote import Zygote
 
 from torchmedic.records import Diagnosis, Fault
-from torchmedic.runfolder.files import read_diagnoses, read_faults
+from torchmedic.runfolder.events import read_faults
+from torchmedic.runfolder.files import read_diagnoses
 from torchmedic.runfolder.layout import process_folders
 
 

@@ -28,7 +28,7 @@ from torchmedic.report.terminal import print_all
 from torchmedic.repro import allowed, recipe, store
 from torchmedic.repro.recipe import Bad, Input, Line, Many, Plain, Raises, Recipe, Ref, Slice, Special
 from torchmedic.repro.script import text
-from torchmedic.runfolder import files
+from torchmedic.runfolder import black_box, events, files
 from torchmedic.supervise.watching import Watch
 
 pytestmark = pytest.mark.timeout(300)
@@ -418,7 +418,7 @@ def test_fuzzed_black_boxes(tmp_path_factory: pytest.TempPathFactory, noise: byt
         whole[position : position + len(noise)] = noise
     path.write_bytes(whole)
     try:
-        for moment in blackbox.read(path).moments:
+        for moment in black_box.read(path).moments:
             assert isinstance(moment, Moment)
     except UnreadableRun:
         pass
@@ -432,10 +432,10 @@ def test_fuzzed_black_boxes(tmp_path_factory: pytest.TempPathFactory, noise: byt
 def test_fuzzed_events(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
     folder = tmp_path_factory.mktemp("rank0")
     known = b'{"kind":"fault","fault":{"where":"a","error":"b"}}'
-    (folder / files.EVENTS).write_bytes(b"\n".join([known, b"[" * 100_000, *lines, b"", known]))
-    assert len(files.read_faults(folder)) >= 2
-    files.read_symptom(folder)
-    files.events_of(folder, "fault", files.FaultLine)
+    (folder / events.EVENTS).write_bytes(b"\n".join([known, b"[" * 100_000, *lines, b"", known]))
+    assert len(events.read_faults(folder)) >= 2
+    events.read_symptom(folder)
+    events.events_of(folder, "fault", events.FaultLine)
 
 
 @pytest.mark.parametrize("source", ["environment", "pyproject"])

@@ -10,7 +10,7 @@ import pytest
 from pairs import plainly, watched
 
 import torchmedic
-from torchmedic.observe.step import blackbox
+from torchmedic.runfolder import black_box
 
 pytestmark = pytest.mark.timeout(300)  # several processes that import torch
 
@@ -104,7 +104,7 @@ def test_save_fork_and_silence(tmp_path: Path) -> None:
     assert "[TM151]" in other.stderr
     assert notes.read_text().splitlines() == ["parent: torch False, numpy False"]
     # The child that was forked and trained has a box of its own.
-    boxes = {path.parent.name: blackbox.read(path) for path in (tmp_path / "run").glob("rank0*/blackbox")}
+    boxes = {path.parent.name: black_box.read(path) for path in (tmp_path / "run").glob("rank0*/blackbox")}
     pids = {box.pid for box in boxes.values()}
     assert len(boxes) == len(pids) == 2
     assert [sum(moment.phase == "backward" for moment in box.moments) for _, box in sorted(boxes.items())] == [2, 1]

@@ -52,7 +52,7 @@ def complains_of_number(evidence: RaisedEvidence) -> bool:
 def _has_grown(evidence: RaisedEvidence) -> bool:
     """Whether a loss of the last steps is many times what it was."""
     watch = evidence.incident.process.finite
-    losses = [abs(loss) for loss in watch.losses.get(watch.last_key, ())]
+    losses = [abs(loss) for loss in watch.losses.recent]
     return len(losses) > 1 and max(losses) > _GROWN * max(min(losses), 1e-12)
 
 
@@ -209,7 +209,7 @@ def _incident(agent: StepContext) -> NonFinite:
         bad=(),
         damaged=(),
         batch_indices=as_tuple(agent.batches.indices),
-        losses=tuple(watch.losses.get(watch.last_key, ())),
+        losses=tuple(watch.losses.recent),
     )
 
 

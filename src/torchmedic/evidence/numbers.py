@@ -224,7 +224,7 @@ class NumbersEvidence:
 
     @property
     def _is_scaled(self) -> bool:
-        return bool(self.agent.finite.is_scaled)
+        return bool(self.agent.finite.losses.is_scaled)
 
     def _find_targets(self, scope: Microscope, played: ReplayResult) -> list[tuple[Victim, list[Value]]]:
         """Where bad values are looked for: in the loss, else in the gradients."""

@@ -33,7 +33,7 @@ def trace_back(evidence: NumbersEvidence, frame: FrameType | None) -> NumbersEvi
         found = _find_spoiling_step(evidence, frame)
         evidence.is_unexplained = found is None
         return found or evidence
-    bad = evidence.agent.finite.bad_call
+    bad = evidence.agent.finite.losses.bad_call
     if bad is None or evidence.births or bad not in list(evidence.agent.kept_backwards.calls)[:-1]:
         return evidence
     # One of several batches of an accumulation, and not the last.
@@ -49,7 +49,9 @@ def _are_spoiled(evidence: NumbersEvidence) -> bool:
     if not any(map(math.isfinite, evidence.incident.losses)):
         return False
     watch = evidence.agent.finite
-    if watch.bad_call is not None and any(id(tensor) not in watch.born_bad for tensor in evidence.incident.damaged):
+    if watch.losses.bad_call is not None and any(
+        id(tensor) not in watch.born_bad for tensor in evidence.incident.damaged
+    ):
         return True
     leaves = [birth.leaf for birth in evidence.births if birth.leaf is not None]
     if not leaves or evidence.name_of(leaves[0])[0] != "parameter":
@@ -63,7 +65,7 @@ def _find_spoiling_step(evidence: NumbersEvidence, frame: FrameType | None) -> N
     Rewound weights are tried before stand-ins, and earlier steps before the one under way.
     """
     calls: list[KeptBackward | None] = [
-        *suspects(list(evidence.agent.kept_backwards.calls), evidence.agent.finite.bad_call),
+        *suspects(list(evidence.agent.kept_backwards.calls), evidence.agent.finite.losses.bad_call),
         None,
     ]
     originals = evidence.agent.rewind.originals()

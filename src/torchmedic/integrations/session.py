@@ -27,7 +27,7 @@ from torchmedic.observe.failures.hostile_exceptions import set_traceback, traceb
 from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.plain_text import visible
 from torchmedic.report.emit import Emitter
-from torchmedic.runfolder import files
+from torchmedic.runfolder import events, files
 from torchmedic.runfolder.confidential import in_use, shown_fault
 from torchmedic.settings import Settings, load, rank, working_folder
 from torchmedic.supervise.findings import Findings
@@ -221,7 +221,7 @@ class Session:
         if self._depth:
             self._depth = 1
             folder = self._agent.claimed if self._agent is not None else None
-            self._failed = self._failed or (folder is not None and files.read_symptom(folder) is not None)
+            self._failed = self._failed or (folder is not None and events.read_symptom(folder) is not None)
             self.end()
         if os.getpid() == self.pid:
             if self._resting is not None:
@@ -262,7 +262,7 @@ class Session:
         outcome = Outcome(
             exit_status=None if self._depth else int(self._failed),
             steps=self._steps + under_way,
-            symptom=files.read_symptom(self._folder) if self._folder is not None and self.diagnoses else None,
+            symptom=events.read_symptom(self._folder) if self._folder is not None and self.diagnoses else None,
         )
         found: frozenset[object] = frozenset()
         try:
@@ -285,7 +285,7 @@ class Session:
         """Print one contained fault per process, as `torchmedic run` does."""
         if self._complained:
             return
-        of_agent = files.read_faults(self._folder) if self._folder is not None and not self._is_brief else []
+        of_agent = events.read_faults(self._folder) if self._folder is not None and not self._is_brief else []
         for fault in [*self._faults, *of_agent][:1]:
             self._say_once(fault_line(shown_fault(fault) if self._settings.confidential else fault))
 

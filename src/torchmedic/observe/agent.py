@@ -39,7 +39,7 @@ from torchmedic.observe.ranks.recorder import Recorder
 from torchmedic.observe.silent_watch import Suspicions
 from torchmedic.observe.stages import Finding, Quantity, Stages, UpdateStage
 from torchmedic.observe.step.batches import Batches
-from torchmedic.observe.step.blackbox import BlackBox, FileBox, bytes_of
+from torchmedic.observe.step.blackbox import BlackBox, FileBox
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.events import Events
 from torchmedic.observe.step.step_notes import StepNotes
@@ -47,6 +47,7 @@ from torchmedic.observe.torch_settings import torch_settings
 from torchmedic.records import Fault
 from torchmedic.records.ranks import Fate
 from torchmedic.runfolder import questions
+from torchmedic.runfolder.black_box import bytes_of
 from torchmedic.runfolder.confidential import is_confidential, shown_fault
 from torchmedic.runfolder.files import BLACK_BOX, release, reserve, write_atomically
 from torchmedic.runfolder.layout import box_address, claim_process_folder, wants_checkup

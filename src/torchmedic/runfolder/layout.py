@@ -25,8 +25,8 @@ rank<N>[.<pid>]/            one folder per watched process
 kernel.txt, gpu.json        what the parent knows about the GPUs: see runfolder/gpu.py
 inside/                     questions to the processes: see runfolder/questions.py
 
-`runfolder/files.py` reads and writes the rest. Every file is made with `new_file` or `write_atomically`, and every
-folder with `new_folder`, so that nobody else can read them, whatever the umask is.
+`runfolder/files.py` and `runfolder/events.py` read and write the rest. Every file is made with `new_file` or
+`write_atomically`, and every folder with `new_folder`, so that nobody else can read them, whatever the umask is.
 """
 
 from __future__ import annotations

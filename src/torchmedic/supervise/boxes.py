@@ -16,7 +16,7 @@ from torchmedic.contained import contained
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.step import blackbox
 from torchmedic.records import BoxContents
-from torchmedic.runfolder import files, layout
+from torchmedic.runfolder import black_box, events, files, layout
 from torchmedic.supervise.folder_news import FolderNews
 
 _STALL_MOMENTS = 64  # moments of a box that a report about a hang keeps
@@ -113,7 +113,7 @@ class BoxKeeper:
 
     def _keep(self, name: str, descriptor: int) -> None:
         try:
-            pid = blackbox.Follower(Path(f"/proc/self/fd/{descriptor}")).pid
+            pid = black_box.Follower(Path(f"/proc/self/fd/{descriptor}")).pid
         except UnreadableRun:
             os.close(descriptor)
             return
@@ -125,13 +125,13 @@ class BoxKeeper:
     def _save(self, name: str, kept: _Kept) -> None:
         path = self._run / Path(name).name / files.BLACK_BOX
         with contextlib.suppress(OSError):  # a full disk
-            files.write_atomically(path, blackbox.bytes_of(kept.descriptor))
+            files.write_atomically(path, black_box.bytes_of(kept.descriptor))
 
 
 def box_path(folder: Path) -> Path | None:
     """Where the black box of one process can be read: in memory while the process lives, then in its folder."""
-    for line in files.read_events(folder):
-        if isinstance(line, files.StartLine) and line.box is not None:
+    for line in events.read_events(folder):
+        if isinstance(line, events.StartLine) and line.box is not None:
             link = f"/proc/{line.pid}/fd/{line.box}"
             with contextlib.suppress(OSError):
                 if os.readlink(link).startswith(f"/memfd:{blackbox.MEMORY_NAME}"):
@@ -144,7 +144,7 @@ def read_box(folder: Path) -> BoxContents | None:
     """The black box of the process with this folder."""
     with contextlib.suppress(UnreadableRun):
         path = box_path(folder)
-        return None if path is None else blackbox.read(path, follow=path.parent != folder)
+        return None if path is None else black_box.read(path, follow=path.parent != folder)
     return None
 
 

@@ -15,8 +15,8 @@ from torchmedic.diagnose.registry import is_fallback, is_silent
 from torchmedic.records import BoxContents, Diagnosis
 from torchmedic.records.death import Death
 from torchmedic.records.memory import HeldMemory
-from torchmedic.runfolder import files, layout, questions
-from torchmedic.runfolder.files import DeathLine, ExceptionLine, LostRankLine, StartLine
+from torchmedic.runfolder import events, files, layout, questions
+from torchmedic.runfolder.events import DeathLine, ExceptionLine, LostRankLine, StartLine
 from torchmedic.supervise import ranks
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.host import postmortem
@@ -55,7 +55,7 @@ def read_traces(run: Path, folders: list[Path]) -> Traces:
         if box is not None:
             left.boxes[box.pid] = box
             left.folders[box.pid] = folder
-        lines = files.read_events(folder)
+        lines = events.read_events(folder)
         left.told |= {line.pid: line for line in lines if isinstance(line, DeathLine)}
         if any(isinstance(line, LostRankLine) for line in lines):
             left.lost_a_rank |= {line.pid for line in lines if isinstance(line, StartLine)}
@@ -63,7 +63,7 @@ def read_traces(run: Path, folders: list[Path]) -> Traces:
 
 
 def _pids(folder: Path) -> list[int]:
-    return [line.pid for line in files.read_events(folder) if isinstance(line, StartLine)]
+    return [line.pid for line in events.read_events(folder) if isinstance(line, StartLine)]
 
 
 def find(left: Traces, host: HostWatch, pid: int, status: int, *, through_shell: bool) -> list[Death]:
@@ -184,7 +184,7 @@ def _sender(box: BoxContents | None) -> str:
 def _holders(left: Traces, pid: int) -> tuple[HeldMemory, ...]:
     told = left.told.get(pid)
     is_worker = told is not None and told.part == "worker"
-    folder = left.folders.get(pid) or files.worker_folder_of(left.run, pid, is_worker=is_worker)
+    folder = left.folders.get(pid) or events.worker_folder_of(left.run, pid, is_worker=is_worker)
     # Another worker, which does the same work, may have been asked later. The first process of a rank does other work.
     trainers = {number for number, each in left.folders.items() if "." not in each.name}
     others = questions.holders_known(left.run) - trainers if is_worker else ()
@@ -197,7 +197,7 @@ def unnoticed_failure(folders: list[Path]) -> Diagnosis | None:
     """A warning about the first child that died, if any did. Explained failures have been reported already."""
     names, first = [], None
     for folder in folders:
-        name = next((line.child for line in files.read_events(folder) if isinstance(line, ExceptionLine)), "")
+        name = next((line.child for line in events.read_events(folder) if isinstance(line, ExceptionLine)), "")
         found = [each for each in files.read_diagnoses(folder).values() if is_fallback(each)]
         if name and found:
             names.append(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchmedic.diagnose.registry import is_fallback, is_silent
 from torchmedic.records import Diagnosis
-from torchmedic.runfolder import files, layout
+from torchmedic.runfolder import events, files, layout
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.exchanged_numbers import ExchangedNumbers
 from torchmedic.supervise.folder_news import FolderNews
@@ -129,7 +129,7 @@ def _is_open(run: Path, folder: Path) -> bool:
     if box is not None and box.clean_exit:
         return False
     # The supervisor writes the box of a dead process at the end.
-    started = [line.pid for line in files.read_events(folder) if isinstance(line, files.StartLine)]
+    started = [line.pid for line in events.read_events(folder) if isinstance(line, events.StartLine)]
     pids = started[:1] if box is None else [box.pid]
     if not pids:
         return False

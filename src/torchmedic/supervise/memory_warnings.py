@@ -17,7 +17,7 @@ from torchmedic.detect.failures.exhaustion import asked_of_host
 from torchmedic.observe.memory.last_numbers import KIND, NoRoom
 from torchmedic.observe.memory.limits import setter_of
 from torchmedic.records import Diagnosis
-from torchmedic.runfolder import files
+from torchmedic.runfolder import events, files
 from torchmedic.supervise.host.memory_guard import MemoryGuard, holders
 
 _WARNINGS = "TM45"
@@ -78,7 +78,7 @@ def explained(folders: Iterable[Path]) -> list[Diagnosis]:
 
     found = []
     for folder in folders:
-        words = files.events_of(folder, KIND, NoRoom)
+        words = events.events_of(folder, KIND, NoRoom)
         if not words or any(each.severity == "error" for each in files.read_diagnoses(folder).values()):
             continue
         diagnosis = ask(_completed(words[0], folder), registry.OUT_OF_ROOM)

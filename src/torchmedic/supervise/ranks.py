@@ -15,7 +15,7 @@ from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks import ring
 from torchmedic.records import BoxContents, Diagnosis, StackFrame
 from torchmedic.records.ranks import Fate, Job, RankLog, RankState, RemoteRank
-from torchmedic.runfolder import files, layout, questions
+from torchmedic.runfolder import events, files, layout, questions
 from torchmedic.settings import working_folder
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.proc import process
@@ -123,7 +123,7 @@ def _fate(run: Path, folder: Path, pid: int, box: BoxContents | None) -> tuple[F
     signal = fatal_signal(read_stacks(stacks)[0]) if stacks is not None else None
     if signal is not None:
         return "died", signal
-    if any(isinstance(line, files.ExceptionLine | files.LostRankLine) for line in files.read_events(folder)):
+    if any(isinstance(line, events.ExceptionLine | events.LostRankLine) for line in events.read_events(folder)):
         return "raised", ""
     if any(found.severity == "error" for found in files.read_diagnoses(folder).values()):
         return "raised", ""

@@ -19,7 +19,7 @@ from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.death import Death
 from torchmedic.records.plain_text import visible
 from torchmedic.report.emit import Emitter
-from torchmedic.runfolder import files, questions
+from torchmedic.runfolder import events, files, questions
 from torchmedic.runfolder.confidential import shown_fault
 from torchmedic.settings import Settings
 from torchmedic.supervise import deaths, job, memory_warnings, ranks
@@ -199,7 +199,7 @@ class Supervisor:
     def _symptom(self) -> str | None:
         if any(is_hang(found) and found.severity == "error" for found in self._diagnoses):
             return "hang"
-        symptoms = (files.read_symptom(folder) for folder in self._findings.folders())
+        symptoms = (events.read_symptom(folder) for folder in self._findings.folders())
         return next((found for found in symptoms if found is not None), None)
 
     def _with_findings(self, status: int) -> int:
@@ -215,7 +215,7 @@ class Supervisor:
     def _say_faults(self) -> None:
         """Print one contained fault, of whichever process."""
         faults: list[tuple[Fault, Path | None]] = [
-            (fault, folder) for folder in self._findings.folders() for fault in files.read_faults(folder)
+            (fault, folder) for folder in self._findings.folders() for fault in events.read_faults(folder)
         ]
         if self._fault is not None:
             faults.append((self._fault, None))
@@ -226,4 +226,4 @@ class Supervisor:
         if self._settings.confidential:
             faults = [(shown_fault(fault), None) for fault, _ in faults]
         for fault, folder in faults[:1]:
-            sys.stderr.write(fault_line(fault, "" if folder is None else str(folder / files.EVENTS)))
+            sys.stderr.write(fault_line(fault, "" if folder is None else str(folder / events.EVENTS)))

@@ -15,7 +15,7 @@ import pytest
 from torchmedic.observe.step import blackbox
 from torchmedic.observe.step.blackbox import FileBox
 from torchmedic.records import Diagnosis, Outcome, Report
-from torchmedic.runfolder import files
+from torchmedic.runfolder import events, files
 from torchmedic.supervise import deaths, findings
 from torchmedic.supervise.findings import Findings
 
@@ -35,7 +35,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             patch.setattr(blackbox.os, "getpid", lambda rank=rank: DEAD + rank)
             FileBox(folder / files.BLACK_BOX)
     lines: list[dict[str, Any]] = [{"kind": "start", "pid": DEAD}, {"kind": "lost-rank", "rank": 0}]
-    (tmp_path / "rank0" / files.EVENTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "rank0" / events.EVENTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     files.write_diagnosis(tmp_path / "rank0", LOST)
     return tmp_path
 

@@ -62,7 +62,7 @@ def test_a_step_is_replayed_by_replay_and_by_nothing_else() -> None:
 def test_weights_are_put_back_if_a_replay_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, before = torch.full((2,), math.nan), torch.ones(2)
     runner = Runner(weight, KeyboardInterrupt())
-    watch = SimpleNamespace(is_scaled=False, bad_call=object(), born_bad=set())
+    watch = SimpleNamespace(losses=SimpleNamespace(is_scaled=False, bad_call=object()), born_bad=set())
     rewind = SimpleNamespace(originals=lambda: [Original(weight, before, 2)])
     evidence = evidence_of(runner, finite=watch, rewind=rewind, kept_backwards=SimpleNamespace(calls=[]))
     held, agent = weight.data_ptr(), evidence.agent
@@ -78,7 +78,7 @@ def test_weights_are_put_back_if_a_replay_raises(monkeypatch: pytest.MonkeyPatch
 
 def test_a_search_that_finds_nothing_gives_back_the_evidence_itself() -> None:
     weight = torch.full((2,), math.nan)
-    watch = SimpleNamespace(is_scaled=False, bad_call=object(), born_bad=set())
+    watch = SimpleNamespace(losses=SimpleNamespace(is_scaled=False, bad_call=object()), born_bad=set())
     rewind = SimpleNamespace(originals=list)
     evidence = evidence_of(Runner(weight), finite=watch, rewind=rewind, kept_backwards=SimpleNamespace(calls=[]))
     assert trace_back(evidence, None) is evidence

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from processes import awaited
 
 from torchmedic.errors import UnreadableRun
-from torchmedic.observe.step import blackbox
-from torchmedic.observe.step.blackbox import SLOTS, BlackBox, FileBox
-from torchmedic.runfolder import layout
+from torchmedic.observe.step.blackbox import BlackBox, FileBox
+from torchmedic.runfolder import black_box, layout
+from torchmedic.runfolder.black_box import SLOTS
 from torchmedic.supervise.boxes import BoxKeeper, read_box
 
 
@@ -28,7 +28,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     for step in range(3):
         write(box, step, f"/home/me/{step}.py")
 
-    found = blackbox.read(tmp_path / "box")
+    found = black_box.read(tmp_path / "box")
 
     assert (found.pid, found.clean_exit) == (os.getpid(), False)
     assert [(moment.step, moment.file) for moment in found.moments] == [(n, f"/home/me/{n}.py") for n in range(3)]
@@ -50,7 +50,7 @@ def test_only_the_last_moments_are_kept(tmp_path: Path) -> None:
         write(box, step)
     box.mark_clean_exit()
 
-    found = blackbox.read(tmp_path / "box")
+    found = black_box.read(tmp_path / "box")
 
     assert [moment.step for moment in found.moments] == list(range(2 * SLOTS + 5, 3 * SLOTS + 5))
     assert found.clean_exit
@@ -62,7 +62,7 @@ def test_more_files_than_the_table_holds(tmp_path: Path) -> None:
         write(box, step, f"/{'x' * 300}/{step}.py")
     write(box, 200, "/home/me/train.py")
 
-    found = blackbox.read(tmp_path / "box")
+    found = black_box.read(tmp_path / "box")
 
     assert found.moments[0].file.endswith("/0.py")
     assert found.moments[150].file == ""
@@ -78,12 +78,12 @@ def test_a_writer_that_is_killed_leaves_whole_moments(tmp_path: Path, delay: flo
         while True:
             write(box, step, f"/home/me/{step % 20}.py")
             step += 1
-    awaited(lambda: path.exists() and path.read_bytes().startswith(blackbox.MAGIC))
+    awaited(lambda: path.exists() and path.read_bytes().startswith(black_box.MAGIC))
     time.sleep(delay)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
-    moments = blackbox.read(path).moments
+    moments = black_box.read(path).moments
 
     steps = [moment.step for moment in moments]
     # At most the moment that was being written is missing.
@@ -102,7 +102,7 @@ def test_half_a_moment_is_passed_over(tmp_path: Path) -> None:
     data[second] += 7  # its number in front is already that of the next, the one behind still its own
     (tmp_path / "box").write_bytes(data)
 
-    assert [moment.step for moment in blackbox.read(tmp_path / "box").moments] == [0]
+    assert [moment.step for moment in black_box.read(tmp_path / "box").moments] == [0]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -119,19 +119,19 @@ def test_damage_is_named_or_passed_over(tmp_path: Path, data: st.DataObject) -> 
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(raw[:cut] if data.draw(st.booleans()) else raw)
     try:
-        blackbox.read(path)
+        black_box.read(path)
     except UnreadableRun as error:
         assert "\n" not in str(error)  # noqa: PT017
 
 
 def test_a_missing_box_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UnreadableRun, match="cannot read"):
-        blackbox.read(tmp_path / "nothing")
+        black_box.read(tmp_path / "nothing")
 
 
 def test_a_follower_finds_the_last_moment_wherever_the_ring_begins(tmp_path: Path) -> None:
     box, steps = FileBox(tmp_path / "box"), 0
-    follower = blackbox.Follower(tmp_path / "box")
+    follower = black_box.Follower(tmp_path / "box")
     for more in (0, 1, 2, 900, 1023, 1024, 1025, 3000, 1, 0, 7):
         for _ in range(more):
             write(box, steps)
@@ -157,7 +157,7 @@ def test_a_box_in_memory_cannot_be_truncated_and_is_handed_over(tmp_path: Path) 
 
     keeper.close()
 
-    assert [moment.step for moment in blackbox.read(tmp_path / "rank0" / "blackbox").moments] == [7]
+    assert [moment.step for moment in black_box.read(tmp_path / "rank0" / "blackbox").moments] == [7]
     assert not layout.box_address(tmp_path, None).exists()
 
 
@@ -180,7 +180,7 @@ def test_a_box_is_read_from_its_process_where_nothing_can_be_handed_over(
     assert found.last is not None
     assert found.last.step == 3
     box.close()
-    assert blackbox.read(folder / "blackbox").last == found.last
+    assert black_box.read(folder / "blackbox").last == found.last
 
 
 def test_another_file_under_the_number_of_a_box_is_not_read(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmedic.observe.step import blackbox
 from torchmedic.observe.step.blackbox import FileBox
 from torchmedic.observe.step.clock import BACKWARD, FORWARD, Clock
+from torchmedic.runfolder import black_box
 
 
 class Optimizer:
@@ -79,7 +79,7 @@ def test_a_phase_is_written_with_the_users_line(tmp_path: Path) -> None:
     clock.enter(FORWARD)
     clock.enter(BACKWARD)
 
-    moments = blackbox.read(tmp_path / "box").moments
+    moments = black_box.read(tmp_path / "box").moments
 
     assert [moment.phase for moment in moments] == ["forward", "backward"]
     assert {moment.file for moment in moments} == {__file__}

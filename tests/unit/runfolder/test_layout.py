@@ -12,7 +12,7 @@ import pytest
 
 from torchmedic.errors import UnreadableRun, UsageError
 from torchmedic.records import Diagnosis, Location, Outcome, Report
-from torchmedic.runfolder import files, layout
+from torchmedic.runfolder import events, files, layout
 from torchmedic.supervise.job import Ledger, identity, merged, same_finding
 
 
@@ -114,15 +114,15 @@ def test_events_of_which_some_are_damaged(tmp_path: Path) -> None:
         b'{"kind": "exception", "symptom": "cuda-error"}\n'
         b'{"kind": "fault", "fault": {"where": "w", "error": "e"}}\n{"kind": "fault"}\n'
     )
-    assert files.read_symptom(tmp_path) == "cuda-error"
-    assert [fault.where for fault in files.read_faults(tmp_path)] == ["w"]
-    assert files.read_symptom(tmp_path / "nothing") is None
+    assert events.read_symptom(tmp_path) == "cuda-error"
+    assert [fault.where for fault in events.read_faults(tmp_path)] == ["w"]
+    assert events.read_symptom(tmp_path / "nothing") is None
 
 
 def test_the_folder_of_a_process(tmp_path: Path) -> None:
     first, second = layout.claim_process_folder(tmp_path, 0), layout.claim_process_folder(tmp_path, 0)
     (second / "events.jsonl").write_bytes(b'{"kind": "start", "pid": 7}\n')
     assert (first.name, second.name) == ("rank0", f"rank0.{os.getpid()}")
-    assert files.folder_of(tmp_path, 7) == second
-    assert files.folder_of(tmp_path, 8) is None
+    assert events.folder_of(tmp_path, 7) == second
+    assert events.folder_of(tmp_path, 8) is None
     assert [layout.rank_of(folder) for folder in layout.process_folders(tmp_path)] == [0, 0]

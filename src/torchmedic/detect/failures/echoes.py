@@ -19,6 +19,7 @@ from torchmedic.observe.context import ProcessContext
 from torchmedic.records import StackFrame
 from torchmedic.runfolder import files, questions
 from torchmedic.runfolder.confidential import is_confidential
+from torchmedic.runfolder.events import folder_of
 from torchmedic.source.user_code import is_user_file
 
 _LOST = re.compile(r"Connection (closed|reset) by peer|Broken pipe|remote process exited", re.IGNORECASE)
@@ -31,7 +32,7 @@ def is_echo(error: BaseException, agent: ProcessContext) -> bool:
     """Whether this exception needs no explanation of its own; what it tells is passed on to the parent."""
     events = agent.open().events
     for pid in [raised_elsewhere(error), *_ended_workers(error)]:
-        folder = files.folder_of(agent.run, pid) if pid is not None else None
+        folder = folder_of(agent.run, pid) if pid is not None else None
         if folder is not None and files.read_diagnoses(folder):
             events.write("echo", pid=pid)
             return True

@@ -46,8 +46,8 @@ def nonfinite_incident(optimizer: Any, quantity: Quantity, stage: UpdateStage, a
         bad=tuple(tensor for tensor in parameters if tensor.grad is not None and not is_finite(tensor.grad)),
         damaged=tuple(tensor for tensor in parameters if not is_finite(tensor)),
         batch_indices=as_tuple(indices),
-        loss=watch.last_losses[-1] if watch.last_losses else None,
-        losses=tuple(watch.losses.get(watch.last_key, ())),
+        loss=watch.losses.last[-1] if watch.losses.last else None,
+        losses=tuple(watch.losses.recent),
     )
 
 

@@ -20,7 +20,7 @@ import torch
 
 from torchmedic.contained import contained, report_fault
 from torchmedic.source.user_code import is_user_file
-from torchmedic.source.user_variables import looks_at_locals
+from torchmedic.source.user_variables import locals_of
 
 LOSSES = frozenset(
     "cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss "
@@ -237,15 +237,10 @@ class NodeBirths:
         if site not in self._minus:
             self._minus[site] = names_around_minus(site)
         names = self._minus[site]
-        if names is None or sys.gettrace() is not None:
+        values = dict(locals_of(frame)) if names is not None and sys.gettrace() is None else {}
+        if names is None or not values:
             return None
-        optimised = bool(frame.f_code.co_flags & 1)
-        if optimised and looks_at_locals(frame.f_code):
-            return None  # there is one dict of locals per frame: reading it here would change the user's
-        values = frame.f_locals
         left, right = (_operand(values.get(name, frame.f_globals.get(name))) for name in names)
-        if optimised and sys.version_info < (3, 13):
-            values.clear()
         shapes = [len(side.shape) for side in (left, right) if side is not None and side.shape]
         # Of interest only where a target is stretched: the other side's shape may still be unknown here.
         if not any(side is not None and side.shape and not side.has_gradient for side in (left, right)):

@@ -126,7 +126,8 @@ class BackwardHooks:
         clock.backward_done()
         if clock.is_by_hand and step.leaks is not None and clock.step >= step.leaks.due:
             step.leaks.stepped(clock.step, sys._getframe(1))
-        if step.is_sampled_out and step.stepping is None and not step.finite.is_alarmed and not step.habits.awake:
+        is_bad = step.finite.losses.last_is_bad
+        if step.is_sampled_out and step.stepping is None and not is_bad and not step.habits.awake:
             return
         clock.leave()
         if step.habits.awake:

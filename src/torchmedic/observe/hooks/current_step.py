@@ -160,7 +160,7 @@ class ShortSteps:
     def data_arrived(self, iterator: Any, batch: Any) -> None:
         """A batch has come. Where losses are read late, it is needed after the step is over."""
         self._batches.taken(iterator)
-        self._batches.arrived(batch, direct=self._batches.is_direct, is_kept=self._finite.reads_late)
+        self._batches.arrived(batch, direct=self._batches.is_direct, is_kept=self._finite.losses.late.are_usual)
 
     def backward_begins(self, roots: Any) -> None:
         exceptions.training_goes_on()

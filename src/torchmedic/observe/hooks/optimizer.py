@@ -131,7 +131,7 @@ class OptimizerHooks:
                     and (step.fast_path or finite.is_calm)
                     and finite.glance_at_gradients(optimizer, frame)
                 ):
-                    if step.clock.step >= step.curves.due and not finite.reads_late:
+                    if step.clock.step >= step.curves.due and not finite.losses.late.are_usual:
                         step.curves.note(step.clock.step, optimizer, finite)
                     return
                 step.fast_path = False

@@ -12,10 +12,9 @@ use its gradients: a script may well drop them.
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,12 +33,16 @@ from torchmedic.observe.numbers.finite_checks import (
     with_gradient,
     witness_of,
 )
-from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
+from torchmedic.observe.numbers.kept_steps import KeptBackwards
 from torchmedic.observe.numbers.losses import Losses
 from torchmedic.observe.numbers.step_memory import StepMemory
 from torchmedic.observe.numbers.weight_copies import Rewind
-from torchmedic.observe.stages import Finding, Quantity, UpdateStage
+from torchmedic.observe.stages import Finding
 from torchmedic.source.objects.finite import is_finite
+
+if TYPE_CHECKING:
+    from torchmedic.observe.agent import Agent
+    from torchmedic.observe.step.clock import Clock
 
 _MAX_EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether their gradients are used
 _MAX_SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
@@ -47,44 +50,16 @@ _UPDATES_WITHOUT_HOPE = 24  # in a row with a loss that is far too large, after 
 _MAX_SKIPPED = 25  # steps in a row that GradScaler skips at all
 
 
-class Examiner(Protocol):
-    """Finds and publishes the origin of a number that is not finite."""
-
-    def examine(self, optimizer: Any, frame: FrameType, quantity: Quantity, stage: UpdateStage) -> Finding | None:
-        """Find the origin now; the finding is kept until it is known to matter."""
-
-    def publish(self, finding: Finding) -> None:
-        """The finding is confirmed: publish it."""
-
-    def device_died(self, error: BaseException, frame: FrameType) -> None:
-        """A device has failed, which was seen when a loss was to be read."""
-
-    def usual_step(self) -> tuple[int, float]:
-        """The number of the step, and how many seconds one takes."""
-
-    def mark(self, what: str) -> None:
-        """Have the device note when it has come this far."""
-
-
-class Optimizers(Protocol):
-    """The optimizers of the process, as the clock knows them."""
-
-    optimizer_count: int
-
-    @property
-    def optimizers(self) -> list[Any]: ...
-
-
 class FiniteWatch:
     """Notices the first step that is about to write NaN or infinity into the weights."""
 
-    def __init__(self, examiner: Examiner, kept_backwards: KeptBackwards, rewind: Rewind) -> None:
+    def __init__(self, examiner: Agent, kept_backwards: KeptBackwards, rewind: Rewind) -> None:
         self._examiner = examiner
         self._rewind = rewind
         self.memory = StepMemory(kept_backwards, rewind)
         self.on = True
-        self._losses = Losses(kept_backwards, self.memory, examiner.mark)
-        self.scaled = self._losses.scaled
+        self.losses = Losses(kept_backwards, self.memory, examiner.mark)
+        self.scaled = self.losses.scaled
         self.born_bad: set[int] = set()  # weights that were not finite when training began
         self.skipped = 0  # steps in a row that GradScaler skipped
         self.lowest_scale: float | None = None
@@ -101,47 +76,17 @@ class FiniteWatch:
         self.gradient_norm: float | None = None  # at the last update, where all gradients were looked at
         self._time = CheckBudget()
 
-    # What others ask for
-
-    @property
-    def losses(self) -> Mapping[Any, deque[float]]:
-        """The last losses, by the line that calls backward."""
-        return self._losses.trends
-
-    @property
-    def last_losses(self) -> list[float]:
-        """The losses of the last backward."""
-        return self._losses.last
+    # For the curves of the report
 
     @property
     def last_loss(self) -> float | None:
         """The last loss of the last backward, if it was read and is not multiplied by a GradScaler."""
-        losses = self._losses
+        losses = self.losses
         return losses.last[-1] if losses.last and not losses.are_scaled_late else None
 
     @property
     def last_key(self) -> Any:
-        return self._losses.key
-
-    @property
-    def bad_call(self) -> KeptBackward | None:
-        """The first backward call with a bad loss, of those that are read late."""
-        return self._losses.bad_call
-
-    @property
-    def is_scaled(self) -> bool:
-        """Whether the last loss went through a GradScaler."""
-        return self._losses.is_scaled
-
-    @property
-    def reads_late(self) -> bool:
-        """Whether losses of this run are read after their step is over."""
-        return self._losses.late.are_usual
-
-    @property
-    def is_alarmed(self) -> bool:
-        """Whether the last loss was not finite."""
-        return self._losses.last_is_bad
+        return self.losses.key
 
     # The loss
 
@@ -156,24 +101,24 @@ class FiniteWatch:
     ) -> None:
         if self._steps == 0:  # as long as there may be nobody who steps
             self._roots = [weakref.ref(root) for root in roots if isinstance(root, torch.Tensor)]
-        self._losses.begin(roots, key, frame, self._steps)
-        call = self._losses.call
+        self.losses.begin(roots, key, frame, self._steps)
+        call = self.losses.call
         if call is not None and has_optimizers:
             self.memory.backward_begins(call, stepping)
         elif call is not None:
             self.memory.note_leaves(call, roots)
-            if not self._losses.last_is_bad:
+            if not self.losses.last_is_bad:
                 self.memory.backward_by_hand_begins(call, key)
 
     def sampled_out_backward_begins(self, roots: Sequence[torch.Tensor], step: int) -> None:
         """A backward begins in a short step that is sampled out."""
-        self._losses.begin_sampled_out(roots, step, self._steps)
+        self.losses.begin_sampled_out(roots, step, self._steps)
 
     def glance_at_loss(self, roots: Sequence[torch.Tensor], step: int) -> bool:
         """Fast path of `sampled_out_backward_begins`; False: take the full path."""
-        return self.on and self._losses.glance(roots, step, self._steps)
+        return self.on and self.losses.glance(roots, step, self._steps)
 
-    def backward_ended(self, frame: FrameType, clock: Optimizers, stepping: Any) -> None:
+    def backward_ended(self, frame: FrameType, clock: Clock, stepping: Any) -> None:
         """Backward is over.
 
         Args:
@@ -182,18 +127,18 @@ class FiniteWatch:
             stepping: The optimizer whose step is under way: backward was called by a closure.
         """
         has_optimizers = clock.optimizer_count > 0
-        if not self._losses.last_is_bad and stepping is None and has_optimizers:
+        if not self.losses.last_is_bad and stepping is None and has_optimizers:
             return  # nearly always; the gradients are looked at when they are used
-        if self._losses.last_is_bad:
+        if self.losses.last_is_bad:
             self._witness = witness_of(clock.optimizers)
-        used = stepping is not None or (self._steps == 0 and (not has_optimizers or self._losses.backwards > 2))
-        if self._losses.last_is_bad and not self._losses.is_scaled:
+        used = stepping is not None or (self._steps == 0 and (not has_optimizers or self.losses.backwards > 2))
+        if self.losses.last_is_bad and not self.losses.is_scaled:
             if self._finding is None and (used or self._examined < _MAX_EXAMINED_AHEAD):
                 self._examined += 1
                 self._finding = self._examiner.examine(stepping, frame, "loss", "backward")
             if used and self._finding is not None:
                 self._publish(self._finding)
-        elif not has_optimizers and self._losses.late.are_coming:
+        elif not has_optimizers and self.losses.late.are_coming:
             self._look_back(frame)
         elif stepping is not None and may_be_read(stepping) and self._time.any_bad(gradients(stepping)):
             self._publish(self._examiner.examine(stepping, frame, "gradient", "backward"))
@@ -203,15 +148,15 @@ class FiniteWatch:
 
     def _look_back(self, frame: FrameType) -> None:
         """Look at the losses that have arrived from a late device, where no optimizer will step."""
-        while (read := self._losses.late.first_arrived()) is not None:
-            self._losses.take(read)
-            if self._losses.last_is_bad:
+        while (read := self.losses.late.first_arrived()) is not None:
+            self.losses.take(read)
+            if self.losses.last_is_bad:
                 self._publish(self._examiner.examine(None, frame, "loss", "backward"))
                 return
 
     def cleared(self) -> None:
         """The gradients of suspected losses are gone."""
-        self._losses.cleared()
+        self.losses.cleared()
         self._finding = None
 
     # The gradients
@@ -230,7 +175,7 @@ class FiniteWatch:
         if id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             self.born_bad |= all_bad(with_gradient(optimizer), at_once=is_late)
-        losses = self._losses
+        losses = self.losses
         self.memory.is_late = is_late
         if (
             not losses.bad
@@ -240,8 +185,8 @@ class FiniteWatch:
             return
         self._steps += 1
         self.skipped = self._skipped_bad = 0
-        suspect, finding = self._losses.bad > 0, self._finding
-        kept = self._losses.last_is_bad or is_there(self._witness)
+        suspect, finding = self.losses.bad > 0, self._finding
+        kept = self.losses.last_is_bad or is_there(self._witness)
         self.cleared()
         if not finite_rates(optimizer):
             self._publish(self._examiner.examine(optimizer, frame, "rate", "step"))
@@ -250,14 +195,14 @@ class FiniteWatch:
                 self._publish(finding or self._examiner.examine(optimizer, frame, "loss", "step"))
         elif is_late:
             self._examiner.mark("update")
-            if self._losses.is_good:
+            if self.losses.is_good:
                 self._rewind.offer(optimizer, *self._examiner.usual_step())
         elif kind == "cpu":
             self._look_at_gradients(optimizer, frame)
 
     def _remember(self, optimizer: Any, frame: FrameType, optimizers: Callable[[], list[Any]]) -> bool:
         """Keep what it takes to run this update again; whether the loss was found to have run away."""
-        losses = self._losses
+        losses = self.losses
         loss = losses.last[-1] if losses.last else None
         self.memory.update_begins(optimizer, optimizers, frame, self._steps, losses.key, loss)
         losses.ceiling = self.memory.ceiling
@@ -280,7 +225,7 @@ class FiniteWatch:
         """Fast path of `step_begins` for short steps; False: nothing was done yet, take the full path."""
         if id(optimizer) not in self._seen:
             return False
-        if self._losses.late.are_held:
+        if self.losses.late.are_held:
             self.wants_weights = False  # nothing can be known now: the loss is kept on a late device
         elif may_be_read(optimizer) and finite_rates(optimizer):
             self._look_at_gradients(optimizer, frame)
@@ -293,12 +238,12 @@ class FiniteWatch:
     @property
     def is_rising(self) -> bool:
         """Whether a loss was far above its usual size a short time ago: the steps are worth to be noted in full."""
-        return self._losses.alarm > 0
+        return self.losses.alarm > 0
 
     @property
     def is_calm(self) -> bool:
         """Whether nothing is suspected and no loss is awaited."""
-        losses = self._losses
+        losses = self.losses
         return self.on and not losses.bad and not losses.last_is_bad and not losses.late.are_coming
 
     def _look_at_gradients(self, optimizer: Any, frame: FrameType) -> None:
@@ -321,7 +266,7 @@ class FiniteWatch:
         """GradScaler found infinities among the gradients and left the weights alone. Now and then that is normal."""
         self._settle_pending(frame)
         self.skipped += 1
-        self._skipped_bad = self._skipped_bad + 1 if self._losses.last_is_bad else 0
+        self._skipped_bad = self._skipped_bad + 1 if self.losses.last_is_bad else 0
         self.cleared()
         if self._skipped_bad >= _MAX_SKIPPED_BAD:
             self._publish(self._examiner.examine(optimizer, frame, "loss", "step"))
@@ -331,10 +276,10 @@ class FiniteWatch:
 
     def _settle_pending(self, frame: FrameType) -> None:
         """Read the losses that were copied; a device that fails on the way is reported."""
-        if not self._losses.late.are_coming:
+        if not self.losses.late.are_coming:
             return
         try:
-            self._losses.arrived()
+            self.losses.arrived()
         except Exception as error:
             if not async_devices.is_device_error(error):
                 raise
@@ -344,7 +289,7 @@ class FiniteWatch:
         """The device is lost: report it once, and ask it for nothing more."""
         self.on = False
         if not async_devices.device_is_lost():
-            async_devices.died(self._losses.late.belongings(), self._rewind.originals())
+            async_devices.died(self.losses.late.belongings(), self._rewind.originals())
             self._examiner.device_died(error, frame)
 
     def _publish(self, finding: Finding | None) -> None:

@@ -83,6 +83,11 @@ class Losses:
         """Whether the last loss went through a GradScaler."""
         return self._unscaled is not None
 
+    @property
+    def recent(self) -> Sequence[float]:
+        """The last losses at the line that last called backward."""
+        return self.trends.get(self.key, ())
+
     def begin(self, roots: Sequence[torch.Tensor], key: Any, frame: FrameType, update: int) -> None:
         """A backward begins in a step that is noted in full."""
         if self.alarm:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmedic.records import Fault, encode_line
-from torchmedic.runfolder.files import EVENTS
+from torchmedic.runfolder.events import EVENTS
 
 
 class Events:

@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 
 from torchmedic.errors import UnreadableRun
-from torchmedic.observe.step import blackbox
 from torchmedic.records import BoxContents, Report
 from torchmedic.records.gpu import GpuHealth
 from torchmedic.records.memory import HeldMemory
 from torchmedic.records.numbers import NumberTrace
 from torchmedic.records.stall import Stall
 from torchmedic.report import failing_call
-from torchmedic.runfolder import files, layout, reading
+from torchmedic.runfolder import black_box, events, files, layout, reading
 from torchmedic.runfolder.confidential import is_confidential
 from torchmedic.runfolder.gpu import read_gpu_health
 from torchmedic.runfolder.stall import read_stalls
@@ -153,7 +152,7 @@ def read(run: Path) -> RunData:
 def _process(folder: Path) -> Process:
     box = None
     with contextlib.suppress(UnreadableRun):
-        box = blackbox.read(folder / files.BLACK_BOX)
+        box = black_box.read(folder / files.BLACK_BOX)
     types = {
         "memory": MemoryLine,
         "memory-autopsy": Autopsy,
@@ -164,7 +163,7 @@ def _process(folder: Path) -> Process:
     }
     found: dict[str, list[Any]] = {kind: [] for kind in (*types, "")}
     start: dict[str, Any] = {}
-    for line in _lines(folder / files.EVENTS):
+    for line in _lines(folder / events.EVENTS):
         with contextlib.suppress(msgspec.DecodeError):
             fields = reading.decode(line, dict[str, Any])
             kind = str(fields.get("kind"))

@@ -18,7 +18,7 @@ import msgspec
 from torchmedic.contained import report_fault
 from torchmedic.detect.trends import host_memory
 from torchmedic.records.memory import HeldMemory, HostAlarm, MemorySample
-from torchmedic.runfolder import files, layout, questions
+from torchmedic.runfolder import events, layout, questions
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.host import cgroups
 from torchmedic.supervise.host.host_pressure import psi, shared_memory
@@ -179,9 +179,9 @@ class MemoryGuard:
 
     def _alarm(self) -> HostAlarm:
         growing = host_memory.grew_most(self.samples)
-        own = files.folder_of(self._run, growing[0]) if growing is not None else None
+        own = events.folder_of(self._run, growing[0]) if growing is not None else None
         is_worker = growing is not None and own is None and self._is_worker(growing[0])
-        worker = files.worker_folder_of(self._run, growing[0], is_worker=is_worker) if growing is not None else None
+        worker = events.worker_folder_of(self._run, growing[0], is_worker=is_worker) if growing is not None else None
         rises = [each for each in host_memory.rises(self.samples).values() if each > 0]
         folder = own or next(iter(layout.process_folders(self._run)), None)
         known = own or worker or folder
@@ -217,7 +217,7 @@ class _Holders(msgspec.Struct, tag="holders", tag_field="kind"):
 
 def holders(folder: Path) -> tuple[HeldMemory, ...]:
     """The largest holders of memory in the last report of a process, largest first."""
-    reports = files.events_of(folder, "holders", _Holders)
+    reports = events.events_of(folder, "holders", _Holders)
     return reports[-1].holders if reports else ()
 
 
@@ -227,5 +227,5 @@ class _Series(msgspec.Struct, tag="memory", tag_field="kind"):
 
 def pinned(folder: Path) -> int:
     """Pinned host memory in the last report of a process, in bytes."""
-    reports = files.events_of(folder, "memory", _Series)
+    reports = events.events_of(folder, "memory", _Series)
     return reports[-1].pinned if reports else 0

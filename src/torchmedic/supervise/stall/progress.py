@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmedic.observe.step.blackbox import Beat, Follower
 from torchmedic.records import Phase
+from torchmedic.runfolder.black_box import Beat, Follower
 
 MIN_STALL_SECONDS = 30.0
 FIRST_STEP_SECONDS = 60.0  # before the first update, which includes loading, compiling and tuning

@@ -48,7 +48,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     called = f"the {kind} `{name}`" if name else f"a {kind}"
     bad = int((~torch.isfinite(leaf.tensor.detach())).sum().item())
     place, sure = _written_at(evidence, leaf, name)
-    late = evidence.is_unexplained and evidence.agent.finite.bad_call is not None
+    late = evidence.is_unexplained and evidence.agent.finite.losses.bad_call is not None
     draft = check.draft(
         evidence,
         "possible" if late else "proven" if sure and evidence.faithful is not False else "likely",

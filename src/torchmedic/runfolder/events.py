@@ -1,0 +1,100 @@
+"""`events.jsonl` as others than its writer read it: what a process has written of its start, its faults and its end."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from torchmedic.records import Fault, StackFrame
+from torchmedic.runfolder import reading
+from torchmedic.runfolder.layout import process_folders, worker_folders
+
+EVENTS = "events.jsonl"
+
+_Event = TypeVar("_Event", bound=msgspec.Struct)
+
+
+class StartLine(msgspec.Struct, tag="start", tag_field="kind"):
+    pid: int
+    box: int | None = None  # the descriptor of the black box in that process
+
+
+class FaultLine(msgspec.Struct, tag="fault", tag_field="kind"):
+    fault: Fault
+
+
+class ExceptionLine(msgspec.Struct, tag="exception", tag_field="kind"):
+    symptom: str
+    child: str = ""  # the name of the child of `multiprocessing` that ends with it
+
+
+class DeathLine(msgspec.Struct, tag="death", tag_field="kind"):
+    """An exception in this process only reported the death of another process."""
+
+    pid: int
+    signal: str
+    part: Literal["script", "worker", "child"]
+    at: StackFrame | None = None
+
+
+class LostRankLine(msgspec.Struct, tag="lost-rank", tag_field="kind"):
+    """An exception in this process only reported that another rank is gone, for a reason still unknown."""
+
+    rank: int
+
+
+_Line = StartLine | FaultLine | ExceptionLine | DeathLine | LostRankLine
+
+
+def read_events(folder: Path) -> list[_Line]:
+    """The events of one process that the parent acts on. Other lines and damaged lines are skipped."""
+    found: list[_Line] = []
+    for line in _event_lines(folder):
+        with contextlib.suppress(msgspec.DecodeError):
+            found.append(reading.decode(line, _Line))  # type: ignore[arg-type]
+    return found
+
+
+def events_of(folder: Path, kind: str, record: type[_Event]) -> list[_Event]:
+    """The events of one kind that a process has written, oldest first. Damaged lines are skipped."""
+    found = []
+    for line in _event_lines(folder):
+        if f'"{kind}"'.encode() in line:
+            with contextlib.suppress(msgspec.DecodeError):
+                found.append(reading.decode(line, record))
+    return found
+
+
+def _event_lines(folder: Path) -> list[bytes]:
+    try:
+        return reading.read(folder / EVENTS, cut=True).splitlines()
+    except OSError:
+        return []
+
+
+def folder_of(run: Path, pid: int) -> Path | None:
+    """The folder of one process of the run."""
+    for folder in process_folders(run):
+        if any(isinstance(line, StartLine) and line.pid == pid for line in read_events(folder)):
+            return folder
+    return None
+
+
+def worker_folder_of(run: Path, pid: int, *, is_worker: bool) -> Path | None:
+    """The folder of a DataLoader worker. All workers do the same and only one is examined, so any folder will do."""
+    found = worker_folders(run)
+    own = [folder for folder in found if folder.name.endswith(f".{pid}")]
+    return next(iter([*own, *(reversed(found) if is_worker else ())]), None)
+
+
+def read_faults(folder: Path) -> list[Fault]:
+    """The contained faults of one process."""
+    return [line.fault for line in read_events(folder) if isinstance(line, FaultLine)]
+
+
+def read_symptom(folder: Path) -> str | None:
+    """The symptom of the exception that ended one process."""
+    return next((line.symptom for line in read_events(folder) if isinstance(line, ExceptionLine)), None)
