@@ -26,6 +26,7 @@ from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.standstill import LayerMoves, Steady
 from torchmedic.source.live_frames import stack_of, syntax_tree
+from torchmedic.source.lookup.layer_construction import given_modules
 from torchmedic.source.lookup.layers import layer_built_at, roots
 from torchmedic.source.lookup.optimizers import rate_set_at, schedulers_of
 from torchmedic.source.spots import NOWHERE, Place
@@ -147,7 +148,7 @@ def _named(layers: list[LayerMoves]) -> tuple[list[str], Place | None]:
     """The names of layers in the model that holds them all, and the line that builds the first of them."""
     frames = stack_of(sys._getframe())
     tensors = [layer.reference() for layer in layers]
-    for model in roots(frames):
+    for model in [*roots(frames), *given_modules(frames)]:
         known = {id(tensor): name for name, tensor in model.named_parameters()}
         if all(tensor is not None and id(tensor) in known for tensor in tensors):
             first = _owner(model, tensors[0])
