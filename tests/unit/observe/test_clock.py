@@ -95,3 +95,34 @@ def test_a_child_is_given_a_box_when_it_trains(tmp_path: Path) -> None:
     assert opened == []
     clock.enter(BACKWARD)
     assert opened == [1]
+
+
+def at_line(clock: Clock, line: int) -> None:
+    clock.file, clock.line = "train.py", line
+    clock.backward_done()
+
+
+def test_a_loop_without_an_optimizer_is_counted_by_the_line_that_computes_gradients() -> None:
+    clock = Clock()
+    for _ in range(6):
+        at_line(clock, 10)  # a penalty
+        at_line(clock, 12)  # the gradients of the weights
+    assert (clock.step, clock.updates) == (5, 6)
+
+
+def test_gradients_that_are_computed_once_are_no_step() -> None:
+    clock = Clock()
+    at_line(clock, 10)
+    assert (clock.step, clock.updates) == (0, 0)
+
+
+def test_gradients_before_the_first_optimizer_are_no_steps() -> None:
+    clock, optimizer = Clock(), Optimizer()
+    for _ in range(6):
+        at_line(clock, 10)
+    clock.optimizer_built(optimizer)
+    assert (clock.step, clock.updates) == (0, 0)
+    del optimizer
+    for _ in range(6):
+        at_line(clock, 10)  # what is looked at after training
+    assert clock.updates == 0

@@ -24,10 +24,9 @@ from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.reach import Ownerless
 from torchmedic.source.live_frames import Frame
-from torchmedic.source.lookup.layer_construction import held_modules
+from torchmedic.source.lookup.layer_construction import given_modules, held_modules
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import callee, nodes_in, syntax_tree
-from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import looks_at_locals
 
 _MIN_UPDATES = 12  # that left the layer as it was
@@ -110,41 +109,22 @@ def _is_chosen(habits: Habits) -> bool:
 
 def _held(frame: FrameType | None) -> Iterator[_Held]:
     frames: list[Frame] = []
-    given: list[nn.Module] = []
     while frame is not None:
         if not looks_at_locals(frame.f_code):
-            if is_user_file(frame.f_code.co_filename):
-                frames.append(Frame(frame, frame.f_lasti, frame.f_lineno))
-            else:
-                given += _modules_of(frame)
+            frames.append(Frame(frame, frame.f_lasti, frame.f_lineno))
         frame = frame.f_back
     seen: set[int] = set()
     for holder, _, name, module in held_modules(frames[::-1]):
         if id(module) not in seen:
             seen.add(id(module))
             yield _Held(module, name, holder.file)
-    for module in given:  # of a Trainer that is a library's
-        if id(module) not in seen and is_user_file(_file_of(type(module))):
+    for module in given_modules(frames[::-1]):
+        if id(module) not in seen:
             seen.add(id(module))
             yield _Held(module, "", "")
     for each in frames:
         if each.live.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
             each.variables.clear()  # a copy kept by the frame, which would hold every tensor past its time
-
-
-def _modules_of(frame: FrameType) -> list[nn.Module]:
-    """The modules that the variables of a running function of a library's hold."""
-    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        return []
-    values = frame.f_locals
-    found = [value for value in values.values() if isinstance(value, nn.Module)]
-    if sys.version_info < (3, 13):
-        values.clear()
-    return found
-
-
-def _file_of(kind: type) -> str:
-    return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
 
 
 def _layers(module: nn.Module, candidates: dict[int, Ownerless]) -> dict[str, nn.Module]:
@@ -174,7 +154,7 @@ def _treated_as_trained(
     """Layers of a model that no optimizer has at all, and the line that treats the model as one that is trained."""
     for module, name, file in held:
         layers = _layers(module, candidates)
-        if not layers or any(id(tensor) in owned for tensor in module.parameters()):
+        if not layers or not name or any(id(tensor) in owned for tensor in module.parameters()):
             continue
         for node in nodes_in(syntax_tree(file)):
             if isinstance(node, ast.Call) and _is_sign(node, name):

@@ -7,7 +7,6 @@ that fall from layer to layer until they are too small to change the first layer
 
 from __future__ import annotations
 
-import ast
 import itertools
 import sys
 from collections.abc import Iterator
@@ -17,34 +16,31 @@ from torch import nn
 
 from torchmedic.detect.loop.incident import (
     LoopIncident,
-    OptimizerNeverSteps,
     RateDecayed,
     UpdatesLost,
     VanishingGradients,
 )
-from torchmedic.observe.loop.events import Event, Watched
+from torchmedic.observe.loop.events import Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.standstill import LayerMoves, Steady
 from torchmedic.source.live_frames import stack_of
+from torchmedic.source.lookup.layer_construction import given_modules
 from torchmedic.source.lookup.layers import layer_built_at, roots
 from torchmedic.source.lookup.optimizers import rate_set_at, schedulers_of
 from torchmedic.source.spots import NOWHERE, Place
-from torchmedic.source.syntax import nodes_in, syntax_tree
-from torchmedic.source.user_code import is_user_file
 
 _MIN_DEAD_UPDATES = 48
 _MAX_MOVED_SHARE = 0.1  # of the weights with a gradient
+_MAX_FALL = 0.1  # of the largest gradient, since the weights were copied
 _MIN_GRADED = 64  # sampled weights with a gradient
 _MIN_STILL_LAYERS = 2
 _MIN_SLOPE = 4  # layers from one to the next of which the gradient grows
 _MIN_SLOPE_SHARE = 0.6  # of all layers up to the layer with the largest gradient
 _MIN_GROWTH = 2.0  # of the gradient from one layer to the next
 _MIN_RATIO = 1e6  # of the largest gradient of a layer that moves to that of a layer that does not
-_MIN_BACKWARDS = 16  # whose gradients were cleared
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
-    yield from _never_stepped(habits)
     for number, watched in list(habits.optimizers.items()):
         known = habits.standstill.of(watched.optimizer) if watched.optimizer is not None else None
         if known is None:
@@ -99,8 +95,12 @@ def _lost(watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncide
     if moves is None or graded < _MIN_GRADED:
         return
     moved = sum(layer.moved for layer in moves.layers)
-    if moved > _MAX_MOVED_SHARE * graded:
-        return
+    now, before = (
+        max(layer.largest_gradient for layer in moves.layers),
+        max(layer.largest_before for layer in moves.layers),
+    )
+    if moved > _MAX_MOVED_SHARE * graded or now < _MAX_FALL * before:
+        return  # gradients that have collapsed belong to a training that has come to its end
     largest = max(moves.layers, key=lambda layer: layer.graded)
     yield UpdatesLost(
         step=moves.until,
@@ -147,7 +147,7 @@ def _named(layers: list[LayerMoves]) -> tuple[list[str], Place | None]:
     """The names of layers in the model that holds them all, and the line that builds the first of them."""
     frames = stack_of(sys._getframe())
     tensors = [layer.reference() for layer in layers]
-    for model in roots(frames):
+    for model in [*roots(frames), *given_modules(frames)]:
         known = {id(tensor): name for name, tensor in model.named_parameters()}
         if all(tensor is not None and id(tensor) in known for tensor in tensors):
             first = _owner(model, tensors[0])
@@ -161,47 +161,3 @@ def _owner(model: nn.Module, tensor: torch.Tensor | None) -> nn.Module | None:
     return next(
         (module for module in model.modules() if any(own is tensor for own in module._parameters.values())), None
     )
-
-
-def _never_stepped(habits: Habits) -> Iterator[LoopIncident]:
-    """Gradients are computed and cleared again and again, and no optimizer ever steps."""
-    events = habits.events
-    living = [watched for watched in habits.optimizers.values() if watched.optimizer is not None]
-    if len(living) != 1 or any(event.kind in ("step", "step skipped", "scaler step") for event in events):
-        return
-    watched = living[0]
-    backwards = [event for event in events if event.kind == "backward"]
-    cleared = sum(_clears(before, after, watched.number) for before, after in itertools.pairwise(events))
-    if habits.steps or cleared < _MIN_BACKWARDS or len(backwards) < _MIN_BACKWARDS:
-        return
-    writes = {state.weight_writes for event in events if (state := event.states.get(watched.number)) is not None}
-    if len(writes) != 1:
-        return  # the weights are updated by hand
-    backward = backwards[-1].place
-    named = _named_step(dict.fromkeys(event.place.file for event in events if event.place.line))
-    yield OptimizerNeverSteps(
-        step=0,
-        cause=named or backward,
-        optimizer=watched.number,
-        backward=backward,
-        backwards=len(backwards),
-        cleared=cleared,
-        is_named=named is not None,
-    )
-
-
-def _clears(before: Event, after: Event, number: int) -> bool:
-    """Whether a call of `zero_grad` has cleared a gradient of the optimizer."""
-    if (before.kind, after.kind) != ("zero", "zero done") or before.who != after.who:
-        return False
-    state, then = before.states.get(number), after.states.get(number)
-    return state is not None and then is not None and state[:2] != then[:2] and max(state.gradient) > 0
-
-
-def _named_step(files: dict[str, None]) -> Place | None:
-    """A statement `optimizer.step`, which names the method and does not call it."""
-    for file in filter(is_user_file, files):
-        for node in nodes_in(syntax_tree(file)):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Attribute) and node.value.attr == "step":
-                return Place(file, node.lineno)
-    return None

@@ -26,7 +26,7 @@ _MAX_RATES = 64  # looks whose rates are kept
 _MIN_UPDATES = 12  # between the copy and the look that decides
 _MAX_COPIES = 8  # times that weights are copied, as in a long warm-up
 _MAX_DEAD_SHARE = 1e-4  # of the largest rate, with which nothing is learned any more
-_COUNTS = 3  # numbers per tensor
+_COUNTS = 4  # numbers per tensor
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -47,6 +47,7 @@ class LayerMoves(NamedTuple):
     graded: int
     moved: int  # of those with a gradient
     largest_gradient: float
+    largest_before: float  # gradient when the weights were copied
 
 
 class Moves(NamedTuple):
@@ -67,6 +68,7 @@ class _Sample(NamedTuple):
     before: torch.Tensor
     every: int  # elements, of which one is looked at
     rate: float
+    gradient: torch.Tensor  # the largest at that time, in one number
 
 
 class _Pending(NamedTuple):
@@ -156,13 +158,19 @@ class Steady:
         self._samples = []
         rows = known.host.reshape(-1, _COUNTS).tolist()
         layers = []
-        for sample, (graded, moved, largest) in zip(known.samples, rows, strict=True):
+        for sample, (graded, moved, largest, before) in zip(known.samples, rows, strict=True):
             tensor = sample.reference()
             if tensor is not None:
-                is_matrix = tensor.dim() > 1
                 layers.append(
                     LayerMoves(
-                        sample.reference, tensor.dtype, is_matrix, sample.rate, int(graded), int(moved), float(largest)
+                        sample.reference,
+                        tensor.dtype,
+                        tensor.dim() > 1,
+                        sample.rate,
+                        int(graded),
+                        int(moved),
+                        largest,
+                        before,
                     )
                 )
         self.moves = Moves(self._copied_at, known.step, layers)
@@ -245,16 +253,22 @@ def _samples(optimizer: Any, rates: list[float]) -> list[_Sample]:
         (tensor, rate)
         for group, rate in zip(optimizer.param_groups, rates, strict=True)
         for tensor in group["params"]
-        if rate > 0 and _is_readable(tensor)
+        if rate > 0 and _is_readable(tensor) and _gradient(tensor) is not None
     ]
-    if len({tensor.device for tensor, _ in found}) != 1:
+    # The steps of LBFGS are not of the size of its rate, and it stands still once it has come to its end.
+    if isinstance(optimizer, torch.optim.LBFGS) or len({tensor.device for tensor, _ in found}) != 1:
         return []
     chosen = {round(place * (len(found) - 1) / max(1, _MAX_TENSORS - 1)) for place in range(_MAX_TENSORS)}
     samples = []
     for place in sorted(chosen):
         tensor, rate = found[place]
         every = -(-tensor.numel() // _MAX_ELEMENTS)
-        samples.append(_Sample(weakref.ref(tensor), tensor.detach().view(-1)[::every].clone(), every, rate))
+        gradient = _gradient(tensor)
+        if gradient is not None:
+            largest = gradient.view(-1)[::every].abs().amax().float()
+            samples.append(
+                _Sample(weakref.ref(tensor), tensor.detach().view(-1)[::every].clone(), every, rate, largest)
+            )
     return samples
 
 
@@ -267,18 +281,25 @@ def _is_readable(tensor: torch.Tensor) -> bool:
     return known and tensor.is_floating_point() and tensor.is_contiguous() and (late is None or late.may_work())
 
 
+def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The gradient of a tensor, if its elements can be picked like those of the tensor."""
+    gradient = tensor.grad
+    if gradient is None or type(gradient) not in _PLAIN or gradient.layout is not torch.strided:
+        return None
+    return gradient.detach() if gradient.is_contiguous() and gradient.device == tensor.device else None
+
+
 def _counts(sample: _Sample) -> torch.Tensor | None:
-    """Elements with a gradient, those of them that have changed, and the largest gradient; on their device."""
+    """Elements with a gradient, those that have changed, the largest gradient now and before; on their device."""
     tensor = sample.reference()
-    gradient = tensor.grad if tensor is not None else None
-    if tensor is None or gradient is None or type(gradient) not in _PLAIN or not _is_readable(tensor):
+    gradient = _gradient(tensor) if tensor is not None and _is_readable(tensor) else None
+    if tensor is None or gradient is None:
         return None
-    if gradient.layout is not torch.strided or not gradient.is_contiguous() or gradient.device != tensor.device:
-        return None
-    given = gradient.detach().view(-1)[:: sample.every]
+    given = gradient.view(-1)[:: sample.every]
     now = tensor.detach().view(-1)[:: sample.every]
     if now.shape != sample.before.shape or now.dtype is not sample.before.dtype or now.device != sample.before.device:
         return None
     has_gradient = given != 0
     moved = (now != sample.before) & has_gradient
-    return torch.stack([has_gradient.sum().float(), moved.sum().float(), given.abs().amax().float()])
+    largest = given.abs().amax().float()
+    return torch.stack([has_gradient.sum().float(), moved.sum().float(), largest, sample.gradient])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torchmedic.source.bindings import assignment_before, assignments, binds, ow
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.objects.parts import attributes
 from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in, syntax_tree
+from torchmedic.source.user_code import is_user_file
 
 
 def module_path(frames: list[Frame], module: nn.Module) -> tuple[nn.Module, str] | None:
@@ -32,7 +34,7 @@ def built_at(frames: list[Frame], module: nn.Module, label: str) -> Location | N
     """The line on which a layer was built: the call inside `self.name = ...` of its owner's class, or a variable."""
     owned = module_path(frames, module)
     if owned is not None:
-        node = _built_below(*owned, type(module))
+        node = built_below(*owned, type(module))
         if node is not None:
             return node_location("origin", node[0], node[1], label)
     seen: set[int] = set()
@@ -41,7 +43,7 @@ def built_at(frames: list[Frame], module: nn.Module, label: str) -> Location | N
         if path is None or id(root) in seen:
             continue
         seen.add(id(root))
-        node = _built_below(root, path, type(module)) if path else None
+        node = built_below(root, path, type(module)) if path else None
         if node is None and owner is not None:
             node = _built_in_class(type(owner), f"{name}.{path}".rstrip("."), type(module))
         elif node is None:
@@ -67,7 +69,19 @@ def held_modules(frames: list[Frame]) -> Iterator[tuple[Frame, Any, str, nn.Modu
                         yield frame, value, attribute, item
 
 
-def _built_below(root: nn.Module, path: str, kind: type) -> tuple[str, ast.expr] | None:
+def given_modules(frames: list[Frame]) -> Iterator[nn.Module]:
+    """The modules of the user's classes that variables of a library's frames hold: a Trainer may be the only holder."""
+    for frame in reversed(frames):
+        for value in () if frame.is_user else frame.variables.values():
+            if isinstance(value, nn.Module) and is_user_file(_file_of(type(value))):
+                yield value
+
+
+def _file_of(kind: type) -> str:
+    return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+
+
+def built_below(root: nn.Module, path: str, kind: type) -> tuple[str, ast.expr] | None:
     """Start from the innermost module on the path whose class is written out somewhere: torch's own are not."""
     parts = path.split(".")
     chain: list[tuple[nn.Module, str]] = []

@@ -15,7 +15,13 @@ import torch
 
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, node_location
-from torchmedic.source.lookup.layer_construction import _built_in_class, built_at, held_modules
+from torchmedic.source.lookup.layer_construction import (
+    _built_in_class,
+    built_at,
+    built_below,
+    given_modules,
+    held_modules,
+)
 from torchmedic.source.lookup.origins import origin_of, user_argument
 from torchmedic.source.objects.graph import walk
 from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in, syntax_tree
@@ -49,6 +55,11 @@ def layer_built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> L
         if path is None or owner is None:
             continue
         node = _built_in_class(type(owner), f"{name}.{path}".rstrip("."))
+        if node is not None:
+            return node_location("origin", node[0], node[1], label)
+    for root in given_modules(frames):
+        path = next((path for path, module in root.named_modules() if module is layer), None)
+        node = built_below(root, path, type(layer)) if path else None
         if node is not None:
             return node_location("origin", node[0], node[1], label)
     return None

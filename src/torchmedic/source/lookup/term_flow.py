@@ -53,8 +53,12 @@ def expressions_behind(term: ast.expr, found: Sum, file: str) -> list[ast.expr]:
         for name in sorted(names_in(expression)):
             if (name, where) not in seen:
                 seen.add((name, where))
-                # The sum of an earlier round of a loop is no part of this term.
-                pending += [(value, at) for value, at in _values(scope, name, where) if at is not statement]
+                # What an earlier round of a loop has left, such as a running mean, is no part of this term.
+                pending += [
+                    (value, at)
+                    for value, at in _values(scope, name, where)
+                    if at.lineno <= where.lineno and at is not where
+                ]
     return flow
 
 
