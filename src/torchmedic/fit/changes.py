@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from torchmedic.fit.machine import Machine
 from torchmedic.replay.shadow.fake_cuda import replaced
 
 
@@ -25,7 +26,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """What is different in a run of the script.
 
     Attributes:
-        literal: A number in the source that is exchanged.
+        literals: Numbers in the source that are exchanged.
         arguments: The arguments of the script, if they are others.
         loader: The batch size of every DataLoader that had the size `loader_was`.
         checkpointed: The class whose layers are checkpointed.
@@ -35,7 +36,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         spill: Whether tensors that are saved for backward go to the memory of the host.
     """
 
-    literal: Literal | None = None
+    literals: tuple[Literal, ...] = ()
     arguments: tuple[str, ...] | None = None
     loader: int | None = None
     loader_was: int | None = None
@@ -50,11 +51,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextlib.contextmanager
-def applied(change: Change) -> Iterator[None]:
-    """Let the script run with a change; except for the exchanged number and arguments, which are the runner's."""
+def applied(change: Change, machine: Machine) -> Iterator[None]:
+    """Let the script run with a change; except for exchanged numbers and arguments, which are the runner's."""
     with contextlib.ExitStack() as stack:
         if change.checkpointed:
-            stack.enter_context(_checkpointed(change.checkpointed))
+            stack.enter_context(_checkpointed(change.checkpointed, machine))
         if change.autocast:
             stack.enter_context(_autocast())
         if change.update:
@@ -68,13 +69,15 @@ def applied(change: Change) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _checkpointed(name: str) -> Iterator[None]:
+def _checkpointed(name: str, machine: Machine) -> Iterator[None]:
     original: Any = torch.nn.Module.__call__
     inside: list[Any] = []
 
     def called(module: Any, *args: Any, **kwargs: Any) -> Any:
         if type(module).__name__ != name or inside or not torch.is_grad_enabled():
             return original(module, *args, **kwargs)
+
+        machine.trace.changed_line = machine.trace.changed_line if machine.trace.changed_line.file else machine.caller()
 
         def run(*args: Any, **kwargs: Any) -> Any:
             inside.append(module)

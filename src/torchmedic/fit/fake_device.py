@@ -82,6 +82,9 @@ def pretended(card: Card) -> Iterator[None]:
             types: list[Any] = importlib.import_module(module)._foreach_supported_types
             types.append(FakeTensor)
             stack.callback(types.remove, FakeTensor)
+        # `torch.tensor(..., device="cuda")` makes its tensor on the host and moves it, where a mode can see it.
+        stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+        torch._C._set_only_lift_cpu_tensors(True)
         yield
 
 

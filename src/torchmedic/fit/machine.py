@@ -227,11 +227,13 @@ class Machine(TorchDispatchMode):
         return exchanged(args, kwargs, exchange)
 
     def _where(self, frame: FrameType | None, node: Any, in_engine: bool) -> Where:
-        if in_engine:
+        if in_engine and self.trace.backward_line.file:
             known = self._sequences.get(node._sequence_nr()) if node is not None else None
             if known is not None:
                 return known
         found = self._walk(frame)
+        if in_engine and not self.trace.backward_line.file:
+            self.trace.backward_line = found.user
         if not in_engine and node is None:
             self._sequences[_get_sequence_nr() - 1] = found
         return found

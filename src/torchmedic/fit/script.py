@@ -48,8 +48,8 @@ def trace_script(script: Path, arguments: tuple[str, ...], card: Card, change: C
         main.__dict__.update(__file__=str(script), __builtins__=__builtins__)
         sys.modules["__main__"] = main
         tree = ast.parse(source, str(script))
-        if change.literal is not None:
-            tree = _exchanged(tree, change.literal)
+        for literal in change.literals:
+            tree = _exchanged(tree, literal)
         exec(compile(tree, str(script), "exec"), main.__dict__)
 
     trace = followed(run, card, change, seconds)
@@ -104,7 +104,7 @@ def _surroundings(machine: Machine, steps: Steps, card: Card, change: Change) ->
         stack.enter_context(host_values())
         stack.enter_context(faked_modules(machine, change))
         stack.enter_context(steps.counted())
-        stack.enter_context(applied(change))
+        stack.enter_context(applied(change, machine))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         yield
 

@@ -12,6 +12,7 @@ from torchmedic.fit.cards import Card
 
 _LAUNCH_SECONDS = 4e-6  # of a kernel that has next to nothing to do
 _EFFICIENCY = 0.6  # share of the data sheet that real kernels reach
+_COPY = torch.ops.aten._to_copy.default
 
 
 class Clock:
@@ -24,9 +25,12 @@ class Clock:
 
     def ran(self, func: Any, args: Any, made: list[Any], tensors: list[torch.Tensor]) -> None:
         """Add one operation."""
+        read = sum(each.nbytes for each in tensors if each.device.type == "cuda")
+        if not made and func is _COPY:  # to the host
+            self.seconds += read / self._card.host_bandwidth
+            return
         if not made and not func._schema.is_mutable:
             return
-        read = sum(each.nbytes for each in tensors if each.device.type == "cuda")
         written = sum(each.nbytes for each in made) or read
         if _is_view(func):
             return

@@ -27,6 +27,7 @@ class Steps:
         self._machine = machine
         self._counts: dict[int, int] = {}
         self._seconds = 0.0  # on the clock, when the last step ended
+        self._update_began = 0.0
         self.made: dict[int, Any] = {}  # optimizers by identity
 
     @contextlib.contextmanager
@@ -56,10 +57,12 @@ class Steps:
             if tensor.grad is not None:
                 recorder.mark(tensor.grad, "gradients")
         self._machine.updating = True
+        self._update_began = self._machine.clock.seconds
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         machine = self._machine
         machine.updating = False
+        machine.trace.update_seconds = machine.clock.seconds - self._update_began
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
                 for tensor in value if isinstance(value, list | tuple) else (value,):

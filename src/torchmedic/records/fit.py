@@ -56,9 +56,12 @@ class Trace(msgspec.Struct):
         lines: Lines of source.
         steps: How many updates of the weights there were.
         batch: Shapes of the tensors that were copied to the device in the last step, with their counts of elements.
-        classes: Bytes that the layers of a class saved, by class name, of classes with several layers.
-        literals: Values of batch sizes that the loop got: of DataLoaders.
+        classes: Bytes of the parameters of all layers of a class, for classes with several layers.
+        loader_sizes: Batch sizes of the DataLoaders.
         seconds: Estimated time of one step on the card.
+        update_seconds: The part of it that the optimizer takes.
+        backward_line: The line of the user that calls backward.
+        changed_line: The line of the user that calls a checkpointed layer, in a run with checkpoints.
         optimizers: Class name of each optimizer, and where it is made.
         autocast: Whether some result was in half precision.
         notes: What the prediction assumes.
@@ -77,6 +80,9 @@ class Trace(msgspec.Struct):
     classes: dict[str, int] = msgspec.field(default_factory=dict)
     loader_sizes: list[int] = msgspec.field(default_factory=list)
     seconds: float = 0.0
+    update_seconds: float = 0.0
+    backward_line: Line = NOWHERE
+    changed_line: Line = NOWHERE
     optimizers: list[tuple[str, Line]] = msgspec.field(default_factory=list)
     autocast: bool = False
     notes: list[str] = msgspec.field(default_factory=list)
@@ -154,3 +160,22 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fits(self) -> bool:
         return self.need.fits
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process that predicts is asked. `memory` and `card` are as on the command line."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    folder: str
+    memory: int | None = None
+    card: str = ""
+    plans: bool = True
+    seconds: float = 120.0
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A prediction, or the one line that says why there is none."""
+
+    prediction: Prediction | None = None
+    error: str = ""
