@@ -167,7 +167,12 @@ def _named(tree: ast.Module, file: str) -> Iterator[Knob]:
     """Numbers in the source that are named like a batch size."""
     for node in ast.walk(tree):
         for name, value in _bindings(node):
-            if isinstance(value, ast.Constant) and type(value.value) is int and value.value > 0 and _is_batch_size(name):
+            if (
+                isinstance(value, ast.Constant)
+                and type(value.value) is int
+                and value.value > 0
+                and _is_batch_size(name)
+            ):
                 literal = Literal(value.lineno, value.col_offset, value.value)
                 yield Knob(value.value, Line(file, value.lineno), (literal,))
 
@@ -178,7 +183,9 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
         names = [getattr(each, "id", None) or getattr(each, "attr", "") for each in targets]
         values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value] * len(names)
         flat = [each for each in names if each]
-        yield from zip(flat, values, strict=False) if len(flat) == len(values) else ((each, node.value) for each in flat)
+        yield from (
+            zip(flat, values, strict=False) if len(flat) == len(values) else ((each, node.value) for each in flat)
+        )
     elif isinstance(node, ast.AnnAssign):
         yield getattr(node.target, "id", None) or getattr(node.target, "attr", ""), node.value
     elif isinstance(node, ast.Dict):

@@ -34,6 +34,7 @@ _MAX_REAL_BYTES = 1 << 20  # larger tensors of floating point numbers that are m
 _MAX_REAL_INDEX_BYTES = 256 << 20  # the same for integers: samplers and datasets read their values
 _DEVICE_OF = torch.ops.prim.device.default
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+_ADD = torch.ops.aten.add.Tensor
 _HOST = torch.device("cpu")
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _TORCH = str(torch.__file__).rpartition("__init__")[0]
@@ -145,8 +146,11 @@ class Machine(TorchDispatchMode):
         known = host_result(func, args, kwargs)
         if isinstance(known, bool | int | float):
             return known
-        if self.adopt and not in_engine:
+        if self.adopt:
             args, kwargs = self._adopt_all(args, kwargs, tensors)
+        if in_engine and _adds_in_place(func, args):
+            self.clock.ran(func, args, [args[0]], tensors)
+            return args[0]
         result = self._carried_out(func, args, kwargs)
         remember(result, known)
         made = [each for each in tensors_of(result) if isinstance(each, FakeTensor) and each.fake_device == DEVICE]
@@ -245,7 +249,11 @@ class Machine(TorchDispatchMode):
             if frame is None:
                 break
             code = frame.f_code
-            if not module and code.co_name == "forward" and isinstance(owner := frame.f_locals.get("self"), torch.nn.Module):
+            if (
+                not module
+                and code.co_name == "forward"
+                and isinstance(owner := frame.f_locals.get("self"), torch.nn.Module)
+            ):
                 module = type(owner).__name__
             if not code.co_filename.startswith((_TORCH, PACKAGE, "<")):
                 place = place or (code, frame.f_lineno)
@@ -261,3 +269,14 @@ class Machine(TorchDispatchMode):
         if known is None:
             known = self._lines[code, line] = Line(code.co_filename, line)
         return known
+
+
+def _adds_in_place(func: Any, args: Any) -> bool:
+    """Whether the engine adds up two gradients of one tensor.
+
+    It adds them in place if nothing else refers to the first, but never does so with fake tensors.
+    """
+    if func is not _ADD or torch.is_grad_enabled() or not all(isinstance(each, FakeTensor) for each in args):
+        return False
+    one, two = args
+    return bool(one.shape == two.shape and one.dtype == two.dtype and one._use_count() <= two._use_count())

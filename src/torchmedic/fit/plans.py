@@ -55,7 +55,9 @@ class Planner:
         found += self._micro_batches(Lever("", ""))
         if not any(plan.fits_exactly for plan in map(_Judged, found)):
             found += self._together([lever for lever in levers if lever.exact and not lever.change.spill])
-        return tuple(sorted(found, key=lambda plan: (not plan.need.fits, not plan.exact, plan.seconds, plan.need.total)))
+        return tuple(
+            sorted(found, key=lambda plan: (not plan.need.fits, not plan.exact, plan.seconds, plan.need.total))
+        )
 
     def _levers(self) -> Iterator[Lever]:
         trace = self._trace

@@ -43,7 +43,7 @@ def trace_script(script: Path, arguments: tuple[str, ...], card: Card, change: C
     sys.path.insert(0, str(script.resolve().parent))
     source = script.read_bytes()
 
-    def run() -> None:
+    def run(_: Machine) -> None:
         main = ModuleType("__main__")
         main.__dict__.update(__file__=str(script), __builtins__=__builtins__)
         sys.modules["__main__"] = main
@@ -58,7 +58,9 @@ def trace_script(script: Path, arguments: tuple[str, ...], card: Card, change: C
     return trace
 
 
-def followed(run: Callable[[], Any], card: Card, change: Change, seconds: float, *, adopt: bool = False) -> Trace:
+def followed(
+    run: Callable[[Machine], Any], card: Card, change: Change, seconds: float, *, adopt: bool = False
+) -> Trace:
     """Follow the memory of some code until every optimizer has stepped twice."""
     machine = Machine(card, time.monotonic() + seconds, adopt=adopt)
     steps = Steps(machine)
@@ -66,7 +68,7 @@ def followed(run: Callable[[], Any], card: Card, change: Change, seconds: float,
     with _surroundings(machine, steps, card, change):
         try:
             with machine:
-                run()
+                run(machine)
         except Done:
             return trace
         except TooLong:
@@ -75,7 +77,9 @@ def followed(run: Callable[[], Any], card: Card, change: Change, seconds: float,
             if ending.code not in (None, 0):
                 trace.error = f"the script ended with status {ending.code!r} before its second step"
         except BaseException as error:
-            import os as _o; _o.environ.get("FITDEBUG") and traceback.print_exc()
+            import os as _o
+
+            _o.environ.get("FITDEBUG") and traceback.print_exc()
             trace.error = said(error)
         if not trace.error and not trace.steps:
             trace.error = "there is no training step: no optimizer of torch.optim stepped"

@@ -35,7 +35,9 @@ def table(prediction: Prediction) -> None:
         verdict = "fits" if prediction.fits else "does not fit"
         missing = need.total - prediction.memory
         how = f"{size_text(-missing)} left" if prediction.fits else f"{size_text(max(missing, 0))} too much"
-        name = f"{prediction.card} ({size_text(prediction.memory)})" if "card" not in prediction.card else prediction.card
+        name = (
+            f"{prediction.card} ({size_text(prediction.memory)})" if "card" not in prediction.card else prediction.card
+        )
         console.print(f"{verdict} {name}: {how}", style="green" if prediction.fits else "bold red", soft_wrap=True)
     console.print()
     console.print(_rows(prediction))
@@ -81,7 +83,9 @@ def _batch(prediction: Prediction, say: object) -> None:
     assert callable(say)
     if batch.size is not None and batch.need is not None:
         where = f", set at {_place(batch.line)}" if batch.line.file else ""
-        say(f"\nlargest batch that fits: {batch.size} (now {batch.current}{where}), {_need(batch.need)}", soft_wrap=True)
+        say(
+            f"\nlargest batch that fits: {batch.size} (now {batch.current}{where}), {_need(batch.need)}", soft_wrap=True
+        )
     elif batch.why:
         say(f"\nlargest batch that fits: unknown, {batch.why}", soft_wrap=True)
 

@@ -23,6 +23,7 @@ class Trials:
     """
 
     def __init__(self, script: Path, arguments: tuple[str, ...], card: Card, seconds: float) -> None:
+        __import__("torch._dynamo")  # every run would load it
         self.script = script
         self.arguments = arguments
         self.card = card
