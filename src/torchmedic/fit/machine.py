@@ -96,9 +96,9 @@ class Machine(TorchDispatchMode):
             return func(*args, **kwargs)
         if time.monotonic() > self._deadline:
             raise TooLong
-        if in_engine and kwargs.get("device") == _HOST:
-            kwargs = {**kwargs, "device": DEVICE}
         tensors = tensors_of(args, kwargs)
+        if kwargs.get("device") == _HOST and (in_engine or self._stays(tensors)):
+            kwargs = {**kwargs, "device": DEVICE}
         if not any(isinstance(each, FakeTensor) for each in tensors) and not self._is_fake_factory(
             func, args, kwargs, tensors
         ):
@@ -218,6 +218,10 @@ class Machine(TorchDispatchMode):
         is_float = dtype.is_floating_point and "randint" not in func._schema.name
         limit = _MAX_REAL_BYTES if is_float else _MAX_REAL_INDEX_BYTES
         return math.prod(sizes) * dtype.itemsize > limit
+
+    def _stays(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether a tensor that is to go to the host stays, as the host counts as the device."""
+        return self.adopt and any(isinstance(each, FakeTensor) and each.fake_device == DEVICE for each in tensors)
 
     def _adopt_all(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, Any]:
         if not any(isinstance(each, FakeTensor) and each.fake_device == DEVICE for each in tensors):

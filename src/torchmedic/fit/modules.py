@@ -1,4 +1,4 @@
-"""Modules, loaders and scalers on fake tensors: parameters are fake from birth and keep their identity when they move."""
+"""Modules, loaders and scalers on fake tensors: parameters are fake from birth and stay the same objects."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ def ask(request: Request) -> Prediction:
         isolated.module_command("torchmedic.fit.worker"),
         check=False,
         input=msgspec.json.encode(request),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         env=environ | {"CUDA_VISIBLE_DEVICES": ""},
     )
     try:

@@ -1,4 +1,4 @@
-"""The training steps of a script: when an optimizer steps, what is a parameter, a gradient, a state, and when to stop."""
+"""The training steps of a script: what is a parameter, a gradient or a state, and when to stop."""
 
 from __future__ import annotations
 
@@ -97,7 +97,10 @@ def _trained(optimizer: Any) -> list[torch.Tensor]:
 def _repeated(modules: list[Any]) -> dict[str, int]:
     """Bytes of the parameters of all layers of a class, for classes with several layers, none inside another."""
     groups: dict[type, list[Any]] = {}
+    layers = {id(child) for module in modules for child in module.children()}
     for module in modules:
+        if id(module) not in layers:
+            continue  # a whole model
         is_container = isinstance(module, torch.nn.Sequential | torch.nn.ModuleList | torch.nn.ModuleDict)
         if not is_container and any(True for _ in module.children()):
             groups.setdefault(type(module), []).append(module)

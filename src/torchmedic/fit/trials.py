@@ -62,8 +62,7 @@ class Trials:
             null = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(null, stream)
-            sys.stdout = open(os.devnull, "w")
-            sys.stderr = open(os.devnull, "w")
+            sys.stdout = sys.stderr = os.fdopen(os.dup(null), "w")
             trace = trace_script(self.script, self.arguments, self.card, change, self._seconds)
             with os.fdopen(writer, "wb") as pipe:
                 pipe.write(msgspec.msgpack.encode(trace))
