@@ -12,8 +12,8 @@ import pytest
 from running import clean_environment
 
 from torchmedic.cli import main
-from torchmedic.fit import show
 from torchmedic.records.fit import Line, Need, Plan, Prediction
+from torchmedic.report import fit as show
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -45,7 +45,8 @@ from torch.utils.data import DataLoader, TensorDataset
 class Trainer:
     def __init__(self, args):
         self.device = torch.device("cuda:0")
-        self.model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 30 * 30, 10))
+        head = nn.Linear(32 * 30 * 30, 10)
+        self.model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), head)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)  # before the model moves
         self.model.to(self.device)
         data = TensorDataset(torch.randn(2000, 3, 32, 32), torch.randint(0, 10, (2000,)))
@@ -98,7 +99,8 @@ from torch import nn
 class Tagger(nn.Module):
     def __init__(self):
         super().__init__()
-        self.words, self.rnn, self.out = nn.Embedding(1000, 64), nn.LSTM(64, 128, 2, batch_first=True), nn.Linear(128, 1000)
+        self.words, self.out = nn.Embedding(1000, 64), nn.Linear(128, 1000)
+        self.rnn = nn.LSTM(64, 128, 2, batch_first=True)
 
     def forward(self, x):
         return self.out(self.rnn(self.words(x))[0]).flatten(0, 1)

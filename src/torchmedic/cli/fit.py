@@ -40,8 +40,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from torchmedic.fit import cards, process, show
+    from torchmedic.fit import cards, process
     from torchmedic.records.fit import Request
+    from torchmedic.report import fit as show
 
     script: Path = args.script
     if not script.exists():

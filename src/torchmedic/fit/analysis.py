@@ -92,7 +92,7 @@ def peak_of(trace: Trace, need: Need) -> Peak:
         nbytes, count = totals.get((kind, line), (0, 0))
         totals[kind, line] = (nbytes + trace.sizes[number], count + 1)
     rows = [Row(kind, nbytes, line, count) for (kind, line), (nbytes, count) in totals.items()]
-    rows.sort(key=lambda row: (KINDS.index(row.kind), -row.nbytes))  # type: ignore[arg-type]
+    rows.sort(key=lambda row: (KINDS.index(row.kind), -row.nbytes))
     rows = _shortened(rows)
     requested = sum(row.nbytes for row in rows)
     rows += [

@@ -187,7 +187,7 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
             zip(flat, values, strict=False) if len(flat) == len(values) else ((each, node.value) for each in flat)
         )
     elif isinstance(node, ast.AnnAssign):
-        yield getattr(node.target, "id", None) or getattr(node.target, "attr", ""), node.value
+        yield str(getattr(node.target, "id", None) or getattr(node.target, "attr", "")), node.value
     elif isinstance(node, ast.Dict):
         yield from ((str(getattr(key, "value", "")), value) for key, value in zip(node.keys, node.values, strict=True))
     elif isinstance(node, ast.arguments):

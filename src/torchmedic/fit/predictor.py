@@ -10,7 +10,7 @@ from torchmedic.fit.analysis import need_of, peak_of
 from torchmedic.fit.cards import DEFAULT, Card, card_with, find_card
 from torchmedic.fit.changes import Change
 from torchmedic.fit.trials import Trials
-from torchmedic.records.fit import Batch, Prediction, Request
+from torchmedic.records.fit import Batch, Plan, Prediction, Request
 
 _UNLIMITED = 1 << 60
 
@@ -28,7 +28,8 @@ def predicted(request: Request, script: Path) -> Prediction:
         raise TorchmedicError(f"cannot follow {request.script}: {trace.error}")
     need = need_of(trace, card)
     peak = peak_of(trace, need)
-    batch, found = Batch(), ()
+    batch = Batch()
+    found: tuple[Plan, ...] = ()
     if limited and request.plans:
         sizes = batches.BatchSizes(trials, trace)
         batch = batches.largest(sizes, card)

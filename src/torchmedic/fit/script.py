@@ -77,9 +77,6 @@ def followed(
             if ending.code not in (None, 0):
                 trace.error = f"the script ended with status {ending.code!r} before its second step"
         except BaseException as error:
-            import os as _o
-
-            _o.environ.get("FITDEBUG") and traceback.print_exc()
             trace.error = said(error)
         if not trace.error and not trace.steps:
             trace.error = "there is no training step: no optimizer of torch.optim stepped"

@@ -41,7 +41,7 @@ class Steps:
             self.made[id(optimizer)] = optimizer
             self._machine.trace.optimizers.append((type(optimizer).__name__, self._machine.caller()))
 
-        torch.optim.Optimizer.__init__ = created  # type: ignore[method-assign]
+        torch.optim.Optimizer.__init__ = created  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:

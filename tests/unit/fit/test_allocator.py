@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -144,7 +145,7 @@ def test_blocks_never_overlap_and_bytes_add_up(expandable: bool) -> None:
     assert allocator.allocated == sum(block.size for block in alive)
     assert allocator.allocated <= allocator.reserved
     spans = sorted((block.address, block.address + block.size) for block in alive)
-    assert all(one[1] <= two[0] for one, two in zip(spans, spans[1:], strict=False))
+    assert all(one[1] <= two[0] for one, two in itertools.pairwise(spans))
     for block in alive:
         allocator.release(block)
     assert allocator.allocated == 0
