@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch._C._autograd import _get_sequence_nr
@@ -49,7 +49,11 @@ class Where(NamedTuple):
     user: Line = NOWHERE
 
 
-class TooLong(Exception):
+class Ended(BaseException):
+    """Nothing more is run. Not an Exception, so that no handler of the script takes it for an error."""
+
+
+class TooLong(Ended):
     """The steps take longer than the limit."""
 
 
@@ -73,6 +77,7 @@ class Machine(TorchDispatchMode):
         self.updating = False  # inside the step of an optimizer
         self.building = False  # a module moves its parameters
         self.last: Where = Where()
+        self.ended: Ended | None = None
         self._card = card
         self._deadline = deadline
         self._sequences: dict[int, Where] = {}  # by the sequence number of an autograd node
@@ -94,8 +99,10 @@ class Machine(TorchDispatchMode):
         kwargs = kwargs or {}
         if getattr(func, "namespace", "") == "prim":
             return func(*args, **kwargs)
+        if self.ended is not None:
+            raise self.ended  # a handler of the script has caught it
         if time.monotonic() > self._deadline:
-            raise TooLong
+            self.end(TooLong())
         tensors = tensors_of(args, kwargs)
         if kwargs.get("device") == _HOST and (in_engine or self._stays(tensors)):
             kwargs = {**kwargs, "device": DEVICE}
@@ -104,6 +111,11 @@ class Machine(TorchDispatchMode):
         ):
             return func(*args, **kwargs)
         return self._run_fake(func, args, kwargs, tensors, frame, in_engine)
+
+    def end(self, reason: Ended) -> NoReturn:
+        """Run nothing more, from here on."""
+        self.ended = reason
+        raise reason
 
     def caller(self) -> Line:
         """The innermost line of the user that is running now."""
@@ -253,12 +265,9 @@ class Machine(TorchDispatchMode):
             if frame is None:
                 break
             code = frame.f_code
-            if (
-                not module
-                and code.co_name == "forward"
-                and isinstance(owner := frame.f_locals.get("self"), torch.nn.Module)
-            ):
-                module = type(owner).__name__
+            if not module and code.co_name == "forward" and code.co_argcount:
+                owner = frame.f_locals.get(code.co_varnames[0])
+                module = type(owner).__name__ if isinstance(owner, torch.nn.Module) else ""
             if not code.co_filename.startswith((_TORCH, PACKAGE, "<")):
                 place = place or (code, frame.f_lineno)
                 if is_user_file(code.co_filename):

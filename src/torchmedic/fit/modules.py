@@ -23,6 +23,7 @@ def faked_modules(machine: Machine, change: Change) -> Iterator[None]:
         (torch.nn.Parameter, "__new__", staticmethod(_parameter(machine))),
         (torch.nn.Module, "_apply", _moved(machine)),
         (DataLoader, "__init__", _loader(machine, change)),
+        (torch.nn.DataParallel, "forward", lambda self, *args, **kwargs: self.module(*args, **kwargs)),
         (torch.amp.GradScaler, "_maybe_opt_step", _always_steps),
     )
     with contextlib.ExitStack() as stack:

@@ -50,11 +50,11 @@ class Planner:
     def plans(self) -> tuple[Plan, ...]:
         """All plans that were tried: those that fit first, the fastest of them first."""
         levers = list(self._levers())
+        self._trials.prepare(lever.change for lever in levers if lever.change != Change())
         found = [plan for lever in levers if (plan := self._try(lever)) is not None]
         found += self._estimates()
         found += self._micro_batches(Lever("", ""))
-        if not any(plan.fits_exactly for plan in map(_Judged, found)):
-            found += self._together([lever for lever in levers if lever.exact and not lever.change.spill])
+        found += self._together([lever for lever in levers if lever.exact and not lever.change.spill], found)
         return tuple(
             sorted(found, key=lambda plan: (not plan.need.fits, not plan.exact, plan.seconds, plan.need.total))
         )
@@ -139,8 +139,8 @@ class Planner:
             count *= 2
         return found[-1:]
 
-    def _together(self, levers: list[Lever]) -> list[Plan]:
-        """All exact levers at once, one more at a time, and then smaller micro-batches."""
+    def _together(self, levers: list[Lever], alone: list[Plan]) -> list[Plan]:
+        """Exact levers together, one more at a time, until they fit; if they never do, with smaller micro-batches."""
         updates = [lever for lever in levers if lever.change.update]
         chosen = [lever for lever in levers if not lever.change.update] + updates[:1]
         if len(chosen) < 2:
@@ -161,7 +161,8 @@ class Planner:
                 found.append(plan)
                 if plan.need.fits:
                     return found[-1:]
-        return found[-1:] + self._micro_batches(base)
+        fits = any(plan.need.fits and plan.exact and not plan.estimate for plan in alone)
+        return found[-1:] + ([] if fits else self._micro_batches(base))
 
     def _estimates(self) -> list[Plan]:
         """Changes that cannot be tried without other code, estimated from the course as it is."""
@@ -212,14 +213,6 @@ class Planner:
         how = f"bitsandbytes.optim.{name}8bit in place of torch.optim.{name}"
         title = "8-bit optimizer state"
         yield Plan(title=title, need=need, seconds=trace.seconds, how=how, line=line, estimate=True, exact=False)
-
-
-class _Judged(NamedTuple):
-    plan: Plan
-
-    @property
-    def fits_exactly(self) -> bool:
-        return self.plan.need.fits and self.plan.exact and not self.plan.estimate
 
 
 def fastest(trials: Trials, trace: Trace, sizes: BatchSizes, card: Card) -> tuple[Plan, ...]:

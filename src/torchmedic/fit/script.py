@@ -19,7 +19,7 @@ from torchmedic.fit.cards import Card
 from torchmedic.fit.changes import Change, Literal, applied
 from torchmedic.fit.fake_device import pretended
 from torchmedic.fit.host_values import host_values
-from torchmedic.fit.machine import Machine, TooLong
+from torchmedic.fit.machine import Ended, Machine
 from torchmedic.fit.modules import faked_modules
 from torchmedic.fit.overrides import cuda_kernels
 from torchmedic.fit.steps import Done, Steps
@@ -69,15 +69,18 @@ def followed(
         try:
             with machine:
                 run(machine)
-        except Done:
-            return trace
-        except TooLong:
-            trace.error = f"the first two steps took longer than {seconds:.0f} s"
+        except Ended:
+            pass
         except SystemExit as ending:
             if ending.code not in (None, 0):
                 trace.error = f"the script ended with status {ending.code!r} before its second step"
         except BaseException as error:
             trace.error = said(error)
+        if isinstance(machine.ended, Done):
+            trace.error = ""
+            return trace
+        if machine.ended is not None:
+            trace.error = f"the first two steps took longer than {seconds:.0f} s"
         if not trace.error and not trace.steps:
             trace.error = "there is no training step: no optimizer of torch.optim stepped"
         elif not trace.error:

@@ -11,13 +11,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torchmedic.fit.fake_device import DEVICE
-from torchmedic.fit.machine import Machine
+from torchmedic.fit.machine import Ended, Machine
 
 _MAX_STEPS = 12  # of all optimizers together, where some optimizer never steps twice
 
 
-class Done(BaseException):
-    """Every optimizer has stepped twice. Not an Exception, so that no handler of the script takes it for an error."""
+class Done(Ended):
+    """Every optimizer has stepped twice."""
 
 
 class Steps:
@@ -49,9 +49,29 @@ class Steps:
             for handle in handles:
                 handle.remove()
 
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        recorder = self._machine.recorder
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self.made[id(optimizer)] = optimizer
+        self._begin_update(optimizer)
+
+        def outside(closure: Any) -> Any:
+            """The closure of a step runs forward and backward, before the update."""
+
+            def run() -> Any:
+                self._machine.updating = False
+                result = closure()
+                self._begin_update(optimizer)
+                return result
+
+            return run
+
+        # The first argument is the optimizer.
+        words = {
+            key: outside(value) if key == "closure" and value is not None else value for key, value in kwargs.items()
+        }
+        return (*args[:1], *(outside(each) if callable(each) else each for each in args[1:])), words
+
+    def _begin_update(self, optimizer: Any) -> None:
+        recorder = self._machine.recorder
         for tensor in _trained(optimizer):
             recorder.mark(tensor, "parameters")
             if tensor.grad is not None:
@@ -74,7 +94,7 @@ class Steps:
         if all(self._counts.get(key, 0) >= 2 for key in trained) or machine.trace.steps >= _MAX_STEPS:
             machine.trace.seconds = machine.clock.seconds - self._seconds
             self.finish()
-            raise Done
+            machine.end(Done())
         if len(self._counts) == len(trained):
             self._seconds = machine.clock.seconds
             machine.trace.batch.clear()

@@ -154,5 +154,5 @@ def test_a_step_without_an_update_is_an_error_in_one_line() -> None:
     def broken() -> None:
         nn.Linear(2, 3)(torch.zeros(1, 5))
 
-    with pytest.raises(TorchmedicError, match=r"RuntimeError at .*test_api\.py:\d+: "):
+    with pytest.raises(TorchmedicError, match=r"RuntimeError at .*test_predict\.py:\d+: "):
         torchmedic.predict(broken)
