@@ -12,7 +12,7 @@ import pytest
 from running import clean_environment
 
 from torchmedic.cli import main
-from torchmedic.records.fit import Line, Need, Plan, Prediction
+from torchmedic.records.fit import Edit, Line, Need, Plan, Prediction
 from torchmedic.report import fit as show
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -433,12 +433,11 @@ def test_the_plan_as_a_diff(tmp_path: Path) -> None:
         title="Adam with fused=True",
         need=need,
         seconds=1.0,
-        line=Line(str(script), 2),
-        replacement="optimizer = torch.optim.Adam(model.parameters(), fused=True)",
+        edits=(Edit(Line(str(script), 2), "optimizer = torch.optim.Adam(model.parameters(), fused=True)"),),
     )
     tight = Need(allocated=1, reserved=1, context=1, fits=False)
     found = Prediction(
-        card="H200", memory=1, need=tight, phase="forward", line=plan.line, rows=(), seconds=1.0, plans=(plan,)
+        card="H200", memory=1, need=tight, phase="forward", line=plan.edits[0].line, rows=(), seconds=1.0, plans=(plan,)
     )
     text = show.diff(found)
     assert "-optimizer = torch.optim.Adam(model.parameters())\n" in text

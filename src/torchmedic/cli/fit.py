@@ -16,6 +16,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from torchmedic.errors import ExitStatus, UsageError
 
@@ -36,7 +37,19 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=float, default=120.0, help="time limit of one run (default: 120)"
     )
-    parser.add_argument("arguments", nargs="*", metavar="-- args", help="arguments of the script")
+    parser.epilog = "Words after -- are arguments of the script."
+    parser.set_defaults(arguments=())
+    whole = parser.parse_known_args
+
+    def parse_known_args(args: Any = None, namespace: Any = None) -> Any:
+        """Cut off the arguments of the script: argparse would take them for its own."""
+        words = list(args or ())
+        at = words.index("--") if "--" in words else len(words)
+        found, rest = whole(words[:at], namespace)
+        found.arguments = tuple(words[at + 1 :])
+        return found, rest
+
+    parser.parse_known_args = parse_known_args  # type: ignore[method-assign]
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -53,7 +66,7 @@ def execute(args: argparse.Namespace) -> int:
         cards.find_card(args.device_name)
     request = Request(
         script=str(script),
-        arguments=tuple(args.arguments),
+        arguments=args.arguments,
         folder=os.getcwd(),
         memory=cards.parse_size(args.memory) if args.memory else None,
         card=args.device_name,

@@ -119,9 +119,20 @@ def largest(sizes: BatchSizes, card: Card) -> Batch:
             return Batch(current=knob.current, line=knob.line, why=f"the run at {size} could not be followed")
         need = need_of(checked, sizes.trials.card)
         if need.fits:
+            rows = _rows(sizes.trace, checked) * knob.current
+            if rows < 0.99 * size:  # the data ended before the batch was full
+                return Batch(
+                    current=knob.current, size=int(rows), need=need, line=knob.line, why="there is no more data"
+                )
             return Batch(current=knob.current, size=size, need=need, line=knob.line)
         size = min(size - 1, int(size * 0.98))
     return Batch(current=knob.current, line=knob.line, why="the largest batch could not be confirmed by a run")
+
+
+def _rows(one: Trace, other: Trace) -> float:
+    """How many times more rows the batch of another run has."""
+    first, second = (max((shape[0] for shape in trace.batch), default=1) for trace in (one, other))
+    return second / first
 
 
 def _search(sizes: BatchSizes, card: Card) -> int:

@@ -140,8 +140,7 @@ def _played(
     weights = _lowered(list(params))
     hidden = states[0].shape[2]
     per_layer = len(weights) // (layers * (2 if both_ways else 1))
-    output, hy, cy, _, _ = _aten._cudnn_rnn.default(
-        given, weights, per_layer, None, *states, _MODES[name], hidden, 0, layers, batch_first, dropout, train,
-        both_ways, sizes, None,
-    )  # fmt: skip
+    shape = (_MODES[name], hidden, 0, layers, batch_first, dropout, train, both_ways, sizes, None)
+    # The weights of a layer lie in one piece, so that no copy of them is made.
+    output, hy, cy, _, _ = _aten._cudnn_rnn.default(given, weights, per_layer, weights[0].detach(), *states, *shape)
     return (output, hy, cy) if name == "lstm" else (output, hy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import linecache
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from torchmedic.fit.batches import BatchSizes
 from torchmedic.fit.cards import Card
 from torchmedic.fit.changes import Change
 from torchmedic.fit.trials import Trials
-from torchmedic.records.fit import KINDS, NOWHERE, Line, Need, Plan, Trace
+from torchmedic.records.fit import KINDS, Edit, Line, Need, Plan, Trace
 
 _FUSED = frozenset("Adam AdamW SGD Adagrad".split())  # optimizers of torch with a fused kernel for CUDA
 _MIN_CHUNK_WIDTH = 4096  # a last dimension from here on is that of a vocabulary
@@ -21,6 +22,7 @@ _CHUNKS = 8
 _KEPT = ("parameters", "gradients", "optimizer state", "buffers")
 _MAX_RUNS = 10
 _MAX_MICRO = 64  # micro-batches of one batch
+_PASS = "pass {} to the optimizer"
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
@@ -29,8 +31,7 @@ class Lever(NamedTuple):
 
     title: str
     how: str
-    line: Line = NOWHERE
-    replacement: str = ""
+    edits: tuple[Edit, ...] = ()
     change: Change = Change()
     expandable: bool = False
     exact: bool = True
@@ -55,9 +56,7 @@ class Planner:
         found += self._estimates()
         found += self._micro_batches(Lever("", ""))
         found += self._together([lever for lever in levers if lever.exact and not lever.change.spill], found)
-        return tuple(
-            sorted(found, key=lambda plan: (not plan.need.fits, not plan.exact, plan.seconds, plan.need.total))
-        )
+        return tuple(sorted(found, key=_order))
 
     def _levers(self) -> Iterator[Lever]:
         trace = self._trace
@@ -65,20 +64,22 @@ class Planner:
         has_temporaries = any(KINDS[kind] == "temporaries of the optimizer" for kind in trace.kinds)
         for name, line in trace.optimizers[:1] if has_temporaries else ():
             if name in _FUSED:
-                text = _with_argument(line, "fused=True")
-                yield Lever(f"{name} with fused=True", "", line, text, Change(update="fused=True"))
-            text = _with_argument(line, "foreach=False")
-            yield Lever(f"{name} with foreach=False", "", line, text, Change(update="foreach=False"))
+                edits = (Edit(line, _with_argument(line, "fused=True")),)
+                yield Lever(f"{name} with fused=True", _PASS.format("fused=True"), edits, Change(update="fused=True"))
+            edits = (Edit(line, _with_argument(line, "foreach=False")),)
+            how = _PASS.format("foreach=False")
+            yield Lever(f"{name} with foreach=False", how, edits, Change(update="foreach=False"))
         if trace.classes:
             name = max(trace.classes, key=lambda each: trace.classes[each])
             how = f"from torch.utils.checkpoint import checkpoint; call each {name} as "
             how += "checkpoint(layer, *inputs, use_reentrant=False)"
             yield Lever(f"checkpoint each {name}", how, change=Change(checkpointed=name))
+        before_backward = (Edit(trace.backward_line),)
         if not trace.autocast:
             how = 'run the forward pass and the loss under torch.autocast("cuda", dtype=torch.bfloat16)'
-            yield Lever("bfloat16 autocast", how, trace.backward_line, change=Change(autocast=True), exact=False)
+            yield Lever("bfloat16 autocast", how, before_backward, change=Change(autocast=True), exact=False)
         how = "run the forward pass under torch.autograd.graph.save_on_cpu(pin_memory=True)"
-        yield Lever("keep activations on the host", how, trace.backward_line, change=Change(spill=True))
+        yield Lever("keep activations on the host", how, before_backward, change=Change(spill=True))
 
     def _try(self, lever: Lever) -> Plan | None:
         if lever.change == Change() and lever.batch is None:
@@ -97,14 +98,13 @@ class Planner:
         return self._plan(lever, trace, need_of(trace, self._card, expandable=lever.expandable), seconds)
 
     def _plan(self, lever: Lever, trace: Trace, need: Need, seconds: float) -> Plan:
-        line = lever.line if lever.line.file or not lever.change.checkpointed else trace.changed_line
+        edits = lever.edits + ((Edit(trace.changed_line),) if lever.change.checkpointed else ())
         return Plan(
             title=lever.title,
             need=need,
             seconds=seconds,
             how=lever.how,
-            line=line,
-            replacement=lever.replacement,
+            edits=tuple(edit for edit in edits if edit.line.file),
             exact=lever.exact,
         )
 
@@ -125,8 +125,7 @@ class Planner:
             lever = base._replace(
                 title=f"{title}{count} micro-batches of {size}",
                 how=f"{how}batch size {size}, update the weights every {count} batches, divide the loss by {count}",
-                line=base.line if base.line.file else knob.line,
-                replacement=base.replacement or _with_number(knob.line, knob.current, size),
+                edits=(*base.edits, Edit(knob.line, _with_number(knob.line, knob.current, size))),
                 change=base.change.with_(accumulate=True),
                 batch=size,
             )
@@ -145,7 +144,8 @@ class Planner:
         chosen = [lever for lever in levers if not lever.change.update] + updates[:1]
         if len(chosen) < 2:
             return []
-        change, title, how = Change(), [], []
+        change, title, how = Change(), list[str](), list[str]()
+        edits: tuple[Edit, ...] = ()
         found: list[Plan] = []
         base = Lever("", "")
         for lever in sorted(chosen, key=lambda each: bool(each.change.checkpointed)):
@@ -154,8 +154,9 @@ class Planner:
                 update=change.update or fields.update, checkpointed=change.checkpointed or fields.checkpointed
             )
             title.append(lever.title)
-            how.append(lever.how or f"pass {lever.change.update} to the optimizer")
-            base = Lever(", ".join(title), "; ".join(how), change=change, expandable=True)
+            how.append(lever.how)
+            edits += lever.edits
+            base = Lever(", ".join(title), "; ".join(how), edits, change, expandable=True)
             plan = self._try(base) if len(title) > 1 else None
             if plan is not None:
                 found.append(plan)
@@ -194,7 +195,7 @@ class Planner:
             need=need_of(trace, self._card, sizes=sizes),
             seconds=trace.seconds,
             how=how,
-            line=trace.lines[trace.user_places[line]],
+            edits=(Edit(trace.lines[trace.user_places[line]]),),
             estimate=True,
         )
 
@@ -211,8 +212,13 @@ class Planner:
         ]
         need = need_of(trace, self._card, sizes=sizes)
         how = f"bitsandbytes.optim.{name}8bit in place of torch.optim.{name}"
-        title = "8-bit optimizer state"
-        yield Plan(title=title, need=need, seconds=trace.seconds, how=how, line=line, estimate=True, exact=False)
+        title, edits = "8-bit optimizer state", (Edit(line),)
+        yield Plan(title=title, need=need, seconds=trace.seconds, how=how, edits=edits, estimate=True, exact=False)
+
+
+def _order(plan: Plan) -> tuple[bool, bool, bool, float, int]:
+    """Plans that fit come first: those that were run, then exact ones, then the fastest."""
+    return (not plan.need.fits, plan.estimate, not plan.exact, plan.seconds, plan.need.total)
 
 
 def fastest(trials: Trials, trace: Trace, sizes: BatchSizes, card: Card) -> tuple[Plan, ...]:
@@ -233,8 +239,6 @@ def _with_argument(line: Line, argument: str) -> str:
 
 def _with_number(line: Line, number: int, other: int) -> str:
     """The line with its one such number exchanged; otherwise nothing."""
-    import re
-
     text = linecache.getline(line.file, line.line).rstrip("\n")
     changed, count = re.subn(rf"\b{number}\b", str(other), text)
     return changed if count == 1 else ""

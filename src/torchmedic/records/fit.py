@@ -116,6 +116,13 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
         return self.reserved + self.context
 
 
+class Edit(msgspec.Struct, frozen=True):
+    """A line to change. `replacement` is the new line; empty if the change is more than one line."""
+
+    line: Line
+    replacement: str = ""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the script, with the memory and the time of a step that it leads to.
 
@@ -127,8 +134,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     need: Need
     seconds: float
     how: str = ""
-    line: Line = NOWHERE
-    replacement: str = ""  # of the whole line, where the change is one line
+    edits: tuple[Edit, ...] = ()
     estimate: bool = False
     exact: bool = True
 

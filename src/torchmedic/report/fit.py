@@ -55,14 +55,16 @@ def diff(prediction: Prediction) -> str:
     if plan is None:
         return "# no plan fits\n"
     text = f"# {plan.title}" + (f": {plan.how}" if plan.how else "") + "\n"
-    if not plan.replacement:
-        return text + (f"# at {_place(plan.line)}\n" if plan.line.file else "")
-    path = Path(plan.line.file)
-    before = path.read_text().splitlines(keepends=True)
-    after = before[:]
-    after[plan.line.line - 1] = plan.replacement + "\n"
-    name = _relative(plan.line.file)
-    return text + "".join(difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"))
+    text += "".join(f"# at {_place(edit.line)}\n" for edit in plan.edits if not edit.replacement)
+    for file in dict.fromkeys(edit.line.file for edit in plan.edits if edit.replacement):
+        before = Path(file).read_text().splitlines(keepends=True)
+        after = before[:]
+        for edit in plan.edits:
+            if edit.line.file == file and edit.replacement:
+                after[edit.line.line - 1] = edit.replacement + "\n"
+        name = _relative(file)
+        text += "".join(difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"))
+    return text
 
 
 def _rows(prediction: Prediction) -> Table:
@@ -83,9 +85,9 @@ def _batch(prediction: Prediction, say: object) -> None:
     assert callable(say)
     if batch.size is not None and batch.need is not None:
         where = f", set at {_place(batch.line)}" if batch.line.file else ""
-        say(
-            f"\nlargest batch that fits: {batch.size} (now {batch.current}{where}), {_need(batch.need)}", soft_wrap=True
-        )
+        why = f", {batch.why}" if batch.why else ""
+        text = f"largest batch that fits: {batch.size} (now {batch.current}{where}{why}), {_need(batch.need)}"
+        say(f"\n{text}", soft_wrap=True)
     elif batch.why:
         say(f"\nlargest batch that fits: unknown, {batch.why}", soft_wrap=True)
 
@@ -123,10 +125,9 @@ def _instructions(plan: Plan, say: object) -> None:
     assert callable(say)
     if plan.how:
         say(f"  {plan.how}", soft_wrap=True)
-    if plan.line.file:
-        say(f"  at {_place(plan.line)}", soft_wrap=True)
-    if plan.replacement:
-        say(f"  {plan.replacement.strip()}", soft_wrap=True)
+    for edit in plan.edits:
+        code = f": {edit.replacement.strip()}" if edit.replacement else ""
+        say(f"  at {_place(edit.line)}{code}", soft_wrap=True)
 
 
 def _need(need: Need) -> str:
