@@ -1,7 +1,8 @@
 """Predicted against measured peak memory, for configurations that nobody tuned the prediction for.
 
-Each configuration is a training script. `torchmedic fit` predicts it in a process that sees no card; then the same script
-runs on the card and prints what the allocator counted. Configurations whose library is not installed are left out.
+Each configuration is a training script. `torchmedic fit` predicts it in a process that sees no card; then the same
+script runs on the card and prints what the allocator counted. Configurations whose library is not installed are left
+out.
 
     python benchmarks/fit.py --output fit-h200                # needs CUDA
     python benchmarks/fit.py --predict-only --only gpt2-124m   # the column of the prediction, on any machine
