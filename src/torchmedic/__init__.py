@@ -13,6 +13,7 @@ from torchmedic.records import Diagnosis, Location, Outcome, Report, Treatment  
 if _TYPE_CHECKING:
     from torchmedic.diagnose.catalogue import explain
     from torchmedic.examine.unit_check import checkup
+    from torchmedic.fit.api import assert_fits, predict
     from torchmedic.integrations.api import Watch, diagnose, watch
 
 __all__ = [
@@ -23,9 +24,11 @@ __all__ = [
     "Treatment",
     "Watch",
     "__version__",
+    "assert_fits",
     "checkup",
     "diagnose",
     "explain",
+    "predict",
     "watch",
 ]
 
@@ -34,10 +37,12 @@ __version__ = "0.1.0"
 # Names that are imported when they are used: most need torch, which those who only read reports may not have.
 _LATE = {
     "Watch": "torchmedic.integrations.api",
+    "assert_fits": "torchmedic.fit.api",
     "checkup": "torchmedic.examine.unit_check",
     "explain": "torchmedic.diagnose.catalogue",
     "load_ipython_extension": "torchmedic.integrations.notebook",
     "unload_ipython_extension": "torchmedic.integrations.notebook",
+    "predict": "torchmedic.fit.api",
     "watch": "torchmedic.integrations.api",
 }
 

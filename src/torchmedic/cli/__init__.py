@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from torchmedic import __version__
-from torchmedic.cli import attach, demo, explain, mcp_server, preflight, report, repro, run, try_patch, watch
+from torchmedic.cli import attach, demo, explain, fit, mcp_server, preflight, report, repro, run, try_patch, watch
 from torchmedic.errors import ExitStatus, TorchmedicError, UsageError
 from torchmedic.records.plain_text import visible
 
@@ -26,7 +26,19 @@ class Command(Protocol):
     def execute(self, args: argparse.Namespace) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (run, watch, attach, preflight, explain, report, repro, try_patch, mcp_server, demo)
+COMMANDS: tuple[Command, ...] = (
+    run,
+    watch,
+    attach,
+    fit,
+    preflight,
+    explain,
+    report,
+    repro,
+    try_patch,
+    mcp_server,
+    demo,
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from predicted_peak import peak_of
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import checkpoint
 
+from torchmedic.evidence.memory.fake.fake_step import device_left_alone
 from torchmedic.evidence.memory.fake.peak import LiveBytes, between, highest, rounded
 from torchmedic.evidence.memory.fake.recurrent import kept_bytes
 from torchmedic.evidence.memory.fake.rows import Rows, fewer, rows_in
@@ -373,3 +374,11 @@ def test_a_recurrent_layer_of_cudnn_keeps_its_reserve_until_backward() -> None:
     assert kept_bytes(x, 2, 32, 2, False) == 4 * 10 * 32 * 11 * 4
     assert peak.by_phase["forward"] > kept_bytes(x, 2, 32, 2, False)
     x.grad = None
+
+
+def test_addresses_of_fakes_raise_no_warning() -> None:
+    """cuDNN asks for the addresses of weights; warnings are errors in this suite."""
+    with FakeTensorMode(), pytest.warns(UserWarning, match="data pointer"):
+        torch.empty(3).data_ptr()
+    with device_left_alone(), FakeTensorMode():
+        torch.empty(3).data_ptr()

@@ -21,13 +21,23 @@ NAMES = {
     "Treatment",
     "Watch",
     "__version__",
+    "assert_fits",
     "checkup",
     "diagnose",
     "explain",
+    "predict",
     "watch",
 }
 
 SIGNATURES = {
+    "assert_fits": (
+        "(step: 'Callable[[], Any]', memory: 'str | int | None' = None, *, device_name: 'str' = '', "
+        "seconds: 'float' = 60.0) -> 'Prediction'"
+    ),
+    "predict": (
+        "(step: 'Callable[[], Any]', *, memory: 'str | int | None' = None, device_name: 'str' = '', "
+        "seconds: 'float' = 60.0) -> 'Prediction'"
+    ),
     "checkup": "(model: 'torch.nn.Module', batch: 'Any', loss_fn: 'Callable[..., torch.Tensor]') -> 'list[Diagnosis]'",
     "diagnose": "(error: BaseException) -> torchmedic.records.report.Diagnosis | None",
     "explain": "(code: 'str') -> 'str'",

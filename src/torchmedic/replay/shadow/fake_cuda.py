@@ -14,7 +14,7 @@ import torch.amp.autocast_mode
 from torchmedic.observe.context import Notes
 from torchmedic.replay.shadow.cpu_shadow import Shadow
 
-_SILENT = (
+SILENT = (
     "synchronize empty_cache ipc_collect set_device manual_seed manual_seed_all seed seed_all set_rng_state "
     "set_rng_state_all set_stream reset_peak_memory_stats reset_accumulated_memory_stats init _lazy_init "
     "set_per_process_memory_fraction"
@@ -28,7 +28,7 @@ _LEGACY = "FloatTensor DoubleTensor HalfTensor BFloat16Tensor LongTensor IntTens
 _GENERATOR = torch.Generator
 
 
-class _Nothing:
+class Nothing:
     """A stream, an event, a graph: whatever is asked of it is done at once, and is nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -39,7 +39,7 @@ class _Nothing:
             raise AttributeError(name)
         return _nothing
 
-    def __enter__(self) -> _Nothing:
+    def __enter__(self) -> Nothing:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -76,11 +76,11 @@ def _without_device(shadow: Shadow) -> Iterator[None]:
     """Everything in reach that names the device answers from the CPU, until the end of the block."""
     answers: list[tuple[Any, str, Any]] = []
     cuda = torch.cuda
-    answers += [(cuda, name, _nothing) for name in _SILENT]
+    answers += [(cuda, name, _nothing) for name in SILENT]
     answers += [
-        (cuda, name, _Nothing) for name in ("Stream", "Event", "ExternalStream", "stream", "device", "device_of")
+        (cuda, name, Nothing) for name in ("Stream", "Event", "ExternalStream", "stream", "device", "device_of")
     ]
-    answers += [(cuda, name, lambda *args, **kwargs: _Nothing()) for name in ("current_stream", "default_stream")]
+    answers += [(cuda, name, lambda *args, **kwargs: Nothing()) for name in ("current_stream", "default_stream")]
     answers += [
         (cuda, "current_device", lambda: 0),
         (cuda, "is_current_stream_capturing", lambda: False),
@@ -98,7 +98,7 @@ def _without_device(shadow: Shadow) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, value in answers:
             if name in vars(owner) or hasattr(owner, name):
-                stack.enter_context(_set(owner, name, value))
+                stack.enter_context(replaced(owner, name, value))
         yield
 
 
@@ -162,7 +162,8 @@ def _on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an object another attribute until the end of the block."""
     missing = object()
     before = vars(owner).get(name, missing)
     setattr(owner, name, value)

@@ -7,6 +7,7 @@ import contextlib
 import random
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -29,13 +30,19 @@ _SECONDS = 6.0
 
 @contextlib.contextmanager
 def device_left_alone() -> Iterator[None]:
-    """The first fake of a device allocates there, to have it started; here it is started, and full."""
+    """The first fake of a device allocates there, to have it started; here it is started, and full.
+
+    A recurrent layer of cuDNN asks for the addresses of its weights, at which torch warns for fakes. The answer is not
+    used, and a user who turns warnings into errors must not lose the prediction.
+    """
     names = [name for name in ("init_gpu_context", "init_cuda_context") if hasattr(fake_tensor, name)]
     before = {name: getattr(fake_tensor, name) for name in names}
     try:
         for name in before:
             setattr(fake_tensor, name, lambda *args, **kwargs: None)
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            yield
     finally:
         for name, function in before.items():
             setattr(fake_tensor, name, function)

@@ -1,0 +1,1 @@
+"""Predict the memory of a training step without a device, and plan the fastest settings that fit."""

@@ -1,0 +1,131 @@
+"""Operations that torch cannot carry out on fake tensors of CUDA on its own, or only slowly.
+
+Values are invented: a number that is read from the device is 1, a truth is False. Where the values decide about the
+shape of a result, the largest possible result is assumed, so that the memory is an upper bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchmedic.evidence.memory.fake.operands import tensors_of
+from torchmedic.evidence.memory.fake.recurrent import answer as recurrent
+from torchmedic.records.fit import Trace
+
+Answer = Callable[[Trace, Any, Any, Any], Any]
+_LARGEST = "sizes that depend on values are assumed to be the largest possible: the memory is an upper bound"
+_FOREACH = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
+
+
+def _note(trace: Trace, text: str) -> None:
+    if text not in trace.notes:
+        trace.notes.append(text)
+
+
+def _item(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    dtype = args[0].dtype
+    if dtype == torch.bool:
+        return False
+    if dtype.is_complex:
+        return complex(1.0)
+    return 1.0 if dtype.is_floating_point else 1
+
+
+def _truth(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    return False
+
+
+def _nonzero(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    _note(trace, _LARGEST)
+    return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
+
+
+def _masked_select(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    _note(trace, _LARGEST)
+    return args[0].new_empty(max(args[0].numel(), args[1].numel()))
+
+
+def _index(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """Reading by a mask: as many elements as the mask has."""
+    indices: list[Any] = []
+    for each in args[1]:
+        if each is not None and each.dtype in (torch.bool, torch.uint8):
+            _note(trace, _LARGEST)
+            indices += [each.new_empty(each.numel(), dtype=torch.int64) for _ in range(each.dim())]
+        else:
+            indices.append(each)
+    return func(args[0], indices, **kwargs)
+
+
+def _write(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0]
+
+
+def _unique(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    _note(trace, _LARGEST)
+    count = args[0].numel()
+    return (
+        args[0].new_empty(count),
+        args[0].new_empty(args[0].shape, dtype=torch.int64),
+        args[0].new_empty(count, dtype=torch.int64),
+    )
+
+
+def _recurrent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    return recurrent(func, args, kwargs)
+
+
+_aten: Any = torch.ops.aten
+ANSWERS: dict[Any, Answer] = {
+    _aten._local_scalar_dense.default: _item,
+    _aten.is_nonzero.default: _truth,
+    _aten.equal.default: _truth,
+    _aten.nonzero.default: _nonzero,
+    _aten.masked_select.default: _masked_select,
+    _aten.index.Tensor: _index,
+    _aten.index_put_.default: _write,
+    _aten._index_put_impl_.default: _write,
+    _aten._unique2.default: _unique,
+    _aten._cudnn_rnn.default: _recurrent,
+    _aten._cudnn_rnn_backward.default: _recurrent,
+    _aten._amp_update_scale_.default: _write,
+}
+
+
+def foreach(func: Any) -> Answer | None:
+    """The answer for an operation on lists of tensors, which torch would play one by one."""
+    name = func._schema.name
+    if not name.startswith(_FOREACH):
+        return None
+    if func._schema.is_mutable:
+        return _nothing if name.endswith("_") else None
+    return _norms if "norm" in name or name.endswith("max") else _alike
+
+
+def _nothing(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    return None
+
+
+def _alike(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    first = next(each for each in args if isinstance(each, list | tuple) and tensors_of(each))
+    return [torch.empty_like(each) for each in first]
+
+
+def _norms(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    return [each.new_empty(()) for each in args[0]]
+
+
+def passing_bytes(name: str, args: Any, made: list[Any]) -> int:
+    """Bytes that a kernel takes beside its results and frees before it ends."""
+    if name == "_scaled_dot_product_flash_attention_backward":
+        # The gradient of the queries is summed up in float32, in rows of 128 and columns of 32.
+        batch, heads, length, width = args[1].shape
+        length, width = -(-length // 128) * 128, -(-width // 32) * 32
+        return int(4 * batch * heads * length * (width + 1))
+    if name in ("embedding_dense_backward", "sort", "unique", "_unique2"):
+        count = args[1].numel() if name == "embedding_dense_backward" else args[0].numel()
+        return int(4 * 8 * count)  # indices, sorted indices and what the sorting takes
+    return 0

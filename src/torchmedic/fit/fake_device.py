@@ -1,0 +1,171 @@
+"""A CUDA device that is not there: tensors on it are fake, and `torch.cuda` answers as if there were one.
+
+A build of torch without CUDA has no device guard for CUDA tensors; autograd would end the process at the first one.
+torch has a guard that does nothing, for builds with CUDA on a machine without a card. Here this guard is installed on
+any build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from torchmedic.errors import TorchmedicError
+from torchmedic.fit.cards import Card
+from torchmedic.replay.shadow.fake_cuda import SILENT, Nothing, replaced
+
+DEVICE = torch.device("cuda:0")
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"  # an array of pointers, by the number of the device type
+_CUDA = 1  # the number of CUDA among the device types
+_MAX_VIRTUALS = 64  # more than a device guard has virtual functions
+_COUNTERS = (
+    "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached max_memory_cached "
+    "utilization temperature power_draw"
+).split()
+
+
+class FakeMode(FakeTensorMode):
+    """Fake tensors that never touch a device, on a machine that may have one."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def _device_guard() -> Iterator[None]:
+    """Install the guard that does nothing.
+
+    `_ensureCUDADeviceGuardSet` does that only where a guard says that it has no devices. A build without CUDA has no
+    guard, so one is put there for a moment: an object whose virtual functions all return 0.
+    """
+    install: Callable[[], None] | None = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
+    if install is None:
+        raise TorchmedicError(f"torch {torch.__version__} cannot pretend a CUDA device: a newer version is needed")
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    try:
+        registry = (ctypes.c_void_p * (_CUDA + 1)).in_dll(library, _REGISTRY)
+    except ValueError:
+        raise TorchmedicError(f"torch {torch.__version__} cannot pretend a CUDA device: unknown build") from None
+    before = registry[_CUDA]
+    zero = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: 0)
+    address = ctypes.cast(zero, ctypes.c_void_p).value
+    functions = (ctypes.c_void_p * _MAX_VIRTUALS)(*[address] * _MAX_VIRTUALS)
+    guard = (ctypes.c_void_p * 1)(ctypes.addressof(functions))
+    registry[_CUDA] = ctypes.addressof(guard)
+    try:
+        install()
+        if registry[_CUDA] == ctypes.addressof(guard):
+            raise TorchmedicError(f"torch {torch.__version__} cannot pretend a CUDA device: no guard was installed")
+        yield
+    finally:
+        registry[_CUDA] = before
+
+
+@contextlib.contextmanager
+def pretended(card: Card) -> Iterator[None]:
+    """Answer every question about CUDA as if this card were there, until the end of the block."""
+    with _device_guard(), contextlib.ExitStack() as stack:
+        for owner, name, value in _answers(card):
+            if name in vars(owner) or hasattr(owner, name):
+                stack.enter_context(replaced(owner, name, value))
+        for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+            types: list[Any] = importlib.import_module(module)._foreach_supported_types
+            types.append(FakeTensor)
+            stack.callback(types.remove, FakeTensor)
+        # `torch.tensor(..., device="cuda")` makes its tensor on the host and moves it, where a mode can see it.
+        stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+        torch._C._set_only_lift_cpu_tensors(True)
+        yield
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+def _answers(card: Card) -> list[tuple[Any, str, Any]]:
+    cuda: Any = torch.cuda
+    properties = SimpleNamespace(
+        name=f"NVIDIA {card.name}",
+        total_memory=card.memory,
+        major=card.capability[0],
+        minor=card.capability[1],
+        multi_processor_count=132,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        shared_memory_per_block=49152,
+        L2_cache_size=50 << 20,
+    )
+    found: list[tuple[Any, str, Any]] = [(cuda, name, _always(None)) for name in SILENT]
+    found += [(cuda, name, Nothing) for name in ("Stream", "Event", "ExternalStream", "stream", "device", "device_of")]
+    found += [(cuda, name, lambda *args, **kwargs: Nothing()) for name in ("current_stream", "default_stream")]
+    found += [(cuda, name, _always(0)) for name in _COUNTERS]
+    found += [
+        (cuda, "is_available", _always(True)),
+        (cuda, "is_initialized", _always(True)),
+        (cuda, "device_count", _always(1)),
+        (cuda, "current_device", _always(0)),
+        (cuda, "is_bf16_supported", _always(card.capability[0] >= 8)),
+        (cuda, "is_current_stream_capturing", _always(False)),
+        (cuda, "get_device_properties", _always(properties)),
+        (cuda, "get_device_name", _always(properties.name)),
+        (cuda, "get_device_capability", _always(card.capability)),
+        (cuda, "get_rng_state", lambda *args, **kwargs: torch.get_rng_state()),
+        (cuda, "get_rng_state_all", lambda: [torch.get_rng_state()]),
+        (cuda, "mem_get_info", _always((card.memory, card.memory))),
+        (cuda, "memory_stats", _always({})),
+        (cuda, "memory_summary", _always("")),
+        (torch.Tensor, "record_stream", _always(None)),
+        (torch.Tensor, "pin_memory", lambda self, *args, **kwargs: self),
+        (torch.Tensor, "is_pinned", _always(False)),
+        (torch.backends.cudnn, "is_acceptable", _always(False)),
+        (torch.backends.cudnn, "version", _always(91000)),
+        (torch, "compile", _not_compiled),
+        (torch, "Generator", _Generator),
+    ]
+    found += [(fake_tensor, name, _always(None)) for name in ("init_gpu_context", "init_cuda_context")]
+    if hasattr(torch, "accelerator"):
+        silent = ("synchronize", "set_device_index", "set_device_idx", "set_stream", "empty_cache")
+        found += [(torch.accelerator, name, _always(None)) for name in silent]
+        counts = ("current_device_index", "current_device_idx", "memory_allocated", "max_memory_allocated")
+        found += [(torch.accelerator, name, _always(0)) for name in counts]
+        found += [
+            (torch.accelerator, "is_available", _always(True)),
+            (torch.accelerator, "current_accelerator", lambda *args, **kwargs: torch.device("cuda")),
+            (torch.accelerator, "device_count", _always(1)),
+            (torch.accelerator, "current_stream", lambda *args, **kwargs: Nothing()),
+        ]
+    return found
+
+
+def _not_compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`torch.compile` as a function and as a decorator; the code stays eager."""
+    return model if model is not None else lambda each: each
+
+
+_REAL_GENERATOR = torch.Generator
+
+
+class _AnyGenerator(type):
+    """Tells what a generator is by the real class."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, _REAL_GENERATOR)
+
+
+class _Generator(metaclass=_AnyGenerator):
+    """Generators of the pretended device are generators of the host."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return _REAL_GENERATOR()
