@@ -149,7 +149,9 @@ def configurations() -> list[Configuration]:
         "BertConfig, BertForSequenceClassification", "BertForSequenceClassification(BertConfig())", 256, "ids[:, 0] % 2"
     )
     gpt2 = _hugging_face("GPT2Config, GPT2LMHeadModel", "GPT2LMHeadModel(GPT2Config())", 512)
-    t5 = _hugging_face("T5Config, T5ForConditionalGeneration", "T5ForConditionalGeneration(T5Config())", 256)
+    t5 = _hugging_face(
+        "T5Config, T5ForConditionalGeneration", "T5ForConditionalGeneration(T5Config(decoder_start_token_id=0))", 256
+    )
     llama = _hugging_face(
         "LlamaConfig, LlamaForCausalLM",
         "LlamaForCausalLM(LlamaConfig(hidden_size=1024, intermediate_size=2816, num_hidden_layers=12, "

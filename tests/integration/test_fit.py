@@ -376,7 +376,7 @@ for _ in range(10):
 """
 
 
-def test_the_whole_answer_for_a_step_that_does_not_fit(tmp_path: Path) -> None:
+def test_the_whole_answer_for_a_step_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text(BLOCKS)
     done = subprocess.run(
         [sys.executable, "-m", "torchmedic", "fit", "train.py", "--memory", "1000MiB", "--format", "json"],
@@ -399,6 +399,7 @@ def test_the_whole_answer_for_a_step_that_does_not_fit(tmp_path: Path) -> None:
     assert plans["keep activations on the host"]["seconds"] > 2 * found["seconds"]
     best = found["plans"][0]
     assert best["need"]["fits"] is True
+    monkeypatch.chdir(tmp_path)
     prediction = show_of(found)
     assert "checkpoint" in show.diff(prediction) or "micro-batches" in show.diff(prediction)
 
