@@ -14,7 +14,8 @@ from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.step_memory import Window
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Spot
 from torchmedic.replay.trace.values import number
-from torchmedic.replay.trajectory.course import NO_UPDATE, CannotCut, Change, Course, Trajectory, bound_again
+from torchmedic.replay.trajectory.course import NO_UPDATE, CannotCut, Change, Course, Trajectory
+from torchmedic.replay.trajectory.updates_by_hand import bound_again
 from torchmedic.source.assignments import names_written
 
 _MAX_UPDATES = 8

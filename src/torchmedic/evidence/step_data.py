@@ -16,7 +16,7 @@ from torchmedic.observe.step.batches import items_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location
 from torchmedic.replay.step.earlier_step import BATCH
-from torchmedic.replay.trajectory.course import Unit
+from torchmedic.replay.trajectory.units import Unit
 from torchmedic.source.assignments import read_first
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.bad_value_makers import Maker, maker_of

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.observe.numbers.kept_steps import Kept, KeptBackward, KeptBackwards, UpdateEnd
+from torchmedic.observe.numbers.loss_trend import RISE, LossTrend
 from torchmedic.observe.numbers.state_copies import Copy, NoRoom, parameters_of, take_copy
 from torchmedic.observe.numbers.weight_copies import Rewind, is_plain
 from torchmedic.source.objects.graph import leaves_behind
@@ -33,14 +34,10 @@ _MAX_FIRST_BATCH_BYTES = 4 << 20  # of each of them
 _FIRST_KEPT_UPDATES = 400  # after that many, how training began explains nothing
 _MAX_RISES = 8  # that are kept whatever time that takes
 _UPDATES_OF_RISE = 24  # that are kept when the loss rises
-_RISE = 3.0  # times its usual size: a loss that rises
 _MAX_FRAMES = 60
 _MAX_NODES = 2000  # of a graph that is walked to its leaves
 _MAX_LEAF_BYTES = 1 << 20  # of the tensors that one call of a loop without an optimizer trains
 _MAX_TRENDS = 16
-_FIRST_LOSSES = 8
-_LOST = 1e4  # times the smallest of the first losses
-_LOST_SIZE = 100.0
 _UPDATES_OF_LOST_TRAINING = 6  # in a row
 
 
@@ -50,27 +47,6 @@ class Window(NamedTuple):
     copy: Copy
     calls: list[KeptBackward]
     reaches_present: bool  # the last of them is the last that there was
-
-
-class _Trend:
-    """The size of the losses of one backward call."""
-
-    def __init__(self, loss: float) -> None:
-        self.usual = loss
-        self.lost = 0  # updates in a row whose loss was far beyond the first ones
-        self._first = [loss]
-        self._limit = inf
-
-    def note(self, loss: float) -> bool:
-        """Whether a loss is many times its usual size."""
-        usual = self.usual
-        rises = loss > _RISE * usual
-        self.usual = usual + 0.1 * (min(loss, 2 * usual) - usual)
-        if len(self._first) < _FIRST_LOSSES:
-            self._first.append(loss)
-            self._limit = max(_LOST_SIZE, _LOST * min(self._first))
-        self.lost = self.lost + 1 if loss > self._limit else 0
-        return rises
 
 
 class StepMemory:
@@ -88,7 +64,7 @@ class StepMemory:
         self._rises = 0
         self._by_hand = 0  # updates that were seen without an optimizer
         self._leaves: list[weakref.ref[torch.Tensor]] = []  # that these update
-        self._trends: dict[Any, _Trend] = {}  # by the line that calls backward
+        self._trends: dict[Any, LossTrend] = {}  # by the line that calls backward
         self._started = monotonic()
         self._spent = 0.0
         self._copy_seconds = 0.0  # that one takes
@@ -213,12 +189,12 @@ class StepMemory:
         trend = self._trends.get(place)
         if trend is None:
             if len(self._trends) < _MAX_TRENDS:
-                self._trends[place] = _Trend(size)
+                self._trends[place] = LossTrend(size)
             return False
         rises = trend.note(size)
         self.lost_updates = trend.lost
         self.is_lost = self.is_lost or trend.lost == _UPDATES_OF_LOST_TRAINING
-        ceiling = _RISE * trend.usual
+        ceiling = RISE * trend.usual
         if ceiling > self.ceiling or len(self._trends) == 1:
             self.ceiling = ceiling
         if rises and not self.is_open and self._rises < _MAX_RISES:

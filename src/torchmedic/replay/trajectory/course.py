@@ -15,14 +15,14 @@ from torch.amp.grad_scaler import GradScaler
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.numbers.step_memory import Window
-from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.step.earlier_step import EarlierStepRunner, earlier_step
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Microscope
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
-from torchmedic.source.assignments import names_written
+from torchmedic.replay.trajectory.units import Unit, plainly, taking_over_data, units_of, with_state_of_previous
+from torchmedic.replay.trajectory.updates_by_hand import move, rebound, taking_moves
 from torchmedic.source.segment.cut import CannotCut
 
 _MAX_SECONDS = 60.0  # of all courses together
@@ -62,15 +62,6 @@ class Course(NamedTuple):
         return all(map(math.isfinite, self.losses))
 
 
-class Unit(NamedTuple):
-    """A backward call that is run again."""
-
-    call: KeptBackward
-    step: Step
-    is_update: bool
-    before: tuple[KeptBackward, ...]  # the calls since the last update: of an accumulation, or inside of the step
-
-
 class Trajectory:
     """The last steps, ready to be run again from a copy of the weights.
 
@@ -82,7 +73,7 @@ class Trajectory:
         self._copy = window.copy
         self._frame, self._agent = frame, agent
         self._others: dict[int, Step] = {}
-        self.units = list(_units(window.calls, frame, agent, max_updates))
+        self.units = list(units_of(window.calls, frame, agent, max_updates))
         self.reaches_present = self.units[-1].call is window.calls[-1] and window.reaches_present
         self._usual_step = agent.clock.usual_step
         self._deadline = time.monotonic() + _MAX_SECONDS
@@ -117,7 +108,7 @@ class Trajectory:
         Where the random state of a step was not known, the data that it drew is taken over, or the state of the step
         before it in the same turn of the loop is used.
         """
-        self._ways = [_plain, _taking_over_data, _with_state_of_previous]
+        self._ways = [plainly, taking_over_data, with_state_of_previous]
         try:
             return self.run(AS_IT_WAS)
         finally:
@@ -167,7 +158,7 @@ class Trajectory:
             if not math.isfinite(loss) or not _are_finite(gradients):
                 return
             if unit.call.by_hand:
-                _move(gradients, change.rate * change.gradient)
+                move(gradients, change.rate * change.gradient)
             else:
                 self._update(unit, gradients, change, position)
             weights.append(self._largest_weight())
@@ -206,12 +197,12 @@ class Trajectory:
         self, step: Step, change: Change, total: dict[int, tuple[torch.Tensor, torch.Tensor]], *, by_hand: bool = False
     ) -> ReplayResult:
         taken: Gradients = []
-        collect = _taking_moves if by_hand else _taking
+        collect = taking_moves if by_hand else _taking
         played = step.runner.play(collect(step, taken), _unscaled(), change=change.data, keep_graphs=False)
         if played.error is not None:
             raise _Stopped(f"{type(played.error).__name__}: {played.error}"[:200])
         if by_hand:
-            taken = _rebound(step, played) or taken
+            taken = rebound(step, played) or taken
         for tensor, gradient in taken:
             known = total.get(id(tensor))
             total[id(tensor)] = (tensor, gradient if known is None else known[1] + gradient)
@@ -259,62 +250,6 @@ def _changed(gradients: Gradients, change: Change) -> Gradients:
     return changed
 
 
-def _plain(unit: Unit, previous: Unit | None) -> bool:
-    return True
-
-
-def _taking_over_data(unit: Unit, previous: Unit | None) -> bool:
-    """Do not make the data again: random numbers may come from anywhere."""
-    runner = unit.step.runner
-    return isinstance(runner, EarlierStepRunner) and runner.freeze_data()
-
-
-def _with_state_of_previous(unit: Unit, previous: Unit | None) -> bool:
-    """Draw the random numbers of the update before: both are in one turn of a loop, as of a GAN."""
-    unit.step.runner.frozen = set()
-    if previous is None or previous.call.step != unit.call.step:
-        return False
-    unit.call.rng, unit.call.device_marks = previous.call.rng, previous.call.device_marks
-    return True
-
-
-@contextlib.contextmanager
-def _taking_moves(step: Step, taken: Gradients) -> Iterator[None]:
-    """Take the changes that a replay makes to the weights, before they are undone."""
-    runner = step.runner
-    held = [tensor for module in runner.modules for tensor in module.parameters()]
-    leaves = {id(tensor): tensor for tensor in [*runner.loose_leaves, *held]}
-    before = {key: tensor.detach().clone() for key, tensor in leaves.items()}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            taken += [(tensor, tensor.detach() - before[key]) for key, tensor in leaves.items()]
-
-
-def _rebound(step: Step, played: ReplayResult) -> Gradients:
-    """The changes to the weights of a step that binds new tensors: `params = [p - lr * g for p, g in ...]`."""
-    found: Gradients = []
-    for name in bound_again(step):
-        before, after = tensors_in(step.runner._locals[name], 2), tensors_in(played.namespace.get(name), 2)
-        if [tensor.shape for tensor in before] == [tensor.shape for tensor in after]:
-            pairs = [(old, new) for old, new in zip(before, after, strict=True) if new is not old]
-            found += [(old, new.detach() - old.detach()) for old, new in pairs]
-    return found
-
-
-def bound_again(step: Step) -> list[str]:
-    """The variables with trained tensors that a step gives new values."""
-    runner = step.runner
-    written = {name for statement in runner.segment.statements for name in names_written(statement)}
-    trained = {id(tensor) for tensor in runner.loose_leaves}
-    return sorted(
-        name
-        for name in written & runner._locals.keys()
-        if (held := tensors_in(runner._locals[name], 2)) and all(id(tensor) in trained for tensor in held)
-    )
-
-
 @contextlib.contextmanager
 def _unscaled() -> Iterator[None]:
     """Leave the factor of a GradScaler out: the updates were made with gradients that it had been taken from again."""
@@ -326,33 +261,8 @@ def _unscaled() -> Iterator[None]:
         GradScaler.scale = scale  # type: ignore[method-assign]
 
 
-def _move(moves: Gradients, factor: float) -> None:
-    """Change the weights as the loop did by hand, by a multiple of it."""
-    with torch.no_grad():
-        for tensor, move in moves:
-            tensor.add_(move * factor)
-
-
 class _Stopped(Exception):
     """The steps cannot be run again."""
-
-
-def _units(calls: list[KeptBackward], frame: FrameType | None, agent: StepContext, max_updates: int) -> Iterator[Unit]:
-    """The calls that end in an update, and the last one in any case."""
-    pending: list[KeptBackward] = []
-    updates = 0
-    for call in calls:
-        is_last = call is calls[-1]
-        if not call.ends and not is_last and not call.by_hand:
-            pending.append(call)
-            continue
-        is_update = (bool(call.ends) and not call.is_repeated) or (call.by_hand and not is_last)
-        step, _ = earlier_step(call, frame, agent, to_update=is_update)
-        yield Unit(call, step, is_update, tuple(pending))
-        pending = []
-        updates += is_update
-        if updates >= max_updates:
-            return
 
 
 @contextlib.contextmanager

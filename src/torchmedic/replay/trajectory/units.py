@@ -1,0 +1,60 @@
+"""The backward calls that are run again, and the ways to repeat one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import FrameType
+from typing import NamedTuple
+
+from torchmedic.observe.context import StepContext
+from torchmedic.observe.numbers.kept_steps import KeptBackward
+from torchmedic.replay.step.earlier_step import EarlierStepRunner, earlier_step
+from torchmedic.replay.step.step import Step
+
+
+class Unit(NamedTuple):
+    """A backward call that is run again."""
+
+    call: KeptBackward
+    step: Step
+    is_update: bool
+    before: tuple[KeptBackward, ...]  # the calls since the last update: of an accumulation, or inside of the step
+
+
+def units_of(
+    calls: list[KeptBackward], frame: FrameType | None, agent: StepContext, max_updates: int
+) -> Iterator[Unit]:
+    """The calls that end in an update, and the last one in any case."""
+    pending: list[KeptBackward] = []
+    updates = 0
+    for call in calls:
+        is_last = call is calls[-1]
+        if not call.ends and not is_last and not call.by_hand:
+            pending.append(call)
+            continue
+        is_update = (bool(call.ends) and not call.is_repeated) or (call.by_hand and not is_last)
+        step, _ = earlier_step(call, frame, agent, to_update=is_update)
+        yield Unit(call, step, is_update, tuple(pending))
+        pending = []
+        updates += is_update
+        if updates >= max_updates:
+            return
+
+
+def plainly(unit: Unit, previous: Unit | None) -> bool:
+    return True
+
+
+def taking_over_data(unit: Unit, previous: Unit | None) -> bool:
+    """Do not make the data again: random numbers may come from anywhere."""
+    runner = unit.step.runner
+    return isinstance(runner, EarlierStepRunner) and runner.freeze_data()
+
+
+def with_state_of_previous(unit: Unit, previous: Unit | None) -> bool:
+    """Draw the random numbers of the update before: both are in one turn of a loop, as of a GAN."""
+    unit.step.runner.frozen = set()
+    if previous is None or previous.call.step != unit.call.step:
+        return False
+    unit.call.rng, unit.call.device_marks = previous.call.rng, previous.call.device_marks
+    return True
