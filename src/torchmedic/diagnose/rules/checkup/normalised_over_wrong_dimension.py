@@ -37,15 +37,15 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node, 
         evidence,
         "proven",
         f"`{name}` normalises over {over} instead of the classes",
-        f"the classes that `{call.name}` takes are dimension {classes} here, and `{name}` was taken over dimension {dim}",
+        f"`{call.name}` takes dimension {classes} as the classes, and `{name}` was taken over dimension {dim}",
     )
     draft.at(
         evidence.of_node("cause", node, f"adds up to 1 over {over}"),
         evidence.at("surfaced", call.sites, "takes the classes in dimension 1"),
     )
     draft.because(
-        f"the scores have the shape {list(shape)}: {shape[classes]} classes, and {shape[dim]} values that `{name}` makes "
-        "compete with each other",
+        f"the scores have the shape {list(shape)}: {shape[classes]} classes, and {shape[dim]} values that `{name}` "
+        "makes compete with each other",
     )
     if call.name == "nll_loss":
         draft.help(f"write `dim={classes}`, the dimension of the classes", safety="changes-training")
