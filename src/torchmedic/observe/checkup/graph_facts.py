@@ -18,6 +18,7 @@ _MAX_FACTOR = 4.0  # of a first loss over the loss of knowing nothing
 _MAX_ELEMENTS = 1 << 26  # of a tensor that is read
 _OF_CLASSES = ("nll_loss", "cross_entropy")
 _UNCHANGED = frozenset("CloneBackward ToCopyBackward AliasBackward".split())
+_VIEWS = frozenset("ViewBackward UnsafeViewBackward ReshapeAliasBackward".split())
 _SUMS = frozenset("AddBackward SubBackward RsubBackward".split())
 _SCALING = frozenset("MulBackward DivBackward".split())
 _LINEAR = frozenset(
@@ -99,23 +100,57 @@ def softmaxes_of_one(graph: LossGraph) -> list[Node]:
     return [node for node in graph.nodes if node.dim is not None and node.shape and node.shape[node.dim] == 1]
 
 
-def wrongly_normalised(graph: LossGraph) -> Iterator[tuple[LossCall, Node]]:
+def wrongly_normalised(graph: LossGraph) -> Iterator[tuple[LossCall, Node, int]]:
     """Losses over the classes, and what they are given: a softmax over another dimension than that of the classes.
+
+    The last is the dimension that the classes have there.
 
     Scores with as many classes as examples are left out: a contrastive loss may normalise over both dimensions.
     """
     for call in graph.losses():
         if call.name not in _OF_CLASSES or len(call.shape) < 2:
             continue
-        node = graph.made(call.sequence)
-        while node is not None and node.kind in _UNCHANGED and len(node.behind) == 1:
-            node = graph.nodes[node.behind[0]]
-        if node is None or node.dim is None or node.shape != call.shape:
+        node, classes = _before_reordering(graph, graph.made(call.sequence), 1)
+        if node is None or node.dim is None or not node.shape or classes >= len(node.shape):
             continue
         dim = node.dim % len(node.shape)
-        is_wrong = dim == 0 or (dim > 1 and call.name == "nll_loss")
-        if is_wrong and node.shape[dim] != node.shape[1] and min(node.shape[dim], node.shape[1]) > 1:
-            yield call, node
+        is_wrong = dim != classes and (dim == 0 or call.name == "nll_loss")
+        if is_wrong and node.shape[dim] != node.shape[classes] and min(node.shape[dim], node.shape[classes]) > 1:
+            yield call, node, classes
+
+
+def _before_reordering(graph: LossGraph, node: Node | None, axis: int) -> tuple[Node | None, int]:
+    """The node that made some values before they were copied or reordered, and where an axis of theirs was there."""
+    while node is not None and len(node.behind) == 1:
+        behind = graph.nodes[node.behind[0]]
+        if node.dims:
+            axis = node.dims[axis]
+        elif node.kind in _VIEWS:
+            before, after = behind.shape or (0,), node.shape or (0,)
+            if axis != len(after) - 1 or before[-1] != after[-1]:
+                return None, axis
+            axis = len(before) - 1
+        elif node.kind not in _UNCHANGED:
+            return node, axis
+        node = behind
+    return node, axis
+
+
+def order_of_dims(kind: str, raw: Any, count: int) -> tuple[int, ...]:
+    """For an operation that reorders dimensions: which dimension of its input each of its result is."""
+    if kind == "PermuteBackward" and hasattr(raw, "_saved_dims"):
+        return tuple(signed(dim) % count for dim in raw._saved_dims)
+    if kind == "TransposeBackward" and hasattr(raw, "_saved_dim0"):
+        order = list(range(count))
+        first, second = signed(raw._saved_dim0) % count, signed(raw._saved_dim1) % count
+        order[first], order[second] = second, first
+        return tuple(order)
+    return ()
+
+
+def signed(dim: int) -> int:
+    """A dimension that autograd has saved, which may be a negative number read as one without a sign."""
+    return dim - (1 << 64) if dim >= 1 << 63 else dim
 
 
 def partial_sums(graph: LossGraph) -> list[Node]:

@@ -18,7 +18,9 @@ from torchmedic.observe.checkup.graph_facts import (
     is_too_high,
     largest_given,
     loss_of_knowing_nothing,
+    order_of_dims,
     promotions,
+    signed,
     softmaxes_of_one,
     wrongly_normalised,
 )
@@ -49,7 +51,7 @@ class Node:
     """One node, and the nodes behind it by their numbers."""
 
     __slots__ = (
-        *("behind", "birth", "closed", "dim", "dtype", "kind", "largest", "leaf"),
+        *("behind", "birth", "closed", "dim", "dims", "dtype", "kind", "largest", "leaf"),
         *("missing", "number", "sequence", "shape"),
     )
 
@@ -68,6 +70,7 @@ class Node:
         self.leaf: weakref.ref[torch.Tensor] | None = None if variable is None else weakref.ref(variable)
         self.closed: Any = None  # for a gate: whether no gradient passes it; a tensor of one element until it is read
         self.dim: int | None = None
+        self.dims: tuple[int, ...] = ()  # of a node that changes the order of dimensions: where each comes from
         self.largest: Any = None  # of the data that a first layer was given; a tensor until it is read
 
 
@@ -233,8 +236,8 @@ class LossGraph:
         self._numbers[raw] = node.number
         self.nodes.append(node)
         if node.kind in ("SoftmaxBackward", "LogSoftmaxBackward") and hasattr(raw, "_saved_dim"):  # not a user's own
-            dim = int(raw._saved_dim)
-            node.dim = dim - (1 << 64) if dim >= 1 << 63 else dim
+            node.dim = signed(int(raw._saved_dim))
+        node.dims = order_of_dims(node.kind, raw, len(node.shape or ()))
         if self._may_read and self._measured < _MAX_GATES:
             try:
                 node.closed = is_closed(node.kind, raw)

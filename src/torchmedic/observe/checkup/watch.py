@@ -138,6 +138,15 @@ class Checkup:
         self._looks[key] += 1
         self._fresh.append(LossGraph(self.births, roots, key, self._steps))
 
+    @property
+    def _awaits_terms(self) -> bool:
+        return self._partial is not None and not self.terms.done and not self.births.refused
+
+    def _watch_terms(self) -> None:
+        """Watch the terms of a loss in the next step, unless cuts are watched: both replace the same methods."""
+        if self._partial is not None and self._awaits_terms and not self.unreached.cuts.armed:
+            self.terms.watch(self._partial.key)
+
     def _follow_terms(self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType) -> None:
         """A backward begins while the terms of a loss are watched."""
         asking = gradient_call(frame)
@@ -220,13 +229,16 @@ class Checkup:
             self._wanted.add(key)
         if self._wanted:
             self._arm()
-        self.unreached.step_ended()
+        if not self.terms.armed:
+            self.unreached.step_ended()
+            self._watch_terms()
         if self.waits is not None and not self.waits.over:
             self.waits.step_ended()
         if self.unreached.is_due():
             self._judge.left_out(self.unreached, frame)
         waits = self.waits is not None and not self.waits.over
-        self.rests = not (self._wanted or self._due or self.is_armed or waits or self.unreached.is_open)
+        is_open = self.unreached.is_open or self._awaits_terms
+        self.rests = not (self._wanted or self._due or self.is_armed or waits or is_open)
 
     def exiting(self) -> None:
         self.births.disarm()
@@ -250,10 +262,9 @@ class Checkup:
         if any(graph.is_remarkable() for graph in fresh):
             self._judge.check_up(self.graphs, frame)
         self.graphs = [graph for graph in self.graphs if graph.key in self._wanted or graph.key in self._due]
-        partial = next((graph for graph in fresh if partial_sums(graph)), None)
-        if partial is not None and not self.births.refused and not self.terms.armed and not self.terms.done:
-            self._partial = partial
-            self.terms.watch(partial.key)
+        if self._partial is None:
+            self._partial = next((graph for graph in fresh if partial_sums(graph)), None)
+        self._watch_terms()
 
 
 def _is_plain_backward() -> bool:

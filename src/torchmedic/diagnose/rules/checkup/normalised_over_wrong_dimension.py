@@ -23,12 +23,12 @@ from torchmedic.records import Diagnosis
 @rule("TM644", "normalised-over-wrong-dimension")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
-        for call, node in wrongly_normalised(graph):
-            return _diagnosis(evidence, graph, call, node)
+        for call, node, classes in wrongly_normalised(graph):
+            return _diagnosis(evidence, graph, call, node, classes)
     return None
 
 
-def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Diagnosis:
+def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node, classes: int) -> Diagnosis:
     shape = node.shape or ()
     dim = (node.dim or 0) % len(shape)
     name = "softmax" if node.kind == "SoftmaxBackward" else "log_softmax"
@@ -37,18 +37,18 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
         evidence,
         "proven",
         f"`{name}` normalises over {over} instead of the classes",
-        f"`{call.name}` takes the classes in dimension 1, and `{name}` was taken over dimension {dim}",
+        f"`{call.name}` takes dimension {classes} as the classes, and `{name}` was taken over dimension {dim}",
     )
     draft.at(
         evidence.of_node("cause", node, f"adds up to 1 over {over}"),
         evidence.at("surfaced", call.sites, "takes the classes in dimension 1"),
     )
     draft.because(
-        f"the scores have the shape {list(shape)}: {shape[1]} classes, and {shape[dim]} values that `{name}` makes "
-        "compete with each other",
+        f"the scores have the shape {list(shape)}: {shape[classes]} classes, and {shape[dim]} values that `{name}` "
+        "makes compete with each other",
     )
     if call.name == "nll_loss":
-        draft.help("write `dim=1`, the dimension of the classes", safety="changes-training")
+        draft.help(f"write `dim={classes}`, the dimension of the classes", safety="changes-training")
     else:
         draft.help(f"give `{call.name}` the scores without `{name}`", safety="changes-training")
     return draft.done(step=graph.step, severity="warning")
