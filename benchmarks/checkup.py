@@ -17,7 +17,7 @@ import torch
 from overhead import MODELS
 from torch import nn
 
-from torchmedic.examine import conductor
+from torchmedic.integrations import telling
 from torchmedic.observe import lifecycle
 from torchmedic.observe.agent import Agent
 from torchmedic.observe.checkup.watch import Checkup
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     device = parser.parse_args().device
     torch.manual_seed(0)
-    conductor.install(tempfile.mkdtemp())
+    telling.install(tempfile.mkdtemp())
     agent = lifecycle.current()
     assert agent is not None
     print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads; bar: {BAR:.0f} plain steps")

@@ -239,7 +239,7 @@ class Late:
 def measure(count: Counter, device: str) -> list[dict[str, Any]]:
     import torch
 
-    from torchmedic.examine import conductor
+    from torchmedic.integrations import telling
     from torchmedic.observe import lifecycle
     from torchmedic.observe.device import async_devices
 
@@ -253,7 +253,7 @@ def measure(count: Counter, device: str) -> list[dict[str, Any]]:
         plain[name] = per_step(count, loop)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        conductor.install(folder)
+        telling.install(folder)
         agent = lifecycle.current()
         assert agent is not None
         agent.leaks.stop()

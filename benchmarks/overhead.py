@@ -30,7 +30,7 @@ from gpt import VOCABULARY, GPTLoss
 from measured_run import environment, save
 from torch import nn
 
-from torchmedic.examine import conductor
+from torchmedic.integrations import telling
 from torchmedic.observe import lifecycle
 from torchmedic.observe.agent import Agent
 from torchmedic.observe.step.blackbox import BlackBox
@@ -325,7 +325,7 @@ def main() -> None:
         folder = Path(temporary)
         (folder / "run").mkdir()
         start_up = start_up_seconds(folder, args.starts or (3 if on_card else 7)) if not args.ablate else {}
-        conductor.install(str(folder / "run"))
+        telling.install(str(folder / "run"))
         agent = lifecycle.current()
         assert agent is not None
         agent.hooks.remove()

@@ -26,7 +26,7 @@ import torch.multiprocessing
 from measured_run import environment, save
 from torch.nn.parallel import DistributedDataParallel
 
-from torchmedic.examine import conductor
+from torchmedic.integrations import telling
 from torchmedic.observe import lifecycle
 
 TARGET = 1.01
@@ -82,7 +82,7 @@ def rank(number: int, port: int, folder: str, seconds: float, results: Any) -> N
     """One of the two ranks. Rank 0 decides how long, so that both make the same number of blocks."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(number), WORLD_SIZE="2")
     torch.set_num_threads(1)
-    conductor.install(folder)
+    telling.install(folder)
     agent = lifecycle.current()
     assert agent is not None
     dist.init_process_group("gloo")

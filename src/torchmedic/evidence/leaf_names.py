@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchmedic.replay.step.runner import Runner
-from torchmedic.replay.trace.storages import storage_of
+from torchmedic.replay.trace.operations import storage_of
 
 
 def leaf_name(

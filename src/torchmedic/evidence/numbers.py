@@ -22,7 +22,7 @@ from torchmedic.replay.step.step import Step, from_stack
 from torchmedic.replay.step.trial import Edit, attempt, treatment
 from torchmedic.replay.trace.bad_value_origins import Birth, births
 from torchmedic.replay.trace.microscope import Captured, Leaf, Microscope, Op, Spot, Value
-from torchmedic.replay.trace.storages import storage_of
+from torchmedic.replay.trace.operations import storage_of
 from torchmedic.source.live_frames import Frame, stack_of
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.user_code import user_frame

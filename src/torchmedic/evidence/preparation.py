@@ -19,8 +19,7 @@ from typing import Any
 from torchmedic.evidence.dataset_item import Line, Watch, collations_in_use
 from torchmedic.observe.memory.host import free_bytes, host_memory
 from torchmedic.replay.isolation.alarm import Alarm
-from torchmedic.replay.isolation.limits import ReplayTooLong
-from torchmedic.replay.isolation.sandbox import harmless
+from torchmedic.replay.isolation.sandbox import ReplayTooLong, harmless
 from torchmedic.replay.isolation.torch_state import muted, preserved
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.objects.finite import is_bad

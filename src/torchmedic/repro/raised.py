@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.replay.isolation.limits import ReplayTooLong
+from torchmedic.replay.isolation.sandbox import ReplayTooLong
 from torchmedic.repro.arguments import Inputs, NotRecordable
 from torchmedic.repro.functions import function_lines
 from torchmedic.repro.program import Program, fragment, made, pattern

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from torchmedic.replay.isolation.limits import ReplayTooLong
+from torchmedic.replay.isolation.sandbox import ReplayTooLong
 from torchmedic.replay.trace.microscope import Microscope, Op
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from torchmedic.observe.step.step_notes import StepNotes
-from torchmedic.replay.isolation.limits import ReplayTooBig, ReplayTooLong, time_limit
+from torchmedic.replay.isolation.sandbox import ReplayTooBig, ReplayTooLong, time_limit
 from torchmedic.replay.step.step import Step, from_traceback
 from torchmedic.source import user_code as frame_kinds
 from torchmedic.source.segment.cut import CannotCut
@@ -394,7 +394,7 @@ def test_a_replay_does_not_use_up_the_memory(case: Any, monkeypatch: pytest.Monk
         torch.ones(2).sum().backward()
         """)
     step = failing.run()
-    monkeypatch.setattr("torchmedic.replay.isolation.limits._MIN_FREE_HOST", 1.1)
+    monkeypatch.setattr("torchmedic.replay.isolation.sandbox._MIN_FREE_HOST", 1.1)
 
     assert isinstance(step.runner.play().error, ReplayTooBig)
 

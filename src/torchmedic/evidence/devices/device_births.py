@@ -19,7 +19,7 @@ from torchmedic.evidence.devices.placement import split_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.replay.trace.storages import dense, storage_of
+from torchmedic.replay.trace.operations import dense, storage_of
 from torchmedic.source.spots import spot_of_frame
 from torchmedic.source.user_code import is_user_file
 

@@ -15,7 +15,7 @@ from torchmedic.evidence.devices.placement import Placed, Split, split_between
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.replay.step.step import Step
-from torchmedic.replay.trace.storages import storage_of
+from torchmedic.replay.trace.operations import storage_of
 from torchmedic.source.bindings import ENTRY, assignments, binds, header, own_statements
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import UNKNOWN, raising_call, read

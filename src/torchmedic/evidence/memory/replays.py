@@ -9,7 +9,7 @@ import torch
 from torchmedic.evidence.memory.by_line import Line, summed
 from torchmedic.evidence.memory.fake.fake_step import FakeRunner
 from torchmedic.evidence.memory.fake.ledger import ByteLedger
-from torchmedic.replay.isolation.limits import ReplayTooLong
+from torchmedic.replay.isolation.sandbox import ReplayTooLong
 from torchmedic.replay.step.step import Step
 
 

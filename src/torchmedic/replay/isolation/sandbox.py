@@ -1,16 +1,33 @@
-"""What surrounds every replay, so that nothing it does outlives it."""
+"""What surrounds every replay, so that nothing it does outlives it.
+
+A replay ends in time, and before it makes an out-of-memory of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from torchmedic.replay.isolation.outside_world import reading_refused, sealed
+import psutil
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchmedic.replay.isolation.outside_world import reading_refused, refuse, sealed
 from torchmedic.replay.isolation.python_state import python_left_alone
+
+_MAX_SECONDS = 120.0  # of a replay, however long a step usually takes
+_MIN_SECONDS = 15.0
+_MAX_STEPS = 20  # usual steps that a replay may take
+GRACE = 2.0  # seconds between the end at an operation, which is the gentler one, and the end wherever it is
+_MIN_FREE_HOST = 0.03  # share of the host's memory that stays free
+_MIN_FREE_DEVICE = 0.02  # share of the device's memory that stays free
+_COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional")
+_OPERATIONS_PER_LOOK = 64  # at memory
 
 
 @contextlib.contextmanager
@@ -51,3 +68,72 @@ def signals_deferred() -> Iterator[None]:
             signal.signal(number, handler)
         for come in arrived:
             signal.raise_signal(come)
+
+
+class ReplayTooLong(Exception):
+    """The replay has used up its time."""
+
+    def __init__(self) -> None:
+        super().__init__("it took too long")
+
+
+class ReplayWaits(ReplayTooLong):
+    """The replay waits for what does not come a second time: a lock that the step holds, an item that it has taken."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "it waits for something that does not come again")
+
+
+class ReplayTooBig(Exception):
+    """The replay was about to use up the memory."""
+
+    def __init__(self) -> None:
+        super().__init__("there is not enough memory to run the step once more")
+
+
+SHADOW_LIMIT = 6.0  # seconds that one replay on the CPU may take, of a step that a device ran
+
+
+def time_limit(usual_step: float) -> float:
+    """How many seconds a replay may take, given what a step usually takes."""
+    return min(_MAX_SECONDS, max(_MIN_SECONDS, _MAX_STEPS * usual_step))
+
+
+def check_memory() -> None:
+    """Raise before memory runs out.
+
+    Raises:
+        ReplayTooBig: On the host, or on the current CUDA device.
+    """
+    memory = psutil.virtual_memory()
+    if memory.available < _MIN_FREE_HOST * memory.total:
+        raise ReplayTooBig
+    if torch.cuda.is_initialized():
+        try:
+            free, total = torch.cuda.mem_get_info()
+        except RuntimeError:
+            return  # the device is lost: what is run now is run on the host
+        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        if free + cached < _MIN_FREE_DEVICE * total:
+            raise ReplayTooBig
+
+
+class Bounds(TorchDispatchMode):
+    """Looks at the clock at every operation, and at memory now and then."""
+
+    def __init__(self, deadline: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._deadline = deadline
+        self._count = 0
+        self.met_collective = False  # the step wanted to exchange something with other ranks
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if time.monotonic() > self._deadline:
+            raise ReplayTooLong
+        if func.namespace in _COLLECTIVE and torch.distributed.get_world_size() > 1:
+            self.met_collective = True
+            refuse("a collective of torch.distributed")  # the other ranks are not in this replay
+        if self._count % _OPERATIONS_PER_LOOK == 0:
+            check_memory()
+        self._count += 1
+        return func(*args, **(kwargs or {}))

@@ -19,7 +19,8 @@ from torchmedic.observe.context import Notes
 from torchmedic.observe.step.step_notes import released
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.isolation.alarm import Alarm
-from torchmedic.replay.isolation.limits import (
+from torchmedic.replay.isolation.outside_world import Refused, refusals
+from torchmedic.replay.isolation.sandbox import (
     GRACE,
     SHADOW_LIMIT,
     Bounds,
@@ -27,10 +28,9 @@ from torchmedic.replay.isolation.limits import (
     ReplayTooLong,
     ReplayWaits,
     check_memory,
+    harmless,
     time_limit,
 )
-from torchmedic.replay.isolation.outside_world import Refused, refusals
-from torchmedic.replay.isolation.sandbox import harmless
 from torchmedic.replay.isolation.torch_state import muted, preserved, rewind_rng
 from torchmedic.replay.shadow.cpu_shadow import Shadow
 from torchmedic.replay.shadow.fake_cuda import shaded

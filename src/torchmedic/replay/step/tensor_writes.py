@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from torchmedic.replay.trace.microscope import written_by
-from torchmedic.replay.trace.storages import Geometry, geometry_of, storage_of
+from torchmedic.replay.trace.operations import Geometry, geometry_of, storage_of
 
 
 class RestoreWrites(TorchDispatchMode):

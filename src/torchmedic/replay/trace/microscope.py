@@ -22,9 +22,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from torchmedic.replay.isolation.limits import ReplayTooLong
-from torchmedic.replay.trace.operations import Captured, Leaf, Op, Value
-from torchmedic.replay.trace.storages import dense, geometry_of, overlap, storage_of
+from torchmedic.replay.isolation.sandbox import ReplayTooLong
+from torchmedic.replay.trace.operations import Captured, Leaf, Op, Value, dense, geometry_of, overlap, storage_of
 from torchmedic.source.spots import Spot, Spots
 from torchmedic.source.user_code import is_user_file
 

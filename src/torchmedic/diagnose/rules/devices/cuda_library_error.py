@@ -29,7 +29,7 @@ from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import dtype, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.trace.storages import storage_of
+from torchmedic.replay.trace.operations import storage_of
 from torchmedic.source.lookup.failing_call import Argument
 
 _MIN_FREE_BYTES = 256 << 20  # bytes: less than the handle and workspace of cuBLAS, or a plan of cuDNN, may ask for

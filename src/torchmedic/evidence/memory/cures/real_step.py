@@ -19,8 +19,8 @@ import torch
 
 from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.evidence.memory.fake.whole_step import Change, NotRows, WholeStep
-from torchmedic.replay.isolation.limits import Bounds, ReplayTooBig, ReplayTooLong
 from torchmedic.replay.isolation.outside_world import sealed
+from torchmedic.replay.isolation.sandbox import Bounds, ReplayTooBig, ReplayTooLong
 from torchmedic.replay.isolation.torch_state import muted, rewind_rng
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import SegmentEnd

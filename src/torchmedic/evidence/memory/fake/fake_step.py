@@ -17,8 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchmedic.evidence.memory.fake.ledger import ByteLedger, FailurePoint
 from torchmedic.replay.isolation.alarm import Alarm
-from torchmedic.replay.isolation.limits import GRACE, ReplayTooLong, ReplayWaits
-from torchmedic.replay.isolation.sandbox import harmless
+from torchmedic.replay.isolation.sandbox import GRACE, ReplayTooLong, ReplayWaits, harmless
 from torchmedic.replay.isolation.torch_state import muted, set_version
 from torchmedic.replay.step.iterators import draws_from_iterator
 from torchmedic.replay.step.result import ReplayResult

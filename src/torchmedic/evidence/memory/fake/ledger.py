@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmedic.evidence.memory.accounting.saved_by_graph import applied_in, saving_line
 from torchmedic.evidence.memory.fake.known_values import for_real, host_result, keeps_values, remember
 from torchmedic.evidence.memory.fake.operands import exchanged, tensors_of
-from torchmedic.replay.isolation.limits import ReplayTooLong
+from torchmedic.replay.isolation.sandbox import ReplayTooLong
 from torchmedic.source.spots import Spot, Spots
 from torchmedic.source.user_code import PACKAGE, is_user_file
 

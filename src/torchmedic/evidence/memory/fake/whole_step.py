@@ -18,8 +18,7 @@ from torchmedic.evidence.memory.fake.peak import Counting, Fakes, LiveBytes
 from torchmedic.evidence.memory.fake.rows import Rows, fewer
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.isolation.alarm import Alarm
-from torchmedic.replay.isolation.limits import GRACE, ReplayTooLong, ReplayWaits
-from torchmedic.replay.isolation.sandbox import harmless
+from torchmedic.replay.isolation.sandbox import GRACE, ReplayTooLong, ReplayWaits, harmless
 from torchmedic.replay.isolation.torch_state import muted
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner, SegmentEnd
