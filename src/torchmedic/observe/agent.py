@@ -45,6 +45,7 @@ from torchmedic.observe.step.events import Events
 from torchmedic.observe.step.step_notes import StepNotes
 from torchmedic.observe.torch_settings import torch_settings
 from torchmedic.records import Fault
+from torchmedic.records.ranks import Fate
 from torchmedic.runfolder import questions
 from torchmedic.runfolder.confidential import is_confidential, shown_fault
 from torchmedic.runfolder.files import BLACK_BOX, release, reserve, write_atomically
@@ -156,10 +157,12 @@ class Agent:
             self._folder.events.write("settings", values=torch_settings(self.clock.optimizers, self.notes.autocast))
 
     @contained("observe.rank_log")
-    def publish_collectives(self) -> None:
-        """Write down which collectives this process has called, for the parents of all ranks."""
-        if self._folder is not None:
-            flight_recorder.publish(self._folder.path)
+    def publish_collectives(self, fate: Fate = "running") -> None:
+        """Write down which collectives this process has called, for the parents of all ranks, on other hosts too."""
+        log = flight_recorder.publish(self._folder.path) if self._folder is not None else None
+        mail = self.collectives.mail
+        if log is not None and mail is not None and mail.is_needed(log):
+            mail.exchange(self.run, log, fate)
 
     def fault(self, fault: Fault) -> None:
         """Write down a bug of torchmedic's own where the parent will find it."""
@@ -205,7 +208,7 @@ class Agent:
         self.open()
         self.clock.flush()
         self._write_course()
-        self.publish_collectives()
+        self.publish_collectives("raised")
         self.habits.stop()
         self.checkup.stop()
         with self.examining(), exceptions.undisturbed():
@@ -259,7 +262,7 @@ class Agent:
         if self.clock.box is not None:
             self.clock.flush()
             self.clock.box.mark_clean_exit()
-        self.publish_collectives()
+        self.publish_collectives("ended")
         self.habits.standstill.ending(self.clock.updates)
         if self.step.ranks is not None:
             self.step.ranks.exiting()

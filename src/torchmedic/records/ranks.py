@@ -72,6 +72,18 @@ class RankLog(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
 
 
+class RemoteRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank on another host, as it told of itself at a time (in seconds since the epoch, by its own clock).
+
+    `folder` is its working folder there.
+    """
+
+    log: RankLog
+    folder: str = ""
+    fate: Fate = "running"
+    time: float = 0.0
+
+
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of a job as the parent sees it.
 

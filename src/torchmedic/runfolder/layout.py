@@ -11,6 +11,7 @@ rank<N>[.<pid>]/            one folder per watched process
     blackbox                the last moments of the process; written when it has ended, kept in memory until then
     events.jsonl            events, one per line
     collectives             the ring buffer of the collectives that it called, if it is one of several ranks
+    elsewhere/<rank>.json   the collectives of a rank on another host, from the store of the job
     rank.json               what a rank tells of its training, for a comparison with other ranks
     collectives.json        the same with the calls that torch made itself; written on a question, a failure, at the end
     diagnosis-<n>.json      diagnoses made in that process; the parent merges them into report.json

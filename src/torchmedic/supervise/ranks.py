@@ -14,8 +14,9 @@ from torchmedic.diagnose.registry import is_silent
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks import ring
 from torchmedic.records import BoxContents, Diagnosis, StackFrame
-from torchmedic.records.ranks import Fate, Job, RankLog, RankState
+from torchmedic.records.ranks import Fate, Job, RankLog, RankState, RemoteRank
 from torchmedic.runfolder import files, layout, questions
+from torchmedic.settings import working_folder
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.proc import process
 
@@ -36,6 +37,7 @@ def rank_of(folder: Path) -> int:
 def read_job(run: Path, *, still: float = 0.0) -> Job | None:
     """All ranks that have called a collective; None if fewer than two have."""
     states = [state for folder in layout.process_folders(run) if (state := _state(run, folder)) is not None]
+    states += _elsewhere(run, {state.rank for state in states})
     logs = [state.log for state in states if state.log is not None]
     world = max((log.world_size for log in logs), default=0)
     if len(logs) < 2 or world < 2:
@@ -49,6 +51,34 @@ def read_job(run: Path, *, still: float = 0.0) -> Job | None:
         step=max((state.updates for state in states), default=None),
         still=still,
     )
+
+
+def _elsewhere(run: Path, here: set[int]) -> list[RankState]:
+    """The ranks on other hosts, which their logs came from through the store of the job."""
+    found = []
+    for path in sorted((run / files.REMOTE_RANKS).glob("*.json")):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            told = msgspec.json.decode(path.read_bytes(), type=RemoteRank)
+            if told.log.rank not in here:
+                log = _with_paths_of_here(told)
+                skipped = alignment.forward_without_backward(log)
+                frame = next(iter(skipped.frames), None) if skipped is not None else None
+                found.append(RankState(rank=log.rank, fate=told.fate, log=log, skipped=frame))
+    return found
+
+
+def _with_paths_of_here(told: RemoteRank) -> RankLog:
+    """The log of a rank that may work in another folder: files below it are named as they are on this host."""
+    there, here = told.folder.rstrip(os.sep) + os.sep, str(working_folder()).rstrip(os.sep) + os.sep
+    if there == here or not told.folder:
+        return told.log
+
+    def moved(frame: StackFrame) -> StackFrame:
+        name = frame.file
+        return msgspec.structs.replace(frame, file=here + name[len(there) :]) if name.startswith(there) else frame
+
+    calls = [msgspec.structs.replace(call, frames=tuple(map(moved, call.frames))) for call in told.log.calls]
+    return msgspec.structs.replace(told.log, calls=tuple(calls))
 
 
 def _state(run: Path, folder: Path) -> RankState | None:

@@ -56,11 +56,12 @@ def log(folder: Path) -> RankLog | None:
     return None
 
 
-def publish(folder: Path) -> None:
+def publish(folder: Path) -> RankLog | None:
     """Write the log into the folder of this process, where the parents of all ranks find it."""
     found = log(folder) if (folder / ring.FILE).exists() else None
     if found is not None:
         write_atomically(folder / RANK_LOG, msgspec.json.encode(found))
+    return found
 
 
 def _entries() -> list[dict[str, Any]] | None:

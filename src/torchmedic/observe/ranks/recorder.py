@@ -21,6 +21,7 @@ from torchmedic.contained import contained
 from torchmedic.observe.hooks import patches
 from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.ranks.ring import FILE, Lines, Ring, described
+from torchmedic.observe.ranks.store_mail import StoreMail
 from torchmedic.records.ranks import FORWARD
 from torchmedic.source.user_code import is_user_file, verdicts
 
@@ -68,6 +69,7 @@ class Recorder:
     def __init__(self, folder: Callable[[int, int], Path | None]) -> None:
         self._folder = folder
         self.facts: FactsOfRank | None = None
+        self.mail: StoreMail | None = None
         self._ring: Ring | None = None
         self._sites: dict[tuple[Any, ...], int] = {}
         self._texts: dict[Any, bytes] = {}
@@ -96,7 +98,7 @@ class Recorder:
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's."""
-        self._ring = self.facts = None
+        self._ring = self.facts = self.mail = None
         self._sites.clear()
         self._counts.clear()
         self._shut = False
@@ -126,13 +128,14 @@ class Recorder:
             except BaseException as error:
                 patches.without_our_frame(error)
                 raise
-            begin(*args[:3])
+            begin(*args[:5])
             return made
 
         return _new_process_group_helper
 
-    def _begin(self, size: int = 0, rank: int = 0, members: Any = (0,), *_: Any) -> None:
+    def _begin(self, size: int = 0, rank: int = 0, members: Any = (0,), backend: Any = None, store: Any = None) -> None:
         if not members and size > 1 and self._ring is None:  # the default group
+            self.mail = StoreMail(store)
             self._open(rank, size)
 
     def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
