@@ -1,6 +1,6 @@
 """How tests run a job of several ranks: in a folder of its own, with torchmedic in every rank or around the launcher.
 
-A case is a script whose first line says how many ranks it has and which of them is to blame. A line that ends in
+A case is a script whose first line says how many ranks it has, which of them is to blame, and whether a cure passes. A line that ends in
 `# twin: CODE` is replaced by CODE in the healthy twin; `# <- cause` marks the line to blame.
 """
 
@@ -20,7 +20,7 @@ from zygote import Zygote
 CASES = Path(__file__).parent / "integration" / "rank_cases"
 STALL_AFTER = 4
 _TWIN = re.compile(r"^( *)(.*?)  # twin: (.*)$", re.M)
-_HEAD = re.compile(r"# ranks: (\d+)  culprit: (\d+|any)")
+_HEAD = re.compile(r"# ranks: (\d+)  culprit: (\d+|any)(  cured)?")
 
 
 class Case(NamedTuple):
@@ -28,6 +28,7 @@ class Case(NamedTuple):
     ranks: int
     culprit: int | None
     source: str
+    is_cured: bool = False  # a cure passes on the step of the rank
 
     @property
     def code(self) -> str:
@@ -52,7 +53,7 @@ def cases() -> list[Case]:
         source = path.read_text()
         head = _HEAD.match(source)
         assert head is not None, path
-        found.append(Case(path.stem, int(head[1]), None if head[2] == "any" else int(head[2]), source))
+        found.append(Case(path.stem, int(head[1]), None if head[2] == "any" else int(head[2]), source, bool(head[3])))
     return found
 
 
@@ -61,21 +62,35 @@ def run_ranks(folder: Path, source: str, ranks: int) -> Finished:
 
     The texts of all ranks are joined. A rank whose job has ended fails by itself: nobody ends it.
     """
-    (folder / "train.py").write_text(source)
+    ended = _run_each([folder] * ranks, source, local=ranks)
+    status = max(each[0] for each in ended)
+    return Finished(status, "".join(each[1] for each in ended), "".join(each[2] for each in ended), folder / "run")
+
+
+def run_hosts(folder: Path, source: str, hosts: int) -> list[Finished]:
+    """Run a script with one rank on each of several hosts: in a folder of its own, with a run folder of its own."""
+    places = [folder / f"host{number}" for number in range(hosts)]
+    for place in places:
+        place.mkdir()
+    ended = _run_each(places, source, local=1)
+    return [Finished(*each, place / "run") for each, place in zip(ended, places, strict=True)]
+
+
+def _run_each(folders: list[Path], source: str, local: int) -> list[tuple[int, str, str]]:
     command = ["run", "--output", "run", "--stall-after", str(STALL_AFTER), "--on-stall", "kill", "train.py"]
     port = free_port()
 
     def run(rank: int) -> tuple[int, str, str]:
-        named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+        (folders[rank] / "train.py").write_text(source)
+        named = {"RANK": rank, "WORLD_SIZE": len(folders), "LOCAL_WORLD_SIZE": local, "MASTER_PORT": port}
+        named["LOCAL_RANK"] = rank % local
         environment = {name: str(value) for name, value in named.items()}
         clean = clean_environment(GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1", **environment)
-        status = Zygote.start(folder, command, clean, 120, name=f".{rank}").wait()
-        return status, *Zygote.output(folder, f".{rank}")
+        status = Zygote.start(folders[rank], command, clean, 120, name=f".{rank}").wait()
+        return status, *Zygote.output(folders[rank], f".{rank}")
 
-    with ThreadPoolExecutor(ranks) as pool:
-        ended = list(pool.map(run, range(ranks)))
-    status = max(each[0] for each in ended)
-    return Finished(status, "".join(each[1] for each in ended), "".join(each[2] for each in ended), folder / "run")
+    with ThreadPoolExecutor(len(folders)) as pool:
+        return list(pool.map(run, range(len(folders))))
 
 
 def free_port() -> int:
@@ -105,4 +120,6 @@ def complaint(case: Case, finished: Finished) -> str:
     wanted = (case.code, case.culprit, case.line)
     right = len(told) == 1 and told[0] in (wanted, (case.code, told[0][1] if case.culprit is None else -1, case.line))
     once = finished.stderr.count("error[") == 1
+    if case.is_cured and not any(cure.proven for found in finished.report.diagnoses for cure in found.treatments):
+        return "no cure was proven"
     return "" if right and once else f"{told} in place of {wanted}, said {finished.stderr.count('error[')} times"
