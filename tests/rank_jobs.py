@@ -1,7 +1,7 @@
 """How tests run a job of several ranks: in a folder of its own, with torchmedic in every rank or around the launcher.
 
-A case is a script whose first line says how many ranks it has, which of them is to blame, and whether a cure passes. A line that ends in
-`# twin: CODE` is replaced by CODE in the healthy twin; `# <- cause` marks the line to blame.
+A case is a script whose first line says how many ranks it has, which of them is to blame, and whether a cure passes. A
+line that ends in `# twin: CODE` is replaced by CODE in the healthy twin; `# <- cause` marks the line to blame.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from torchmedic.records.ranks import Fate, RankLog, RemoteRank
 from torchmedic.runfolder.files import REMOTE_RANKS, write_atomically
@@ -40,9 +39,11 @@ class StoreMail:
     """The address of the store of a job."""
 
     def __init__(self, store: Any) -> None:
+        from torch.distributed.distributed_c10d import TCPStore  # some builds of torch have none
+
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
-        is_known = isinstance(store, torch.distributed.TCPStore)
+        is_known = isinstance(store, TCPStore)
         self._address: tuple[str, int] | None = (store.host, store.port) if is_known else None
 
     def is_needed(self, log: RankLog) -> bool:
@@ -60,10 +61,12 @@ class StoreMail:
         """A connection to the store; None where it is gone."""
         if self._address is None:
             return None
+        from torch.distributed.distributed_c10d import TCPStore
+
         with contextlib.suppress(OSError, RuntimeError):  # torch raises RuntimeErrors of its own
             socket.create_connection(self._address, _CONNECT_SECONDS).close()  # torch would try again and again
             limit = timedelta(seconds=_CONNECT_SECONDS)
-            return torch.distributed.TCPStore(*self._address, None, False, limit, wait_for_workers=False)
+            return TCPStore(*self._address, None, False, limit, wait_for_workers=False)
         return None
 
 
