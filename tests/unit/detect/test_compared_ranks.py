@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from torchmedic.detect.ranks.drift import find_drift
 from torchmedic.detect.ranks.stragglers import find_straggler
-from torchmedic.diagnose.rules.ranks import device_shared_by_ranks, same_data_on_all_ranks
+from torchmedic.diagnose import registry
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, JobFacts, RankFacts, RankLog, WeightSample
 
@@ -96,7 +96,7 @@ def test_ranks_that_are_not_slow(times: list[list[float]]) -> None:
 def test_a_device_is_shared_only_where_another_is_free() -> None:
     def told(*devices: str, count: int, hosts: str = "aa") -> bool:
         ranks = [facts(rank, device=each, devices=count, host=hosts[rank]) for rank, each in enumerate(devices)]
-        return device_shared_by_ranks.check.check(JobFacts(ranks=tuple(ranks))) is not None
+        return registry.load("ranks.device_shared_by_ranks").check(JobFacts(ranks=tuple(ranks))) is not None
 
     assert told("gpu-0", "gpu-0", count=2)
     assert not told("gpu-0", "gpu-1", count=2)
@@ -107,7 +107,7 @@ def test_a_device_is_shared_only_where_another_is_free() -> None:
 def test_the_same_constants_on_all_ranks_say_nothing() -> None:
     def told(*batches: tuple[str, ...]) -> bool:
         ranks = [facts(rank, batches=each, forwards=1, **WRAPPED) for rank, each in enumerate(batches)]
-        return same_data_on_all_ranks.check.check(JobFacts(ranks=tuple(ranks))) is not None
+        return registry.load("ranks.same_data_on_all_ranks").check(JobFacts(ranks=tuple(ranks))) is not None
 
     assert told(tuple("abcd"), tuple("abcd"))
     assert not told(tuple("abcd"), tuple("efgh"))

@@ -39,7 +39,7 @@ class StoreMail:
     """The address of the store of a job."""
 
     def __init__(self, store: Any) -> None:
-        from torch.distributed.distributed_c10d import TCPStore  # some builds of torch have none
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # some builds have none
 
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
@@ -61,7 +61,7 @@ class StoreMail:
         """A connection to the store; None where it is gone."""
         if self._address is None:
             return None
-        from torch.distributed.distributed_c10d import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         with contextlib.suppress(OSError, RuntimeError):  # torch raises RuntimeErrors of its own
             socket.create_connection(self._address, _CONNECT_SECONDS).close()  # torch would try again and again
