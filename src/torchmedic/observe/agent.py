@@ -161,7 +161,7 @@ class Agent:
         """Write down which collectives this process has called, for the parents of all ranks, on other hosts too."""
         log = flight_recorder.publish(self._folder.path) if self._folder is not None else None
         mail = self.collectives.mail
-        if log is not None and mail is not None and mail.is_needed(log):
+        if log is not None and mail is not None and mail.is_needed(log) and not is_confidential(self.run):
             mail.exchange(self.run, log, fate)
 
     def fault(self, fault: Fault) -> None:

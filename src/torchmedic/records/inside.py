@@ -142,7 +142,7 @@ class InsideView(msgspec.Struct, frozen=True, kw_only=True):
     `threads_at_fork` is the number of threads of the parent when this process was forked. `item` is the dataset item
     that a worker is reading. `batches` of `requests` batches arrived during the look. `empty_loader` describes a loader
     without batches. `by_signal`: the process could not answer, and faulthandler wrote its stacks once. `partial`: the
-    device has not answered yet.
+    device has not answered yet. `joining` is the job that the process is about to join, in `init_process_group`.
 
     `compiles` lists the seconds of earlier compilations, `state_bytes` is the size of what is being saved. `tunes`:
     cuDNN tries its algorithms. `architectures` are those that this torch has code for, `gpus` the GPUs in use with
@@ -168,6 +168,7 @@ class InsideView(msgspec.Struct, frozen=True, kw_only=True):
     by_signal: bool = False
     partial: bool = False
     job: JobView | None = None
+    joining: JobView | None = None
     compiles: tuple[float, ...] = ()
     state_bytes: int | None = None
     tunes: bool = False

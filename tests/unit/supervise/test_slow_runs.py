@@ -311,3 +311,27 @@ def test_ranks_that_cannot_be_seen_may_be_on_other_hosts(
         found = asked("waits_for_collective", stall(_GATHERS, own, view=view, still=still))
         assert found is not None
         assert found.severity == ("error" if not view and not environment else severity)
+
+
+_JOINS = thread(library("torch/distributed/distributed_c10d.py", "init_process_group"), user(9, "init_process_group()"))
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ((), "2 of 3 ranks have not come: 1, 2"),
+        (((1, "gloo"),), "1 of 3 ranks has not come: 2"),
+        (((2, "nccl"),), "the ranks join with different backends: rank 0 with gloo, rank 2 with nccl"),
+    ],
+)
+def test_a_job_that_does_not_begin(others: tuple[tuple[int, str], ...], words: str) -> None:
+    def joining(rank: int, backend: str) -> JobView:
+        return JobView(backend=backend, rank=rank, world_size=3)
+
+    peers = [
+        Peer(process=process(200 + rank), inside=inside(_JOINS, pid=200 + rank, joining=joining(rank, backend)))
+        for rank, backend in others
+    ]
+    found = asked("waits_for_collective", stall(_JOINS, view={"joining": joining(0, "gloo")}, peers=tuple(peers)))
+    assert found is not None
+    assert found.cause == words

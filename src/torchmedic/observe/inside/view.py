@@ -27,6 +27,8 @@ LOOKS = 6
 _INTERVAL_SECONDS = 0.2  # between two looks
 _MAX_FRAMES = 60  # of a thread, the innermost ones
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_JOINING = "init_process_group"
+_C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 _SAVING = os.path.join("torch", "serialization.py")
 _MAX_ENTRIES = 100_000  # of a state that are counted
 _LATEST = 16
@@ -73,6 +75,7 @@ def looked_at(agent: ProcessContext, born: int | None, ended: tuple[EndedThread,
         loop=loop,
         **(_contained(_work, stacks.get(main or 0, [])) or {}),
         ended_threads=ended,
+        joining=_contained(_joining, stacks.get(main or 0, [])),
         item=_contained(_item, stacks.get(main or 0, [])) or "",
     )
 
@@ -211,6 +214,19 @@ def _job() -> JobView | None:
     return JobView(
         backend=str(distributed.get_backend()), rank=distributed.get_rank(), world_size=distributed.get_world_size()
     )
+
+
+def _joining(frames: list[FrameType]) -> JobView | None:
+    """The job whose other ranks `init_process_group` waits for: its arguments, or the launcher's variables."""
+    for frame in frames:
+        if frame.f_code.co_name == _JOINING and frame.f_code.co_filename.endswith(_C10D):
+            with variables(frame) as given:
+                rank, world, backend = given.get("rank"), given.get("world_size"), given.get("backend")
+            own = int(os.environ.get("RANK", "-1")) if rank in (None, -1) else rank
+            size = int(os.environ.get("WORLD_SIZE", "-1")) if world in (None, -1) else world
+            if isinstance(own, int) and isinstance(size, int) and size > 0 and own >= 0:
+                return JobView(backend=str(backend or ""), rank=own, world_size=size)
+    return None
 
 
 def _state_bytes(frames: list[FrameType]) -> int | None:

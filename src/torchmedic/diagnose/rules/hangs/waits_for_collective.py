@@ -18,7 +18,7 @@ from torchmedic.diagnose.rules.hangs._collectives import JOINING, Call, Rank, ca
 from torchmedic.diagnose.words.format import duration, listed
 from torchmedic.diagnose.words.stall import StallDraft, at, short
 from torchmedic.records import Diagnosis
-from torchmedic.records.inside import InsideView, PyFrame
+from torchmedic.records.inside import InsideView, JobView, PyFrame
 from torchmedic.records.stall import Stall
 
 _HELP = "every rank must make the same calls in the same order: look for a branch that only some ranks take"
@@ -80,13 +80,36 @@ def _slow(stall: Stall, view: InsideView, call: Call, slow: list[Rank], ranks: l
 
 
 def _cause_of_start(stall: Stall, view: InsideView, ranks: list[Rank]) -> str:
-    """Why a job does not begin: as many ranks as are seen here wait for more."""
+    """Why a job does not begin: ranks that have not come, or that join with another backend."""
+    come = {each.rank: each for each in _joining(stall, view)}
+    backends = {each.backend for each in come.values()}
+    if len(backends) > 1:
+        told = [f"rank {number} with {come[number].backend or 'the default'}" for number in sorted(come)]
+        return f"the ranks join with different backends: {listed(told, 8)}"
+    if view.joining is not None and _is_together(stall, view):
+        world_size = view.joining.world_size
+        missing = [str(number) for number in range(world_size) if number not in come]
+        if missing:
+            verb = "has" if len(missing) == 1 else "have"
+            return f"{len(missing)} of {world_size} ranks {verb} not come: {listed(missing, 8)}"
     process = stall.process(view.pid)
     world = process.environment.get("WORLD_SIZE", "") if process is not None else ""
     here = 1 + sum(rank.state == "waits" for rank in ranks)
     return f"not all ranks have joined the job: {here} {'waits' if here == 1 else 'wait'} here" + (
         f", and WORLD_SIZE is {world}" if world else ""
     )
+
+
+def _joining(stall: Stall, view: InsideView) -> list[JobView]:
+    """The ranks that are seen to wait for the beginning of the job, this one first."""
+    others = (*(peer.inside for peer in stall.peers), *stall.inside.values())
+    views = [view, *(each for each in others if each is not None and each.pid != view.pid)]
+    return [each.joining for each in views if each.joining is not None]
+
+
+def _is_together(stall: Stall, view: InsideView) -> bool:
+    """Whether all ranks of the job must be on this host."""
+    return on_one_host(stall.process(view.pid)) is not False
 
 
 def _cause(call: Call, ranks: list[Rank], missing: int, world: int | None) -> str:
@@ -123,4 +146,5 @@ def _same(one: PyFrame, other: PyFrame) -> bool:
 
 
 def _who(view: InsideView) -> str:
-    return f"rank {view.job.rank}" if view.job is not None else "this process"
+    job = view.job or view.joining
+    return f"rank {job.rank}" if job is not None else "this process"
