@@ -18,9 +18,11 @@ SCRIPT = """
 import os, signal, subprocess, sys
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 
 
+@record
 def fit(how):
     model = DistributedDataParallel(torch.nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -79,6 +81,11 @@ def test_one_report(tmp_path: Path, outside: bool, how: str) -> None:
     assert {found.code for found in report.diagnoses} == {code}
     assert ranks in ([[0], [1], [0, 1]] if how == "shape" else [[1]])
     assert (report.outcome.steps, report.outcome.symptom) == (2, "exception" if how == "shape" else "death")
+    if how == "shape":  # torchrun shows what the rank itself wrote to its error file
+        shown = done.stderr.partition("Root Cause (first observed failure)")[2]
+        assert "error_file: /" in shown
+        assert "mat1 and mat2 shapes cannot be multiplied" in shown
+        assert "exitcode  : 1 " in shown
     for found in report.diagnoses:
         assert found.cause_location is not None
         # A killed rank was last seen at its last finished step.

@@ -65,6 +65,16 @@ def test_why_weights_differ(
     assert why(first, second, logs=logs) == expected
 
 
+def test_a_weight_whose_gradient_is_never_exchanged() -> None:
+    def two(rank: int, second: float) -> RankFacts:
+        samples = tuple(WeightSample(updates=at, sizes=(1.0, 2.0 + second * at)) for at in range(3))
+        return facts(rank, names=("w", "b"), shapes=((3,), (1,)), weights=samples)
+
+    assert why(two(0, 0.5), two(1, 0.9), logs=AVERAGING) == "left-out"
+    flat = (log(0, [1.0, 2.0, 3.0], shape=(4,)), log(1, [1.0, 2.0, 3.0], shape=(4,)))
+    assert why(two(0, 0.5), two(1, 0.9), logs=flat) is None  # what was in there is not known
+
+
 def test_weights_that_are_averaged_now_and_then_are_left_alone() -> None:
     rare = (log(0, [1.0]), log(1, [1.0]))
     assert why(facts(0, 1, 2, 3), facts(1, 1, 2, 3.5), logs=rare) is None

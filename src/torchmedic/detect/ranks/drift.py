@@ -10,7 +10,7 @@ from torchmedic.records.ranks import JobFacts, RankFacts, RankLog
 _MIN_DIFFERENCE = 1e-4  # of the size of a weight; rounding on unlike hardware is smaller
 _MIN_UPDATES = 2
 
-Why = Literal["unused-wrapper", "start", "changed", "no-exchange"]
+Why = Literal["unused-wrapper", "start", "changed", "no-exchange", "left-out"]
 
 
 class Drift(NamedTuple):
@@ -37,7 +37,7 @@ def find_drift(job: JobFacts) -> Drift | None:
     index = _differing(facts, last)
     if index is None:
         return None
-    why = _why(job, starts_equal=0 in common and start is None)
+    why = _why(job, index, starts_equal=0 in common and start is None)
     if why is None:
         return None
     sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)
@@ -45,7 +45,7 @@ def find_drift(job: JobFacts) -> Drift | None:
     return Drift(first.names[index], first.shapes[index], last, sizes, why, line)
 
 
-def _why(job: JobFacts, *, starts_equal: bool) -> Why | None:
+def _why(job: JobFacts, index: int, *, starts_equal: bool) -> Why | None:
     """Why the weights differ; None where the ranks may train different models on purpose."""
     facts = job.ranks
     if all(each.wrapper for each in facts):
@@ -60,16 +60,29 @@ def _why(job: JobFacts, *, starts_equal: bool) -> Why | None:
         return None if starts_equal else "start"
     if starts_equal and not any(_exchanges(log) for log in job.logs):
         return "no-exchange"
+    shape = facts[0].shapes[index]
+    averaged = [_averaged(log, each) for log, each in zip(job.logs, facts, strict=True)]
+    if starts_equal and all(averaged) and not any(shape in _sent(log) for log in job.logs):
+        return "left-out"
     return None
 
 
 def _averages(log: RankLog, facts: RankFacts) -> bool:
     """Whether a rank exchanges its gradients by hand, for every update. Weights are averaged less often."""
+    return _averaged(log, facts) == set(facts.shapes)
+
+
+def _averaged(log: RankLog, facts: RankFacts) -> set[tuple[int, ...]]:
+    """The shapes of the weights that a rank exchanges for every update."""
     if log.dropped:
-        return False
+        return set()
     updates = max((sample.updates for sample in facts.weights), default=0)
-    sent = [shape for call in log.calls if call.op == "all_reduce" for shape in call.shapes]
-    return all(sent.count(shape) >= updates for shape in facts.shapes)
+    sent = _sent(log)
+    return {shape for shape in facts.shapes if sent.count(shape) >= updates}
+
+
+def _sent(log: RankLog) -> list[tuple[int, ...]]:
+    return [shape for call in log.calls if call.op == "all_reduce" for shape in call.shapes]
 
 
 def _exchanges(log: RankLog) -> bool:

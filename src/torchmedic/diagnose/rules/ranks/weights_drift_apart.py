@@ -24,12 +24,14 @@ _CAUSES = {
     "unused-wrapper": "DistributedDataParallel was made, but never called for training, so it averages nothing",
     "start": "the weights differed before the first update, and averaged gradients do not bring them together",
     "changed": "they were equal at first, and DistributedDataParallel gives all ranks the same gradients",
+    "left-out": "its gradient is not exchanged between the ranks, and the gradients of other weights are",
     "no-exchange": "they were equal at first, and no gradient was exchanged between the ranks",
 }
 _CURES = {
     "unused-wrapper": "call the DistributedDataParallel module in the training loop, and not its `module`",
     "start": "broadcast the weights of rank 0 before the first step, or build the model with one seed on all ranks",
     "changed": "let all ranks change the weights alike, outside of `optimizer.step()` too",
+    "left-out": "`all_reduce` the gradient of every weight, or wrap the model in DistributedDataParallel",
     "no-exchange": "wrap the model in DistributedDataParallel, or `all_reduce` every gradient before the update",
 }
 
@@ -42,7 +44,7 @@ def check(job: JobFacts) -> Diagnosis | None:
     name = f"`{drift.name}`" if drift.name else f"a weight of shape {list(drift.shape)}"
     draft = check.draft(
         job,
-        "likely" if drift.why == "no-exchange" else "proven",
+        "likely" if drift.why in ("no-exchange", "left-out") else "proven",
         f"{name} has different values on different ranks after {drift.updates} updates",
         _CAUSES[drift.why],
     )
