@@ -180,6 +180,8 @@ def test_ranks_below_a_launcher_are_told_once(tmp_path: Path) -> None:
         seen(launcher.pid, lambda view: view.main is not None and view.main.syscall == "wait4")
         for number in tree.pids(launcher.pid)[1:]:
             waiting(number)
+            assert targets.root_of_job(number) == launcher.pid  # to attach to one rank is to attach to all
+        assert targets.root_of_job(launcher.pid) == launcher.pid
         # py-spy may be too slow for one of them, which is then another finding.
         answer = awaited(lambda: found if len((found := look(launcher.pid)).diagnoses) == 1 else None)
         (diagnosis,) = answer.diagnoses

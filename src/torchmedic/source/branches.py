@@ -81,10 +81,12 @@ def is_after_in_block(file: str, line: int, op: str) -> int | None:
     return None
 
 
-def calls_of(file: str, name: str) -> list[int]:
-    """The lines of a file that call a function or method of this name."""
-    nodes = nodes_in(syntax_tree(file))
-    return [node.lineno for node in nodes if isinstance(node, ast.Call) and callee(node) == name]
+def is_called_once(file: str, line: int, name: str) -> bool:
+    """Whether a file calls a function or method once; if a library calls it, whether a call at `line` is alone."""
+    calls = [node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Call)]
+    names = [callee(node) for node in calls]
+    here = [name] if name in names else [callee(node) for node in calls if _spans(node, line)]
+    return any(each and names.count(each) == 1 for each in here)
 
 
 def _around(file: str, line: int) -> list[ast.AST]:

@@ -12,7 +12,7 @@ import msgspec
 
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, Difference, RankState
-from torchmedic.source.branches import Branch, branches_around, calls_of
+from torchmedic.source.branches import Branch, branches_around, is_called_once
 
 
 def named(difference: Difference, states: Sequence[RankState]) -> Difference:
@@ -55,7 +55,7 @@ def _went_past(difference: Difference, states: Sequence[RankState]) -> bool:
     if call is None or not _is_alone(deciding_branch(call, difference.before)):
         return False
     frame = call.frames[0]
-    if len(calls_of(frame.file, call.op)) != 1:
+    if not is_called_once(frame.file, frame.line, call.op):
         return False
     callers = [state for state in states if state.rank in difference.others]
     passed = [state for state in states if state.rank in difference.culprits]

@@ -11,6 +11,7 @@ from torchmedic.records import Diagnosis, Outcome, Report
 from torchmedic.records.stall import Stall
 from torchmedic.supervise.attach import access, looks
 from torchmedic.supervise.attach.stacks import NO_PYSPY
+from torchmedic.supervise.attach.targets import root_of_job
 from torchmedic.supervise.attach.verdict import Verdict, judge
 from torchmedic.supervise.job import same_finding
 from torchmedic.supervise.proc.pyspy import NOT_PERMITTED
@@ -37,7 +38,7 @@ def attach(
     Raises:
         UsageError: There is no such process, or it may not be read.
     """
-    pid = access.resolve(pid)
+    pid = root_of_job(access.resolve(pid))
     seen = looks.look(pid, seconds=seconds, native=native)
     if not seen.processes or seen.processes[0].state in "ZX":
         raise UsageError(f"process {pid} ended while it was looked at")

@@ -9,8 +9,11 @@ import re
 from torchmedic.records.inside import JobView
 from torchmedic.records.process import ProcessView
 from torchmedic.supervise.host.cgroups import text
+from torchmedic.supervise.proc import process, tree
 from torchmedic.supervise.proc.process import PROC
 
+_JOB = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+_MAX_LEVELS = 3  # from a rank up: a supervisor, a shell, the launcher
 _PYTHON = re.compile(r"(python|pypy)[\d.]*t?$")
 _TORCH = re.compile(r"/libtorch_cpu\.so|/libtorch_python\.so")
 # Helper processes of multiprocessing, joblib and torch.compile. Their progress does not matter.
@@ -73,6 +76,29 @@ def training(views: tuple[ProcessView, ...], python: set[int]) -> list[ProcessVi
     top = [view for view in chosen if view.parent not in numbers]
     started = [view for view in users if view.parent in numbers and not view.is_loader_worker]
     return [*top, *started]
+
+
+def root_of_job(pid: int) -> int:
+    """The process whose tree holds other ranks of the same job, for one of its ranks; else the process itself.
+
+    Ranks wait for each other, so the cause is seldom in the rank that somebody looks at.
+    """
+    own = process.read(pid)
+    if own is None or rank_of(own) is None:
+        return pid
+    above = own.parent
+    for _ in range(_MAX_LEVELS):
+        parent = process.read(above) if above > 1 else None
+        if parent is None:
+            break
+        if len({rank_of(view) for view in tree.tree(above) if _same_job(view, own)}) > 1:
+            return above
+        above = parent.parent
+    return pid
+
+
+def _same_job(view: ProcessView, other: ProcessView) -> bool:
+    return rank_of(view) is not None and all(view.environment.get(name) == other.environment.get(name) for name in _JOB)
 
 
 def _rank_of_parent(view: ProcessView, known: dict[int, ProcessView]) -> int | None:
