@@ -14,6 +14,7 @@ if _TYPE_CHECKING:
     from torchmedic.diagnose.catalogue import explain
     from torchmedic.examine.unit_check import checkup
     from torchmedic.integrations.api import Watch, diagnose, watch
+    from torchmedic.recovery.install import recover
 
 __all__ = [
     "Diagnosis",
@@ -26,6 +27,7 @@ __all__ = [
     "checkup",
     "diagnose",
     "explain",
+    "recover",
     "watch",
 ]
 
@@ -36,6 +38,7 @@ _LATE = {
     "Watch": "torchmedic.integrations.api",
     "checkup": "torchmedic.examine.unit_check",
     "explain": "torchmedic.diagnose.catalogue",
+    "recover": "torchmedic.recovery.install",
     "load_ipython_extension": "torchmedic.integrations.notebook",
     "unload_ipython_extension": "torchmedic.integrations.notebook",
     "watch": "torchmedic.integrations.api",
