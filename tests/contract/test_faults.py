@@ -14,7 +14,8 @@ HOOKS = sorted(
     for name in {
         name for path in SOURCE.rglob("*.py") for name in re.findall(r'contained\("([a-z_.]+)"\)', path.read_text())
     }
-    if not name.startswith("session.")  # of processes without a parent: test_watched_parts.py
+    # Of processes without a parent, of runs with --recover, and of ranks: test_watched_parts, test_recovery, test_ranks.
+    if not name.startswith(("session.", "recover.")) and name != "observe.rank_facts"
 )
 
 # Comes past every hook: data with a worker and a fork, a scaler, an optimizer, NaN, an exception in a worker, and

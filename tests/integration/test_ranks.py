@@ -50,7 +50,7 @@ dist.destroy_process_group()
 FORWARD = 1 + SCRIPT.splitlines().index("        loss = model(torch.randn(3, width)).square().mean()")
 
 
-def torchrun(folder: Path, how: str, *, outside: bool) -> subprocess.CompletedProcess[str]:
+def torchrun(folder: Path, how: str, *, outside: bool, **variables: str) -> subprocess.CompletedProcess[str]:
     """torchmedic around torchrun, or in each of its ranks."""
     (folder / "train.py").write_text(SCRIPT)
     with socket.socket() as probe:
@@ -63,7 +63,7 @@ def torchrun(folder: Path, how: str, *, outside: bool) -> subprocess.CompletedPr
         if outside
         else [*launch, "-m", *medic, "train.py", how]
     )
-    environment = clean_environment(GLOO_SOCKET_IFNAME="lo")
+    environment = clean_environment(GLOO_SOCKET_IFNAME="lo", **variables)
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
 
 
@@ -98,3 +98,9 @@ def test_healthy_ranks_share_a_folder_and_say_nothing(tmp_path: Path) -> None:
     assert "torchmedic" not in done.stderr
     report = files.read_report(tmp_path / "run")
     assert (report.outcome.exit_status, report.outcome.steps, report.diagnoses) == (0, 4, ())
+
+
+def test_a_fault_in_the_facts_of_a_rank_is_contained(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "well", outside=False, TORCHMEDIC_INJECT_FAULT="observe.rank_facts")
+    assert (done.returncode, sorted(done.stdout.split())) == (0, ["0", "1", "done", "done"])
+    assert done.stderr.count("torchmedic: a fault of its own") == 2, done.stderr  # once per rank

@@ -26,6 +26,7 @@ NAMES = {
     "diagnose",
     "explain",
     "predict",
+    "recover",
     "watch",
 }
 
@@ -41,6 +42,7 @@ SIGNATURES = {
     "checkup": "(model: 'torch.nn.Module', batch: 'Any', loss_fn: 'Callable[..., torch.Tensor]') -> 'list[Diagnosis]'",
     "diagnose": "(error: BaseException) -> torchmedic.records.report.Diagnosis | None",
     "explain": "(code: 'str') -> 'str'",
+    "recover": "(level: 'Level' = 'safe') -> 'Iterator[Recovered]'",
     "watch": (
         "(function: 'Callable[..., Any] | None' = None, /, *, output: 'str | None' = None, "
         "format: 'Format | None' = None, confidential: 'bool | None' = None, checkup: 'bool | None' = None, "
