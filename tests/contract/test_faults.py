@@ -14,7 +14,7 @@ HOOKS = sorted(
     for name in {
         name for path in SOURCE.rglob("*.py") for name in re.findall(r'contained\("([a-z_.]+)"\)', path.read_text())
     }
-    # Of processes without a parent, of runs with --recover, and of ranks: test_watched_parts, test_recovery, test_ranks.
+    # Of processes without a parent, runs with --recover, and ranks: test_watched_parts, test_recovery, test_ranks.
     if not name.startswith(("session.", "recover.")) and name != "observe.rank_facts"
 )
 
