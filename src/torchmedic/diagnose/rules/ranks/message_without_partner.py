@@ -73,7 +73,8 @@ def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] |
     if waiting is None or partner is None or waiting.log is None or partner.log is None:
         return None
     answer = usual_answer(waiting.log, partner.log, call)
-    for frame in answer.frames if answer is not None else ():
+    frames = answer.frames if answer is not None else ()
+    for frame in (each for each in frames if each.file == frames[0].file):  # others may belong to a launcher
         tests = [branch.test for branch in branches_around(frame.file, frame.line) if not branch.by_rank]
         skips = [branch.test for branch in exits_before(frame.file, frame.line) if branch.exit == "continue"]
         if answer is not None and (tests or skips):
