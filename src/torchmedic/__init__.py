@@ -15,6 +15,7 @@ if _TYPE_CHECKING:
     from torchmedic.examine.unit_check import checkup
     from torchmedic.fit.api import assert_fits, predict
     from torchmedic.integrations.api import Watch, diagnose, watch
+    from torchmedic.recovery.install import recover
 
 __all__ = [
     "Diagnosis",
@@ -29,6 +30,7 @@ __all__ = [
     "diagnose",
     "explain",
     "predict",
+    "recover",
     "watch",
 ]
 
@@ -40,6 +42,7 @@ _LATE = {
     "assert_fits": "torchmedic.fit.api",
     "checkup": "torchmedic.examine.unit_check",
     "explain": "torchmedic.diagnose.catalogue",
+    "recover": "torchmedic.recovery.install",
     "load_ipython_extension": "torchmedic.integrations.notebook",
     "unload_ipython_extension": "torchmedic.integrations.notebook",
     "predict": "torchmedic.fit.api",

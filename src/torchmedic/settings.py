@@ -14,6 +14,7 @@ from torchmedic.errors import UsageError
 Format = Literal["full", "concise", "json", "jsonl", "github", "sarif", "markdown", "prompt"]
 FailOn = Literal["error", "warning", "never"]
 OnStall = Literal["report", "kill", "checkpoint"]
+Recover = Literal["off", "safe", "all"]
 
 # Set by the parent for the agents in its child processes. Not for users.
 RUN_DIR_VARIABLE = "TORCHMEDIC_RUN_DIR"
@@ -30,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `checkup` enables the search for mistakes that raise no error (TM6xx); the codes in `ignore` are not reported.
     `stall_after` is the number of seconds without progress after which a run is examined: None means learned from the
     run, 0 means never. `hold` is the number of seconds for which a failing step is kept alive for `torchmedic try`.
+    `recover` tells whether a run goes on after an out-of-memory, and how far that may go.
     `output` is the folder in which every run gets a folder of its own (default: `.torchmedic`); the flag `--output`
     names the folder of one run instead.
     """
@@ -42,6 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stall_after: Annotated[float, msgspec.Meta(ge=0)] | None = None
     on_stall: OnStall = "report"
     hold: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    recover: Recover = "off"
     ignore: tuple[str, ...] = ()
 
 

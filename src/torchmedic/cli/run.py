@@ -63,6 +63,11 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="keep a failing step alive for this long, so that `torchmedic try` can run it with a patch (default: 0)",
     )
+    parser.add_argument(
+        "--recover",
+        choices=("off", "safe", "all"),
+        help="go on after an out-of-memory, with the same results (default: off; all: also repeat backward hooks)",
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as with python -m")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="script.py ...", help="the script and its arguments"
@@ -79,7 +84,7 @@ def execute(args: argparse.Namespace) -> int:
         command = command[1:]
     if not command:
         raise UsageError("nothing to run (torchmedic run script.py, run -m module, or run -- command)")
-    names = ("format", "fail_on", "confidential", "checkup", "stall_after", "on_stall", "hold")
+    names = ("format", "fail_on", "confidential", "checkup", "stall_after", "on_stall", "hold", "recover")
     flags = {name: getattr(args, name) for name in names}
     settings = load(flags, folder=working_folder())
     output: str | None = args.output

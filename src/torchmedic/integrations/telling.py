@@ -14,6 +14,7 @@ from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.stages import Finding
 from torchmedic.runfolder.confidential import is_confidential
 from torchmedic.runfolder.files import read_diagnoses
+from torchmedic.runfolder.layout import recovery_level
 
 if TYPE_CHECKING:
     from torchmedic.observe.checkup.loss_graph import LossGraph
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 def install(run_dir: str) -> None:
     """Watch this process for its parent. An experiment tracker that is in use here also gets each diagnosis."""
     lifecycle.install(run_dir, lambda process: TellingConductor(process, TrackerNews(process).look))
+    level = recovery_level(Path(run_dir))
+    agent = lifecycle.current()
+    if level is not None and agent is not None:
+        from torchmedic.recovery.install import install as install_recovery
+
+        contained("recover.install")(install_recovery)(level, agent)
 
 
 class TellingConductor(Conductor):

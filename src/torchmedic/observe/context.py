@@ -148,5 +148,8 @@ class ProcessContext(StepContext, Protocol):
     def publish_collectives(self) -> None:
         """Write down which collectives this process has called."""
 
+    def examining(self) -> AbstractContextManager[None]:
+        """A pause of the hooks that the parent is told of."""
+
     def hidden_forks(self) -> AbstractContextManager[None]:
         """A context in which forked processes are not watched: they only try something."""

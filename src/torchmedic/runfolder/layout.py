@@ -22,6 +22,7 @@ rank<N>[.<pid>]/            one folder per watched process
 .boxes[.<rank>]             a socket; processes hand their black box to the parent there, during the run
 .hold, held/                failing steps that wait for patches: see runfolder/held.py
 .no-checkup                 exists if mistakes that raise no error shall not be searched for
+.recover                    how far a run may go to survive an out-of-memory: "safe" or "all"; exists if it may
 kernel.txt, gpu.json        what the parent knows about the GPUs: see runfolder/gpu.py
 inside/                     questions to the processes: see runfolder/questions.py
 
@@ -40,6 +41,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from torchmedic.errors import UsageError
 from torchmedic.runfolder import reading
@@ -47,6 +49,7 @@ from torchmedic.runfolder import reading
 _JOB = ".job"
 _BOXES = ".boxes"
 _NO_CHECKUP = ".no-checkup"
+_RECOVER = ".recover"
 _SIGNED_SECONDS = 5.0  # that a rank may take from making the folder of the job to signing it
 _MAX_JOB_BYTES = 1 << 16
 
@@ -199,6 +202,20 @@ def mark_no_checkup(run: Path) -> None:
 
 def wants_checkup(run: Path) -> bool:
     return not (run / _NO_CHECKUP).exists()
+
+
+def mark_recovery(run: Path, level: str) -> None:
+    """Tell every process of the run to go on after an out-of-memory."""
+    mark(run / _RECOVER, level)
+
+
+def recovery_level(run: Path) -> Literal["safe", "all"] | None:
+    """How far a process may go to survive an out-of-memory; None if it may do nothing."""
+    try:
+        text = reading.read(run / _RECOVER, _MAX_JOB_BYTES)
+    except OSError:
+        return None
+    return "safe" if text == b"safe" else "all" if text == b"all" else None
 
 
 def claim_process_folder(run: Path, rank: int) -> Path:

@@ -135,6 +135,8 @@ def new_run_folder(
             held.mark(work, settings.hold)
         if not settings.checkup:
             layout.mark_no_checkup(work)
+        if settings.recover != "off":
+            layout.mark_recovery(work, settings.recover)
     except OSError as error:
         reason = visible(error.strerror or str(error))
         sys.stderr.write(f"torchmedic: not watching, no run folder can be written: {reason}\n")

@@ -18,6 +18,7 @@ from torchmedic.errors import ExitStatus, UnreadableRun
 from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.death import Death
 from torchmedic.records.plain_text import visible
+from torchmedic.records.recovery import Recovery, Refusal, summary
 from torchmedic.report.emit import Emitter
 from torchmedic.runfolder import events, files, questions
 from torchmedic.runfolder.confidential import shown_fault
@@ -143,9 +144,25 @@ class Supervisor:
     def conclude(self, pid: int, status: int, *, through_shell: bool) -> int:
         """Explain what is still open after the child's end, close the report, and return the exit status."""
         self._close(pid, status, through_shell)
+        self._say_recoveries()
         with contextlib.suppress(Exception):
             self._say_faults()
         return self._with_findings(shell_status(status))
+
+    @contained("supervise.recoveries")
+    def _say_recoveries(self) -> None:
+        """Tell what kept the run alive, and how to do without it."""
+        if self._settings.recover == "off":
+            return
+        done: list[Recovery] = []
+        refused: list[Refusal] = []
+        for folder in self._findings.folders():
+            done += files.events_of(folder, "recovery", Recovery)
+            refused += files.events_of(folder, "recovery-refused", Refusal)
+        if self._settings.confidential:
+            refused = [replace(each, reason=each.reason.partition(":")[0]) for each in refused]
+        for line in summary(done, refused):
+            sys.stderr.write(f"torchmedic: {visible(line)}\n")
 
     @contained("supervise.conclude")
     def _close(self, pid: int, status: int, through_shell: bool) -> None:

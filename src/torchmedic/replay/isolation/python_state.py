@@ -40,6 +40,8 @@ from torchmedic.source.user_variables import user_modules
 
 _MAX_SECONDS = 0.3  # for the walk
 _MAX_OBJECTS = 300_000
+_MAX_THOROUGH_SECONDS = 30.0  # for a walk that must come to its end
+_MAX_THOROUGH_OBJECTS = 5_000_000
 _MAX_ITEMS = 10_000  # of a container that are all followed
 _MAX_FOLLOWED = 1_000  # items of a longer one
 _MAX_ARRAY_BYTES = 1 << 20  # of one array that is copied
@@ -60,16 +62,35 @@ _NOT_SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunction
 _ONE_WAY: tuple[Any, ...] = (types.GeneratorType, enumerate, zip, map, filter, io.TextIOWrapper)
 
 
+class TooMuchInReach(Exception):
+    """Not everything that the user's variables lead to could be noted."""
+
+    def __init__(self) -> None:
+        super().__init__("its variables lead to too many objects to put all of them back")
+
+
 @contextlib.contextmanager
-def python_left_alone(frame: FrameType) -> Iterator[set[int]]:
+def python_left_alone(frame: FrameType, *, thorough: bool = False) -> Iterator[set[int]]:
     """Put back what the block changes in what a frame, its callers and the user's modules hold.
+
+    Args:
+        frame: The innermost frame.
+        thorough: Whether everything in reach must be noted, however long that takes.
 
     Yields:
         The identities of iterators that cannot be put back.
+
+    Raises:
+        TooMuchInReach: Not everything could be noted; only if `thorough`.
     """
     walk = _Walk(_shared_with_other_threads())
     put_backs = settings()
-    walk.follow([*_stack_variables(frame), *(variables for _, variables in user_modules())])
+    roots = [*_stack_variables(frame), *(variables for _, variables in user_modules())]
+    if thorough:
+        if not walk.follow(roots, _MAX_THOROUGH_SECONDS, _MAX_THOROUGH_OBJECTS):
+            raise TooMuchInReach
+    else:
+        walk.follow(roots)
     try:
         yield walk.one_way
     finally:
@@ -89,10 +110,11 @@ class _Walk:
         self._pending: collections.deque[Any] = collections.deque()
         self._array_bytes = 0
 
-    def follow(self, roots: Iterable[Any]) -> None:
+    def follow(self, roots: Iterable[Any], seconds: float = _MAX_SECONDS, most: int = _MAX_OBJECTS) -> bool:
+        """Visit what is in reach within so many seconds and objects; returns whether that was everything."""
         self._push(roots)
-        deadline = time.monotonic() + _MAX_SECONDS
-        while self._pending and len(self._seen) < _MAX_OBJECTS:
+        deadline = time.monotonic() + seconds
+        while self._pending and len(self._seen) < most:
             if not len(self._seen) % 512 and time.monotonic() > deadline:
                 break
             value = self._pending.popleft()
@@ -100,6 +122,7 @@ class _Walk:
                 self._seen[id(value)] = value
                 with contextlib.suppress(Exception):  # an object of a class that raises when it is inspected
                     self._visit(value, type(value))
+        return not self._pending
 
     def _push(self, values: Iterable[Any]) -> None:
         self._pending.extend(value for value in values if type(value) not in _ATOMS and id(value) not in self._seen)

@@ -31,11 +31,15 @@ _OPERATIONS_PER_LOOK = 64  # at memory
 
 
 @contextlib.contextmanager
-def harmless(frame: FrameType) -> Iterator[None]:
-    """Keep the block from the world outside, and put back what it changes in Python."""
+def harmless(frame: FrameType, *, thorough: bool = False) -> Iterator[None]:
+    """Keep the block from the world outside, and put back what it changes in Python.
+
+    Raises:
+        TooMuchInReach: Not everything can be put back; only if `thorough`.
+    """
     with contextlib.suppress(Exception):
         __import__("torch._dynamo")  # else a replay would load it, and find our answers
-    with signals_deferred(), python_left_alone(frame) as one_way, sealed(), reading_refused(one_way):
+    with signals_deferred(), python_left_alone(frame, thorough=thorough) as one_way, sealed(), reading_refused(one_way):
         yield
 
 

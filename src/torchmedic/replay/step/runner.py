@@ -84,6 +84,7 @@ class Runner:
         self.frozen: set[int] = set()  # lines of statements that are not run again: their result is taken over
         self.takes_over = False  # whether calls that leave torch are not made again either, where that can be
         self.ends_at_exchange = False  # whether the step ends where gradients are exchanged with other ranks by hand
+        self.thorough = False  # whether the replay must be sure to leave nothing behind; if it cannot be, it raises
         self.shadow: Shadow | None = None  # runs the step on the CPU, where its device is lost
 
     @property
@@ -148,7 +149,7 @@ class Runner:
             return played
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
-            stack.enter_context(harmless(self._frame))
+            stack.enter_context(harmless(self._frame, thorough=self.thorough))
             played.stood_in = stack.enter_context(unsharded(self.modules))
             if self.shadow is None:
                 self._preserve(stack)

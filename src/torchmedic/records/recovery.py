@@ -1,0 +1,82 @@
+"""Recoveries from an out-of-memory, as lines of kind `recovery` and `recovery-refused` in events.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+RecoveryPhase = Literal["forward", "backward", "update"]
+Means = Literal["retry", "activations", "optimizer", "recompute"]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_PHASES: dict[RecoveryPhase, str] = {
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "update": "update of the weights",
+}
+_FEWER_ACTIVATIONS = "a smaller micro-batch with gradient accumulation, or torch.utils.checkpoint on the largest blocks"
+_ADVICE: dict[Means, str] = {
+    "retry": "free results of earlier steps sooner; on CUDA also PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "activations": _FEWER_ACTIVATIONS,
+    "recompute": _FEWER_ACTIVATIONS,
+    "optimizer": "an optimizer with less state, or foreach=False",
+}
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True, tag="recovery", tag_field="kind"):
+    """A call that ran out of memory and was repeated with success.
+
+    `bytes` were parked outside of the memory that was short; `seconds` is what the recovery took.
+    """
+
+    step: int
+    phase: RecoveryPhase
+    means: Means
+    call: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="recovery-refused", tag_field="kind"):
+    """An out-of-memory that was passed on to the script, and why."""
+
+    step: int
+    phase: RecoveryPhase
+    reason: str
+
+
+def summary(recoveries: Iterable[Recovery], refusals: Iterable[Refusal]) -> list[str]:
+    """What is told at the end of a run: a line for each kind of recovery, and the last refusal."""
+    kinds: dict[tuple[RecoveryPhase, Means], list[Recovery]] = {}
+    for each in recoveries:
+        kinds.setdefault((each.phase, each.means), []).append(each)
+    lines = []
+    for (phase, means), found in kinds.items():
+        times = "once" if len(found) == 1 else f"{len(found)} times"
+        seconds = sum(each.seconds for each in found)
+        lines.append(
+            f"recovered from out-of-memory in the {_PHASES[phase]} {times}, first at step {found[0].step}: "
+            f"{_done(means, max(each.bytes for each in found))}, {seconds:.1f} s in all, the results are the same; "
+            f"to make it permanent: {_ADVICE[means]}"
+        )
+    last = list(refusals)[-1:]
+    return lines + [f"not recovered from out-of-memory in the {_PHASES[each.phase]}: {each.reason}" for each in last]
+
+
+def _done(means: Means, nbytes: int) -> str:
+    if means == "retry":
+        return "unused memory was freed and the call repeated"
+    if means == "recompute":
+        parked = f", {_size(nbytes)} of its saved activations were parked" if nbytes else ""
+        return f"the step was computed again{parked}"
+    return f"{_size(nbytes)} of {'saved activations' if means == 'activations' else 'optimizer memory'} were parked"
+
+
+def _size(nbytes: float) -> str:
+    unit = 0
+    while nbytes >= 1024 and unit < len(_UNITS) - 1:
+        nbytes /= 1024
+        unit += 1
+    return f"{nbytes:.3g} {_UNITS[unit]}"

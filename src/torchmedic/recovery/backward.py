@@ -1,0 +1,331 @@
+"""A backward pass that runs out of memory.
+
+A backward frees its graph as it goes, so half a backward cannot be repeated. The step is computed once more by the
+replay engine, which repeats none of its side effects. If its loss is the same bit for bit, backward runs through the
+new graph, and only for the leaves that have not received their gradient yet.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.autograd
+
+from torchmedic.contained import report_fault
+from torchmedic.detect.failures.exhaustion import is_out_of_memory
+from torchmedic.observe.hooks.patches import without_our_frame
+from torchmedic.recovery.random_calls import RandomState
+from torchmedic.recovery.room import avoid_broken_blocks, free_unused_memory, give_back_caches
+from torchmedic.recovery.saved_tensors import EarlySpill, living_tensors, release_graph, unseen
+from torchmedic.recovery.session import Session
+from torchmedic.replay.isolation.python_state import TooMuchInReach
+from torchmedic.replay.step.result import ReplayResult
+from torchmedic.replay.step.runner import Runner
+from torchmedic.replay.step.step import Step, from_stack
+from torchmedic.source.objects.graph import leaves_behind
+from torchmedic.source.segment.cut import CannotCut
+
+_is_compiling = torch.compiler.is_compiling
+_FAILED = object()
+_EVERYTHING = 1 << 62  # bytes
+
+
+class _Refused(Exception):
+    """The backward pass cannot be repeated exactly."""
+
+
+class Gradients:
+    """Which leaves have a gradient, before a backward adds to it."""
+
+    def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
+        self._before = [(leaf, gradient := leaf.grad, -1 if gradient is None else gradient._version) for leaf in leaves]
+
+    def unfinished(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The leaves that the failed backward has not come to.
+
+        Raises:
+            _Refused: A leaf belongs to no optimizer, and may have had its gradient before.
+        """
+        done = set()
+        known = set()
+        for leaf, gradient, version in self._before:
+            known.add(id(leaf))
+            if leaf.grad is not gradient or (gradient is not None and gradient._version != version):
+                done.add(id(leaf))
+        if any(id(leaf) not in known and leaf.grad is not None for leaf in leaves):
+            raise _Refused("a tensor that no optimizer has collects gradients")
+        return [leaf for leaf in leaves if id(leaf) not in done]
+
+    @property
+    def has_begun(self) -> bool:
+        return any(
+            leaf.grad is not gradient or (gradient is not None and gradient._version != version)
+            for leaf, gradient, version in self._before
+        )
+
+
+class _Call:
+    """One call of the engine, with the arguments that `backward()` and `autograd.grad` give it."""
+
+    def __init__(self, original: Callable[..., Any], roots: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self._original = original
+        self.roots = tuple(roots)
+        self._args = list(args)
+        self._kwargs = kwargs
+        self.keeps_graph = bool(len(args) > 2 and (args[1] or args[2]))
+        self.inputs: tuple[Any, ...] = tuple(args[3]) if len(args) > 3 else ()
+        self.accumulates = bool(kwargs.get("accumulate_grad", False))
+
+    def run(self, roots: Sequence[torch.Tensor], inputs: Sequence[Any]) -> Any:
+        args = list(self._args)
+        args[3] = tuple(inputs)
+        return self._original(tuple(roots), *args, **self._kwargs)
+
+
+class GuardedEngine:
+    """Stands in the place of autograd's engine, below every hook and every wrapper of `backward`."""
+
+    def __init__(self, session: Session, engine: Any) -> None:
+        self._session = session
+        self._engine = engine
+        self._depth = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        session, run = self._session, self._engine.run_backward
+        if self._depth or not session.is_up or len(args) < 4 or _is_compiling():
+            return run(t_outputs, *args, **kwargs)
+        self._depth += 1
+        session.graphs_run += 1
+        try:
+            gradients = Gradients(session.optimizers.parameters)
+            session.make_room_for_backward()
+            try:
+                result = run(t_outputs, *args, **kwargs)
+            except BaseException as error:
+                without_our_frame(error)
+                if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
+                    raise
+                call = _Call(run, t_outputs, args, kwargs)
+                result = self._repeated(call, gradients, error, sys._getframe(1))
+                if result is _FAILED:
+                    raise
+            session.note_random_state()
+            return result
+        finally:
+            self._depth -= 1
+
+    def _repeated(self, call: _Call, gradients: Gradients, error: BaseException, frame: FrameType) -> Any:
+        session = self._session
+        try:
+            reason = session.reason_against() or self._reason_against(call)
+            if reason:
+                raise _Refused(reason)
+            avoid_broken_blocks(error)
+            if call.keeps_graph:
+                return self._on_kept_graph(call, gradients, error)
+            return self._on_new_graph(call, gradients, frame)
+        except _Refused as refused:
+            session.refuse("backward", str(refused))
+        except CannotCut as refused:
+            session.refuse("backward", f"the step cannot be computed again: {refused}")
+        except KeyboardInterrupt:
+            raise
+        except Exception as failure:
+            if is_out_of_memory(failure):
+                session.refuse("backward", session.nothing_left())
+            else:
+                report_fault("recover.backward", failure)
+        return _FAILED
+
+    def _reason_against(self, call: _Call) -> str:
+        ranks = torch.distributed
+        if ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1:
+            return "other ranks take part in this backward pass, and would have to repeat it too"
+        if not call.accumulates and not call.keeps_graph and not all(_is_leaf(each) for each in call.inputs):
+            return "gradients of intermediate results were asked for"
+        if call.accumulates and any(_retains(each) for each in living_tensors()):
+            return "an intermediate result retains its gradient"
+        if self._session.level == "safe" and _has_backward_hooks():
+            return "a module has a backward hook, which would run twice (--recover all allows it)"
+        return ""
+
+    def _on_kept_graph(self, call: _Call, gradients: Gradients, error: BaseException) -> Any:
+        """The code keeps the graph, so the backward can be repeated on it."""
+        session, started = self._session, time.monotonic()
+        for room in session.room.rooms(error, frozenset(), is_update=False, least=session.parked_in_step):
+            try:
+                result = self._run(call, call.roots, gradients)
+            except Exception as again:
+                if not is_out_of_memory(again):
+                    raise
+                continue
+            session.recovered("backward", room.means, "backward", room.nbytes, time.monotonic() - started)
+            return result
+        raise _Refused(session.nothing_left())
+
+    def _on_new_graph(self, call: _Call, gradients: Gradients, frame: FrameType) -> Any:
+        session, started = self._session, time.monotonic()
+        again = _ComputedAgain(from_stack(frame, session.context, include_failing=True), session)
+        session.file.open()
+        if not call.inputs:
+            with unseen():
+                release_graph(call.roots)
+        for budget in self._budgets():
+            spill = EarlySpill(session.saved, session.file, budget)
+            roots: list[torch.Tensor] = []
+            try:
+                roots = again.roots(call.roots, spill)
+                result = self._run(call, roots, gradients)
+            except Exception as failure:
+                if not is_out_of_memory(failure):
+                    raise
+                with unseen():
+                    release_graph(roots)
+                continue
+            session.recovered("backward", "recompute", "backward", spill.spilled, time.monotonic() - started)
+            return result
+        raise _Refused(session.nothing_left())
+
+    def _budgets(self) -> Iterator[int]:
+        """The bytes of saved activations to park: none at first, then all, then with optimizer state out as well."""
+        free_unused_memory()
+        yield 0
+        give_back_caches()
+        yield _EVERYTHING
+        with unseen():
+            free = self._session.optimizers.park(_EVERYTHING, frozenset(), gradients=False)
+        if free:
+            give_back_caches()
+            yield _EVERYTHING
+
+    def _run(self, call: _Call, roots: Sequence[torch.Tensor], gradients: Gradients) -> Any:
+        """Run the backward for the leaves that have no gradient yet."""
+        if not call.accumulates or not gradients.has_begun:
+            return call.run(roots, call.inputs)
+        wanted = [each for each in call.inputs if _is_leaf(each)] if call.inputs else leaves_behind(roots)
+        left = gradients.unfinished(wanted)
+        return call.run(roots, left) if left else ()
+
+
+class _ComputedAgain:
+    """The step, computed again until its loss is the same."""
+
+    def __init__(self, step: Step, session: Session) -> None:
+        self._step = step
+        self._notes = step.runner._notes
+        self._session = session
+        self._settled = False
+        step.runner.thorough = True
+
+    def roots(self, original: Sequence[torch.Tensor], spill: EarlySpill) -> list[torch.Tensor]:
+        """The loss of the step with a new graph.
+
+        Raises:
+            _Refused: It is not the same loss.
+            RuntimeError: Memory ran out on the way.
+        """
+        for notes in [self._step.runner._notes] if self._settled else self._candidates():
+            self._step.runner._notes = notes
+            found = self._with_same_numbers(original, spill)
+            if found is not None:
+                self._settled = True
+                return found
+        raise _Refused("the step gave another loss when it was computed again")
+
+    def _candidates(self) -> Iterator[Any]:
+        """The notes of the step, with every random state that it may have begun with."""
+        yield self._notes
+        tried: list[RandomState] = []
+        for state in reversed(self._session.random_states):
+            if not any(state.is_same(other) for other in tried):
+                tried.append(state)
+                yield _NotesWith(self._notes, state)
+
+    def _with_same_numbers(self, original: Sequence[torch.Tensor], spill: EarlySpill) -> list[torch.Tensor] | None:
+        runner = self._step.runner
+        runner.frozen = set()
+        for _ in range(2):
+            with self._session.context.examining():
+                played = self._play(spill)
+            if played.error is not None:
+                if is_out_of_memory(played.error):
+                    raise played.error
+                raise _Refused(f"the step cannot be computed again: {_first_line(played.error)}")
+            if self._step.is_faithful(played, original):
+                return list(played.roots[-len(original) :])
+            if not played.drew_random or runner.frozen:
+                break
+            runner.frozen = played.drew_random
+        return None
+
+    def _play(self, spill: EarlySpill) -> ReplayResult:
+        runner = self._step.runner
+        original = runner._preserve
+        runner._preserve = functools.partial(_preserve, runner, original)  # type: ignore[method-assign]
+        spill.next_step()
+        try:
+            return runner.play(spill.active(), backward=False, keep_graphs=False)
+        except TooMuchInReach as reason:
+            raise _Refused(f"the step cannot be computed again: {reason}") from None
+        finally:
+            del runner._preserve
+
+
+class _NotesWith:
+    """The notes of a step with another random state."""
+
+    def __init__(self, notes: Any, state: RandomState) -> None:
+        self._notes = notes
+        self.rng = state.rng
+        self.device_rng = state.device_rng
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._notes, name)
+
+
+def _preserve(runner: Runner, original: Callable[[ExitStack], None], stack: ExitStack) -> None:
+    """Hide the gradients from the replay, which would make zeros of their size in their place."""
+    gradients = [(leaf, leaf.grad) for leaf in [*runner.parameters, *runner.loose_leaves]]
+
+    def put_back() -> None:
+        for leaf, gradient in gradients:
+            leaf.grad = gradient
+
+    stack.callback(put_back)
+    for leaf, _ in gradients:
+        leaf.grad = None
+    original(stack)
+
+
+def _is_leaf(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.is_leaf
+
+
+def _retains(tensor: torch.Tensor) -> bool:
+    try:
+        return bool(tensor.retains_grad)
+    except RuntimeError:
+        return False
+
+
+def _has_backward_hooks() -> bool:
+    return any(
+        each.__dict__.get("_backward_hooks") or each.__dict__.get("_backward_pre_hooks")
+        for each in gc.get_objects()
+        if issubclass(type(each), torch.nn.Module)
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

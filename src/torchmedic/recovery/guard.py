@@ -1,0 +1,115 @@
+"""The guard: sees every call of torch that a thread makes, and repeats the one that runs out of memory.
+
+Only the call itself is repeated, never a statement of the user's: so no side effect happens twice. A call that draws
+random numbers gets the same numbers again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from torchmedic.contained import report_fault
+from torchmedic.detect.failures.exhaustion import is_out_of_memory
+from torchmedic.observe.hooks.patches import without_our_frame
+from torchmedic.recovery.random_calls import draws, generator_states
+
+if TYPE_CHECKING:
+    from torchmedic.recovery.session import Session
+
+# Calls that run a graph, and with it code of the user's. Once the graph runs, `backward.py` takes care of them.
+_RUN_GRAPHS = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
+_FAILED = object()
+
+
+class Guard(TorchFunctionMode):
+    """A mode at the bottom of the stack of the thread that trains."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self._out = session.optimizers.out
+        self._special: dict[Any, bool] = {}  # calls that draw random numbers or run a graph
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._out:
+            self._bring_back(func, args, kwargs)
+        is_special = self._special.get(func)
+        put_back, graphs = None, 0
+        if is_special or is_special is None:  # most calls are property reads and plain operations
+            graphs = self._session.graphs_run
+            self._special[func] = draws(func) or func in _RUN_GRAPHS
+            put_back = generator_states(kwargs) if draws(func) else None
+        try:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException as error:
+            without_our_frame(error)
+            has_run_graph = func in _RUN_GRAPHS and self._session.graphs_run != graphs
+            if has_run_graph or not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
+                raise
+            result = self._repeated(error, func, args, kwargs or {}, put_back)
+            if result is _FAILED:
+                raise
+            return result
+
+    def _repeated(self, error: BaseException, func: Any, args: Any, kwargs: Any, put_back: Any) -> Any:
+        """The result of the call, repeated with more room; `_FAILED` if no room could be made."""
+        session = self._session
+        started = time.monotonic()
+        try:
+            reason = session.reason_against()
+            if reason:
+                session.refuse(session.phase, reason)
+                return _FAILED
+            busy = frozenset(int(each.untyped_storage()._cdata) for each in strided(tensors_in((args, kwargs))))
+            rooms = session.room.rooms(error, busy, is_update=session.is_updating, least=session.parked_in_step)
+            for room in rooms:
+                if put_back is not None:
+                    put_back()
+                try:
+                    result = func(*args, **kwargs)
+                except Exception as again:
+                    if not is_out_of_memory(again):
+                        return _FAILED
+                    continue
+                name = getattr(func, "__name__", "")
+                session.recovered(session.phase, room.means, name, room.nbytes, time.monotonic() - started)
+                return result
+            session.refuse(session.phase, session.nothing_left())
+        except KeyboardInterrupt:
+            raise
+        except Exception as failure:
+            report_fault("recover.call", failure)
+        return _FAILED
+
+    def _bring_back(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Bring back tensors of optimizers that a call uses; others make room where there is none."""
+        optimizers = self._session.optimizers
+        used = list(strided(tensors_in((args, kwargs))))
+        missing = optimizers.missing(used)
+        if not missing:
+            return
+        busy = frozenset(int(each.untyped_storage()._cdata) for each in used)
+        for storage in missing:
+            self._session.bring_back(storage, busy)
+
+
+def tensors_in(value: Any) -> Iterable[torch.Tensor]:
+    """The tensors in the arguments of a call, which are nested in lists, tuples and dictionaries at most."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def strided(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
+    """The tensors that have a storage of their own."""
+    return (each for each in tensors if each.layout is torch.strided)

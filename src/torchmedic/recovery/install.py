@@ -1,0 +1,185 @@
+"""Recovery put in place: by `torchmedic run --recover`, or by `with torchmedic.recover()`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from torchmedic import contained as containment
+from torchmedic.contained import contained
+from torchmedic.observe import lifecycle
+from torchmedic.observe.agent import Agent
+from torchmedic.observe.context import ProcessContext
+from torchmedic.observe.stages import Stages
+from torchmedic.records.recovery import Recovery, Refusal, summary
+from torchmedic.recovery.backward import GuardedEngine
+from torchmedic.recovery.session import Level, Session
+
+
+class Installation:
+    """Recovery in this process, until it is removed."""
+
+    def __init__(self, level: Level, context: ProcessContext, tell: Callable[[Recovery | Refusal], None]) -> None:
+        self.session = session = Session(level, context, tell)
+        self._changed: list[tuple[Any, str, Any]] = []
+        engine: Any = torch.autograd.Variable._execution_engine
+        self._set(torch.autograd.Variable, "_execution_engine", GuardedEngine(session, engine))
+        self._set(Optimizer, "_patch_step_function", _around_build(session, Optimizer._patch_step_function))
+        self._set(Optimizer, "state_dict", _around_state_dict(session, Optimizer.state_dict))
+        self._set(torch, "compile", _around_compile(session, torch.compile))
+        depth = torch._C._len_torch_function_stack
+        if containment.has_function_modes is depth:  # the lowest mode is ours, and hides nothing from a hook
+            self._set(containment, "has_function_modes", lambda: depth() > session.is_up)
+        self._handles = [
+            register_optimizer_step_pre_hook(lambda *_: session.update_begins()),
+            register_optimizer_step_post_hook(lambda *_: session.update_ended()),
+        ]
+
+    def _set(self, owner: Any, name: str, value: Any) -> None:
+        self._changed.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        self.session.close()
+        for handle in self._handles:
+            handle.remove()
+        for owner, name, value in reversed(self._changed):
+            setattr(owner, name, value)
+
+
+_installed: Installation | None = None
+
+
+def _forked() -> None:
+    if _installed is not None:
+        _installed.session.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def install(level: Level, context: ProcessContext) -> None:
+    """Recover in a watched process to its end; recoveries are written to its events."""
+    global _installed
+    if _installed is None:
+        _installed = Installation(level, context, contained("recover.event")(lambda event: _write(context, event)))
+
+
+def _write(context: ProcessContext, event: Recovery | Refusal) -> None:
+    kind = "recovery" if isinstance(event, Recovery) else "recovery-refused"
+    context.open().events.write(kind, **msgspec.structs.asdict(event))
+
+
+class Recovered(list[Recovery | Refusal]):
+    """What happened inside a `with torchmedic.recover()`: recoveries and refusals, oldest first."""
+
+    @property
+    def lines(self) -> list[str]:
+        """One line for each kind of recovery, with what it took and how to do without it."""
+        return summary(
+            [each for each in self if isinstance(each, Recovery)], [each for each in self if isinstance(each, Refusal)]
+        )
+
+
+@contextlib.contextmanager
+def recover(level: Level = "safe") -> Iterator[Recovered]:
+    """Keep training through an out-of-memory inside the block, with the same results.
+
+    A call of torch that runs out of memory is repeated with more room: unused memory is freed, saved activations and
+    optimizer state are parked in host memory, or in a file if the host itself is short. A backward pass is repeated
+    from its forward pass. What cannot be repeated exactly raises as without this block.
+
+    Args:
+        level: "safe" does only what leaves the training unchanged; "all" also runs backward hooks of modules again.
+
+    Yields:
+        The list of what happened, filled as it happens. At the end of the block it is printed to stderr.
+    """
+    if level not in ("safe", "all"):
+        raise ValueError(f"level is {level!r}, not 'safe' or 'all'")
+    happened = Recovered()
+    if _installed is not None:  # by `torchmedic run --recover`, or by a block around this one
+        yield happened
+        return
+    with contextlib.ExitStack() as stack:
+        watching = lifecycle.current()
+        if watching is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchmedic-")))
+            watching = Agent(folder, lambda _: cast(Stages, _NoStages()))
+            watching.hooks.install()
+            watching.finite.on = False
+            stack.callback(watching.hooks.remove)
+        installation = Installation(level, watching, happened.append)
+        stack.callback(installation.remove)
+        for optimizer in _living_optimizers():
+            installation.session.optimizer_built(optimizer)
+            watching.clock.optimizer_built(optimizer)
+        stack.enter_context(_only(installation))
+        yield happened
+    sys.stderr.writelines(f"torchmedic: {line}\n" for line in happened.lines)
+
+
+@contextlib.contextmanager
+def _only(installation: Installation) -> Iterator[None]:
+    global _installed
+    _installed = installation
+    try:
+        yield
+    finally:
+        _installed = None
+
+
+class _NoStages:
+    """Explains nothing: outside of `torchmedic run` the script's own traceback is all there is."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+def _living_optimizers() -> list[Any]:
+    return [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
+
+
+def _around_build(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    built = contained("recover.build")(session.optimizer_built)
+
+    @functools.wraps(original)
+    def _patch_step_function(optimizer: Any) -> Any:
+        result = original(optimizer)
+        built(optimizer)
+        return result
+
+    return _patch_step_function
+
+
+def _around_state_dict(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    wanted = contained("recover.state")(session.state_wanted)
+
+    @functools.wraps(original)
+    def state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if session.optimizers.out:
+            wanted(optimizer)
+        return original(optimizer, *args, **kwargs)
+
+    return state_dict
+
+
+def _around_compile(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        session.compiled()
+        return original(*args, **kwargs)
+
+    return compile

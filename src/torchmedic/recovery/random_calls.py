@@ -1,0 +1,71 @@
+"""Which functions of torch draw random numbers, and the state of the generators before such a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+# Functions in Python, or made of several operators, that draw numbers in one of them.
+_COMPOSITE = frozenset(
+    "alpha_dropout dropout1d dropout2d dropout3d feature_alpha_dropout feature_dropout fractional_max_pool2d "
+    "fractional_max_pool3d fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices gumbel_softmax "
+    "multi_head_attention_forward random_ rrelu rrelu_ scaled_dot_product_attention".split()
+)
+_known: dict[Any, bool] = {}
+
+
+def draws(function: Any) -> bool:
+    """Whether a function may draw random numbers."""
+    found = _known.get(function)
+    if found is None:
+        name = getattr(function, "__name__", "")
+        found = _known[function] = name in _COMPOSITE or _is_seeded(name) or _is_seeded(name.rstrip("_"))
+    return found
+
+
+def _is_seeded(name: str) -> bool:
+    """Whether an operator of this name says that it uses a seed."""
+    if not name or name.startswith("__"):
+        return False
+    try:
+        operator = getattr(torch.ops.aten, name)
+        return any(
+            torch.Tag.nondeterministic_seeded in getattr(operator, overload).tags for overload in operator.overloads()
+        )
+    except (AttributeError, RuntimeError):
+        return False
+
+
+class RandomState(NamedTuple):
+    """The default generators of the host and of all CUDA devices at one moment."""
+
+    rng: torch.Tensor
+    device_rng: list[torch.Tensor]
+
+    def is_same(self, other: RandomState) -> bool:
+        pairs = zip([self.rng, *self.device_rng], [other.rng, *other.device_rng], strict=False)
+        return len(self.device_rng) == len(other.device_rng) and all(torch.equal(a, b) for a, b in pairs)
+
+
+def random_state() -> RandomState:
+    devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return RandomState(torch.default_generator.get_state(), [each.get_state() for each in devices])
+
+
+def generator_states(kwargs: Mapping[str, Any] | None = None) -> Callable[[], None]:
+    """Read the state of all generators that a call can draw from; the result puts them back."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators += list(torch.cuda.default_generators)
+    given = (kwargs or {}).get("generator")
+    if isinstance(given, torch.Generator):
+        generators.append(given)
+    states = [(generator, generator.get_state()) for generator in generators]
+
+    def put_back() -> None:
+        for generator, state in states:
+            generator.set_state(state)
+
+    return put_back

@@ -1,0 +1,132 @@
+"""Room in memory, made step by step until a call succeeds; and how full memory is."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from torchmedic.detect.failures.exhaustion import exhaustion_of_error
+from torchmedic.observe.memory.headroom import headroom
+from torchmedic.observe.memory.host import host_memory
+from torchmedic.records.recovery import Means
+from torchmedic.recovery.optimizer_memory import OptimizerMemory
+from torchmedic.recovery.saved_tensors import SavedTensors, unseen
+
+_MIN_WANTED_BYTES = 1 << 20
+_M_MMAP_THRESHOLD = -3  # of `mallopt`
+_MIN_MAPPED_BYTES = 1 << 20
+
+
+class Room(NamedTuple):
+    """What was done to make room, and the bytes that it parked."""
+
+    means: Means
+    nbytes: int
+
+
+class RoomMaker:
+    """Knows what can be parked, and in which order: unused memory, saved activations, optimizer memory."""
+
+    def __init__(self, saved: SavedTensors, optimizers: OptimizerMemory) -> None:
+        self._saved = saved
+        self._optimizers = optimizers
+        self.no_room = ""  # why nothing more could be parked
+
+    def rooms(self, error: BaseException, busy: frozenset[int], *, is_update: bool, least: int) -> Iterator[Room]:
+        """Make more and more room for a call that failed; ends when nothing is left to park.
+
+        Args:
+            error: What the call raised.
+            busy: Keys of the storages that the call uses.
+            is_update: Whether an optimizer is updating weights: gradients may then be parked too.
+            least: The bytes that were parked in this step already. More than as many are parked at once, as the step
+                would run out of memory at every call otherwise.
+        """
+        found = exhaustion_of_error(error)
+        asked = found.asked if found is not None else None
+        avoid_broken_blocks(error)
+        if not least:  # what is unused was freed when the step first ran out of memory
+            free_unused_memory()
+            yield Room("retry", 0)
+        self.no_room = ""
+        wanted, total = max(asked or 0, least, _MIN_WANTED_BYTES), 0
+        while free := self._parked(functools.partial(self._saved.park, wanted, busy)):
+            total += free
+            yield Room("activations", total)
+            wanted *= 2
+        wanted = max(asked or 0, _MIN_WANTED_BYTES)
+        while free := self._parked(functools.partial(self._optimizers.park, wanted, busy, gradients=is_update)):
+            total += free
+            yield Room("optimizer", total)
+            wanted *= 2
+        if least:
+            free_unused_memory()
+            yield Room("retry", 0)
+
+    def park_saved(self, wanted: int) -> None:
+        """Park some bytes of saved tensors, before they are short."""
+        self._parked(functools.partial(self._saved.park, wanted, frozenset()))
+
+    def _parked(self, park: Callable[[], int]) -> int:
+        try:
+            with headroom(), unseen():
+                free = park()
+        except OSError as refused:
+            self.no_room = refused.strerror or str(refused)
+            return 0
+        if free:
+            give_back_caches()
+        return free
+
+
+def free_unused_memory() -> None:
+    """Free what nobody uses: reference cycles, and what the allocators keep."""
+    with headroom():
+        gc.collect()
+    give_back_caches()
+
+
+def give_back_caches() -> None:
+    """Give back what the allocators keep: cached blocks of the device, free pages of the heap."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def avoid_broken_blocks(error: BaseException) -> None:
+    """After a failure of the host's heap, have it map large blocks singly: small ones would break the freed ones up."""
+    found = exhaustion_of_error(error)
+    if found is None or found.where != "host":
+        return
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MIN_MAPPED_BYTES)
+
+
+def used_share() -> float:
+    """The largest share of any memory or limit that is in use by now."""
+    memory = host_memory()
+    available = memory.available + memory.resident if memory.available and memory.resident else None
+    shares = [
+        used / limit
+        for used, limit in (
+            (memory.resident, available),
+            (memory.resident, memory.cgroup_limit),
+            (memory.address_space, memory.address_limit),
+            (memory.data, memory.data_limit),
+        )
+        if used and limit
+    ]
+    if torch.cuda.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            for device in range(torch.cuda.device_count()):
+                if torch.cuda.memory_reserved(device):
+                    free, total = torch.cuda.mem_get_info(device)
+                    shares.append(1 - free / total)
+    return max(shares, default=1.0)

@@ -1,0 +1,307 @@
+"""Tensors that the autograd graph has saved for backward: parked when memory is short, back when backward needs them.
+
+A saved tensor can be taken from the graph after the fact: its node hands it out and keeps a handle in its place. So
+nothing has to be decided, and nothing costs, before memory runs out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from torchmedic.recovery.parking import Parked, SpillFile
+from torchmedic.source.objects.graph import walk
+
+_RAW = "_raw_saved_"
+_MIN_PARKED_BYTES = 4096
+_names: dict[type, tuple[str, ...]] = {}
+
+
+class Place:
+    """The memory of one storage that saved tensors lie in."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.key = int(storage._cdata)
+        self.nbytes = storage.nbytes()
+        self.tensors: list[weakref.ref[SavedTensor]] = []
+        self._parked: Parked | None = None
+        self._restored: StorageWeakRef | None = None
+
+    @property
+    def is_parked(self) -> bool:
+        return self._parked is not None
+
+    def park(self, file: SpillFile) -> int:
+        """Park the storage, and return the bytes that became free: 0 if others hold the storage too.
+
+        Raises:
+            OSError: There is no room for it.
+        """
+        held = [each for reference in self.tensors if (each := reference()) is not None and each.tensor is not None]
+        if not held or self._parked is not None:
+            return 0
+        first = held[0].tensor
+        assert first is not None
+        storage = first.untyped_storage()
+        parked = Parked(storage, file)
+        weak = StorageWeakRef(storage)
+        for each in held:
+            each.tensor = None
+        del storage, first
+        if not weak.expired():
+            still = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+            if still is not None:
+                for each in held:
+                    each.tensor = each.on(still)
+                return 0
+        self._parked = parked
+        return self.nbytes
+
+    def park_early(self, storage: torch.UntypedStorage, file: SpillFile) -> None:
+        """Copy a storage that is still in use; its memory becomes free when its last user is gone."""
+        self._parked = Parked(storage, file)
+
+    def storage(self) -> torch.UntypedStorage:
+        """The storage with its contents; all saved tensors that lie in it share it again."""
+        assert self._parked is not None
+        if self._restored is not None and not self._restored.expired():
+            found = torch.UntypedStorage._new_with_weak_ptr(self._restored.cdata)
+            if found is not None:
+                return found
+        storage = self._parked.new_storage()
+        self._restored = StorageWeakRef(storage)
+        return storage
+
+
+class SavedTensor:
+    """What a node of the graph keeps instead of a tensor."""
+
+    def __init__(self, tensor: torch.Tensor, place: Place | None) -> None:
+        self.tensor: torch.Tensor | None = tensor
+        self._place = place
+        self._version = tensor._version
+        self._original = weakref.ref(tensor)
+        self._kind = (tensor.dtype, tensor.device)
+        self._layout = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        if place is not None:
+            place.tensors.append(weakref.ref(self))
+
+    def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """The tensor in a storage, with the offset and the strides that it had."""
+        dtype, device = self._kind
+        return torch.empty(0, dtype=dtype, device=device).set_(storage, *self._layout)
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor for backward.
+
+        Raises:
+            RuntimeError: The tensor was changed in place. Autograd checks only tensors without hooks.
+        """
+        living = self._original()
+        if living is not None and living._version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{living.type()} {list(living.shape)}] is at version {living._version}; expected version "
+                f"{self._version} instead. Hint: enable anomaly detection to find the operation that failed to "
+                "compute its gradient, with torch.autograd.set_detect_anomaly(True)."
+            )
+        if self.tensor is not None:
+            return self.tensor
+        assert self._place is not None
+        with unseen():
+            return self.on(self._place.storage())
+
+
+def unpack(saved: Any) -> Any:
+    return saved.unpack()
+
+
+def unseen() -> contextlib.AbstractContextManager[Any]:
+    """A context in which dispatch modes of the user's see no operation."""
+    return torch._C._DisableTorchDispatch() if torch._C._len_torch_dispatch_stack() else contextlib.nullcontext()
+
+
+class SavedTensors:
+    """The saved tensors of this process that have been taken from their graphs."""
+
+    def __init__(self, file: SpillFile) -> None:
+        self._file = file
+        self._places: weakref.WeakValueDictionary[int, Place] = weakref.WeakValueDictionary()
+
+    def park(self, wanted: int, busy: frozenset[int]) -> int:
+        """Park saved tensors, the largest first, until so many bytes are free; returns the bytes that became free.
+
+        Args:
+            wanted: In bytes.
+            busy: Keys of storages that are in use.
+
+        Raises:
+            OSError: There is no room to park them.
+        """
+        kept = busy | parameter_storages()
+        self._take_from_graphs()
+        free = 0
+        for place in sorted(self._places.values(), key=lambda each: each.nbytes, reverse=True):
+            if free >= wanted:
+                break
+            if place.key not in kept and place.nbytes >= _MIN_PARKED_BYTES:
+                free += place.park(self._file)
+        return free
+
+    def _take_from_graphs(self) -> None:
+        for node in walk(_live_nodes()):
+            for raw in _unpacked(node):
+                with contextlib.suppress(RuntimeError):  # there are hooks already, a checkpoint's for example
+                    raw.register_hooks(self.pack, unpack)
+
+    def pack(self, tensor: torch.Tensor) -> SavedTensor:
+        """Take a tensor from its node."""
+        place = None
+        if is_plain(tensor):
+            storage = tensor.untyped_storage()
+            place = self._places.get(int(storage._cdata))
+            if place is None or place.is_parked:
+                place = self._places[int(storage._cdata)] = Place(storage)
+        return SavedTensor(tensor, place)
+
+
+class EarlySpill:
+    """Parks saved tensors as they are saved, up to a number of bytes per step: what once was needed is kept."""
+
+    def __init__(self, saved: SavedTensors, file: SpillFile, budget: int) -> None:
+        self._saved = saved
+        self._file = file
+        self.budget = budget
+        self.spilled = 0  # in this step
+        self._kept = parameter_storages()
+        self._places: dict[int, tuple[weakref.ref[Place], StorageWeakRef, int]] = {}
+        self.failed = False
+
+    def next_step(self) -> None:
+        self.spilled = 0
+        self._places.clear()
+
+    def pack(self, tensor: torch.Tensor) -> SavedTensor:
+        place = None
+        with unseen():
+            if self.spilled < self.budget and not self.failed and is_plain(tensor):
+                with contextlib.suppress(RuntimeError, MemoryError, OSError):
+                    place = self._place(tensor)
+            if place is None:
+                return self._saved.pack(tensor)  # can still be parked when memory runs out
+            saved = SavedTensor(tensor, place)
+        saved.tensor = None
+        return saved
+
+    def _place(self, tensor: torch.Tensor) -> Place | None:
+        storage = tensor.untyped_storage()
+        key = int(storage._cdata)
+        if key in self._kept or storage.nbytes() < _MIN_PARKED_BYTES:
+            return None
+        known = self._places.get(key)
+        if known is not None and not known[1].expired() and known[2] == tensor._version:
+            place = known[0]()
+            if place is not None:
+                return place
+        place = Place(storage)
+        try:
+            place.park_early(storage, self._file)
+        except OSError:
+            self.failed = True
+            raise
+        self._places[key] = (weakref.ref(place), StorageWeakRef(storage), tensor._version)
+        self.spilled += place.nbytes
+        return place
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        with torch.autograd.graph.saved_tensors_hooks(self.pack, unpack):
+            yield
+
+
+def release_graph(roots: Iterable[torch.Tensor]) -> None:
+    """Free what the graph behind some tensors has saved, as a completed backward would have done."""
+    for node in walk(root.grad_fn for root in roots):
+        for _, raw in _saved_by(node):
+            packed = getattr(raw, "data", None)
+            if isinstance(packed, SavedTensor):
+                packed.tensor = None
+            elif getattr(raw, "unpack_hook", None) is None:
+                with contextlib.suppress(RuntimeError):
+                    raw.register_hooks(_drop, _gone)
+
+
+def _drop(tensor: torch.Tensor) -> None:
+    return None
+
+
+def _gone(nothing: None) -> torch.Tensor:
+    raise RuntimeError(
+        "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
+        "been freed)."
+    )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is an ordinary one with a storage that can be parked."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    return tensor.device.type in ("cpu", "cuda") and not (tensor.is_leaf and tensor.requires_grad)
+
+
+def parameter_storages() -> frozenset[int]:
+    """The storages of all parameters that live, which are never parked."""
+    return frozenset(
+        int(each.untyped_storage()._cdata)
+        for each in living_tensors()
+        if isinstance(each, torch.nn.Parameter) and each.layout is torch.strided
+    )
+
+
+def living_tensors() -> list[torch.Tensor]:
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+
+
+def _live_nodes() -> Iterator[Any]:
+    for tensor in living_tensors():
+        with contextlib.suppress(RuntimeError):  # a view whose base was changed in place does not say
+            if tensor.grad_fn is not None:
+                yield tensor.grad_fn
+
+
+def _saved_by(node: Any) -> Iterator[tuple[str, Any]]:
+    """The saved tensors of a node, each with the name of the attribute that holds it."""
+    names = _names.get(type(node))
+    if names is None:
+        names = _names[type(node)] = tuple(name for name in dir(type(node)) if name.startswith(_RAW))
+    for name in names:
+        try:
+            raw = getattr(node, name)
+        except (RuntimeError, AttributeError):
+            continue  # a backward has been through it
+        for each in raw if isinstance(raw, tuple | list) else (raw,):
+            if each is not None:
+                yield name, each
+
+
+def _unpacked(node: Any) -> Iterator[Any]:
+    """The saved tensors of a node that no hook has packed, and that nothing has changed since they were saved."""
+    for name, raw in _saved_by(node):
+        if not hasattr(raw, "unpack_hook"):
+            yield raw  # torch before it could say; to register hooks twice raises
+        elif raw.unpack_hook is None and _is_unchanged(node, name):
+            yield raw
+
+
+def _is_unchanged(node: Any, name: str) -> bool:
+    try:
+        getattr(node, "saved_tensors" if name == f"{_RAW}tensors" else name.replace("_raw", ""))
+    except (RuntimeError, AttributeError):
+        return False
+    return True

@@ -1,0 +1,210 @@
+"""Recovery in one process: what may be done, what was done, and when the guard is up.
+
+The guard costs one or two microseconds per call of torch. It is up during the first updates of the weights, where most
+out-of-memory errors happen, and as long as a good part of some memory is in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from torchmedic.contained import contained
+from torchmedic.observe.context import ProcessContext
+from torchmedic.records.recovery import Means, Recovery, RecoveryPhase, Refusal
+from torchmedic.recovery.guard import Guard
+from torchmedic.recovery.optimizer_memory import OptimizerMemory
+from torchmedic.recovery.parking import SpillFile
+from torchmedic.recovery.random_calls import RandomState, random_state
+from torchmedic.recovery.room import RoomMaker, give_back_caches, used_share
+from torchmedic.recovery.saved_tensors import EarlySpill, SavedTensors, unpack, unseen
+
+Level = Literal["safe", "all"]
+
+_ALWAYS_GUARDED_UPDATES = 10
+_MIN_USED_SHARE = 0.3  # of some memory; below it, one step would have to need three times as much as all before
+_LOOK_SECONDS = 1.0
+_CALM_UPDATES = 100  # without an out-of-memory, after which less is parked in each step
+_MIN_BUDGET_BYTES = 1 << 20
+_KEPT_RANDOM_STATES = 6
+
+
+class Session:
+    """State that the guard, the backward pass and the hooks of the optimizers share."""
+
+    def __init__(self, level: Level, context: ProcessContext, tell: Callable[[Recovery | Refusal], None]) -> None:
+        self.level = level
+        self.context = context  # knows the step, for a backward pass that must be run again
+        self.file = SpillFile(context.run)
+        self.saved = SavedTensors(self.file)
+        self.optimizers = OptimizerMemory(self.file)
+        self.room = RoomMaker(self.saved, self.optimizers)
+        self.guard = Guard(self)
+        self.is_updating = False
+        self.is_up = False
+        self.graphs_run = 0  # backward passes that have begun
+        self.random_states: deque[RandomState] = deque(maxlen=_KEPT_RANDOM_STATES)  # where a step may have begun
+        self._tell = tell
+        self._updates = 0
+        self._due = 0.0
+        self._compiles = False
+        self._early: EarlySpill | None = None
+        self.parked_in_step = 0
+        self._calm = 0
+        self._calm_wanted = _CALM_UPDATES
+
+    @property
+    def phase(self) -> RecoveryPhase:
+        return "update" if self.is_updating else "forward"
+
+    @property
+    def step(self) -> int:
+        return self.context.clock.step
+
+    def reason_against(self) -> str:
+        """Why nothing may be done at the moment; empty if something may."""
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return "a CUDA graph is being captured"
+        return ""
+
+    def nothing_left(self) -> str:
+        why = f" ({self.room.no_room})" if self.room.no_room else ""
+        return f"no memory could be freed that the call does not use itself{why}"
+
+    def recovered(self, phase: RecoveryPhase, means: Means, call: str, nbytes: int, seconds: float) -> None:
+        self._calm = 0
+        if means in ("activations", "recompute"):
+            self.parked_in_step += nbytes
+        recovery = Recovery(
+            step=self.step, phase=phase, means=means, call=call, bytes=nbytes, seconds=round(seconds, 3)
+        )
+        self._tell(recovery)
+
+    def make_room_for_backward(self) -> None:
+        """Park more before a backward if its forward pass filled memory: afterwards the graph cannot be repeated."""
+        if self.parked_in_step:
+            self.room.park_saved(self.parked_in_step)
+
+    def refuse(self, phase: RecoveryPhase, reason: str) -> None:
+        self._tell(Refusal(step=self.step, phase=phase, reason=reason))
+
+    def bring_back(self, storage: torch.UntypedStorage, busy: frozenset[int]) -> None:
+        """Fill the storage of a parked tensor, which others make room for if need be.
+
+        Raises:
+            RuntimeError: There is no memory for it.
+        """
+        while True:
+            try:
+                with unseen():
+                    self.optimizers.bring_back(storage)
+                return
+            except RuntimeError:
+                with unseen():
+                    free = self.optimizers.park(1, busy, gradients=self.is_updating)
+                if not free:
+                    raise
+                give_back_caches()
+
+    def optimizer_built(self, optimizer: Any) -> None:
+        self.optimizers.built(optimizer)
+        if not self._compiles:
+            self.raise_guard()
+        self.note_random_state()
+
+    def note_random_state(self) -> None:
+        """A step or a part of one is over: the next one may begin with these random numbers."""
+        if self.is_up:
+            self.random_states.append(random_state())
+
+    def update_begins(self) -> None:
+        self.is_updating = True
+
+    @contained("recover.update")
+    def update_ended(self) -> None:
+        """The weights are updated: gradients must be in memory again, as backward adds to them unseen."""
+        self.is_updating = False
+        self.note_random_state()
+        if self.optimizers.out:
+            for storage in self.optimizers.living_out(gradients_only=True):
+                self.bring_back(storage, frozenset())
+        self._updates += 1
+        self._plan()
+        now = time.monotonic()
+        if self._updates >= _ALWAYS_GUARDED_UPDATES and now >= self._due:
+            self._due = now + _LOOK_SECONDS
+            needed = bool(self.optimizers.out) or self._early is not None or used_share() >= _MIN_USED_SHARE
+            if needed and not self._compiles:
+                self.raise_guard()
+            else:
+                self.lower_guard()
+
+    def state_wanted(self, optimizer: Any) -> None:
+        """Somebody reads the state of an optimizer, perhaps in another thread: all of it must be in memory."""
+        for storage in self.optimizers.living_out():
+            self.bring_back(storage, frozenset())
+
+    def compiled(self) -> None:
+        """The script uses torch.compile, which would trace the guard."""
+        self._compiles = True
+        self.lower_guard()
+
+    def raise_guard(self) -> None:
+        if not self.is_up:
+            self.guard.__enter__()  # type: ignore[no-untyped-call]
+            self.is_up = True
+
+    def lower_guard(self) -> None:
+        """Take the guard away, unless a mode of the user's lies above it."""
+        if self.is_up and torch.overrides._get_current_function_mode() is self.guard:
+            self.guard.__exit__(None, None, None)
+            self.is_up = False
+
+    def close(self) -> None:
+        for storage in self.optimizers.living_out():
+            self.bring_back(storage, frozenset())
+        self._stop_early()
+        self.lower_guard()
+
+    def _plan(self) -> None:
+        """Park early in the next steps what had to be parked in this one; park less after many calm steps."""
+        early = self._early
+        if self.parked_in_step:
+            if early is not None:
+                early.budget += self.parked_in_step
+                self._calm_wanted *= 2
+            else:
+                self._start_early(self.parked_in_step)
+            self.parked_in_step = 0
+        elif early is not None:
+            self._calm += 1
+            if self._calm >= self._calm_wanted:
+                self._calm = 0
+                early.budget //= 2
+                if early.budget < _MIN_BUDGET_BYTES:
+                    self._stop_early()
+        if self._early is not None:
+            self._early.next_step()
+
+    def _start_early(self, budget: int) -> None:
+        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+            return  # hooks of the user's: ours would be in their place
+        self._early = early = EarlySpill(self.saved, self.file, budget)
+        torch._C._autograd._push_saved_tensors_default_hooks(early.pack, unpack)
+
+    def _stop_early(self) -> None:
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if self._early is not None and top is not None and top[0] == self._early.pack:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+            self._early = None
+
+    def forked(self) -> None:
+        """A forked child trains nothing of the parent's."""
+        with contextlib.suppress(Exception):
+            self._stop_early()
+            self.lower_guard()

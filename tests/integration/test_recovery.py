@@ -1,0 +1,95 @@
+"""`torchmedic run --recover`: a script that memory ends goes on, with the same output."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from running import run_script
+
+from torchmedic.records.recovery import Recovery
+from torchmedic.runfolder.files import events_of
+
+# Each result of a layer takes 36 MiB, and all that backward needs about 300 MiB.
+SCRIPT = """
+import resource
+import sys
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(*[each for _ in range(4) for each in (nn.Linear(64, 64), nn.GELU())])
+optimizer = torch.optim.Adam(net.parameters())
+data = torch.randn(150_000, 64)
+if sys.argv[1:]:
+    used = int(open("/proc/self/statm").read().split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[1]) * 2**20, -1))
+for step in range(2):
+    optimizer.zero_grad()
+    loss = net(data).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(step, loss.item().hex(), net[0].weight.sum().item().hex())
+"""
+
+STUBBORN = """
+    import torch
+    from torch import nn
+
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.ones(2, 4, requires_grad=True)
+    hidden = net(x)
+    hidden.retain_grad()
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value.clone()
+        @staticmethod
+        def backward(ctx, gradient):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    Fails.apply(hidden).sum().backward()
+    """
+
+
+def test_too_little_address_space(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("free", "without", "with")}
+    for folder in folders.values():
+        folder.mkdir()
+    wanted = run_script(folders["free"], SCRIPT)
+    assert wanted.returncode == 0, wanted.stderr
+    without = run_script(folders["without"], SCRIPT, "190")
+    assert without.returncode == 1
+    assert "can't allocate memory" in without.stderr
+    finished = run_script(folders["with"], SCRIPT, "190", options=["--recover", "safe"])
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == wanted.stdout
+    assert finished.report.diagnoses == ()
+    found = events_of(finished.run / "rank0", "recovery", Recovery)
+    assert found
+    assert max(each.bytes for each in found) > 30 << 20
+    said = finished.stderr.splitlines()
+    assert all(line.startswith("torchmedic: recovered from out-of-memory in the ") for line in said), finished.stderr
+    assert len(said) == len({(each.phase, each.means) for each in found})
+
+
+def test_says_why_not(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, textwrap.dedent(STUBBORN), options=["--recover", "safe"])
+    assert finished.returncode == 1
+    last = finished.stderr.splitlines()[-1]
+    reason = "an intermediate result retains its gradient"
+    assert last == f"torchmedic: not recovered from out-of-memory in the backward pass: {reason}"
+
+
+@pytest.mark.parametrize("options", [[], ["--recover", "off"]])
+def test_off_unless_asked_for(tmp_path: Path, options: list[str]) -> None:
+    source = """
+        import torch
+        net = torch.nn.Linear(2, 2)
+        torch.optim.Adam(net.parameters())
+        print(torch._C._len_torch_function_stack(), type(torch.autograd.Variable._execution_engine).__module__)
+        """
+    finished = run_script(tmp_path, textwrap.dedent(source), options=options)
+    assert finished.stdout == "0 torch._C\n"
