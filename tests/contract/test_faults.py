@@ -14,7 +14,8 @@ HOOKS = sorted(
     for name in {
         name for path in SOURCE.rglob("*.py") for name in re.findall(r'contained\("([a-z_.]+)"\)', path.read_text())
     }
-    if not name.startswith("session.")  # of processes without a parent: test_watched_parts.py
+    # Of processes without a parent, and of runs with --recover: test_watched_parts.py, test_recovery.py
+    if not name.startswith(("session.", "recover."))
 )
 
 # Comes past every hook: data with a worker and a fork, a scaler, an optimizer, NaN, an exception in a worker, and

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-from running import run_script
+from running import clean_environment, run_script
 
 from torchmedic.records.recovery import Recovery
 from torchmedic.runfolder.files import events_of
@@ -54,16 +56,19 @@ STUBBORN = """
     """
 
 
+def plain(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The script without torchmedic."""
+    (folder / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "train.py", *arguments]
+    return subprocess.run(command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=250)
+
+
 def test_too_little_address_space(tmp_path: Path) -> None:
-    folders = {name: tmp_path / name for name in ("free", "without", "with")}
-    for folder in folders.values():
-        folder.mkdir()
-    wanted = run_script(folders["free"], SCRIPT)
+    wanted, without = (plain(tmp_path, *arguments) for arguments in ((), ("190",)))
     assert wanted.returncode == 0, wanted.stderr
-    without = run_script(folders["without"], SCRIPT, "190")
     assert without.returncode == 1
     assert "can't allocate memory" in without.stderr
-    finished = run_script(folders["with"], SCRIPT, "190", options=["--recover", "safe"])
+    finished = run_script(tmp_path, SCRIPT, "190", options=["--recover", "safe"])
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout == wanted.stdout
     assert finished.report.diagnoses == ()
@@ -93,3 +98,46 @@ def test_off_unless_asked_for(tmp_path: Path, options: list[str]) -> None:
         """
     finished = run_script(tmp_path, textwrap.dedent(source), options=options)
     assert finished.stdout == "0 torch._C\n"
+
+
+# The last operation of an update fails twice, so that optimizer state is parked; then somebody reads the state.
+FAULTY = f"""
+import sys
+
+import torch
+
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from recovery_cases import OutOfMemory
+
+torch.manual_seed(0)
+net = torch.nn.Linear(64, 64)
+optimizer = torch.optim.Adam(net.parameters())
+counted = OutOfMemory()
+for step in range(4):
+    optimizer.zero_grad()
+    net(torch.ones(4, 64)).square().mean().backward()
+    if step != 2:
+        counted.count.value = 0
+        with counted:
+            optimizer.step()
+        continue
+    try:
+        with OutOfMemory(counted.count.value, 2):
+            optimizer.step()
+    except torch.OutOfMemoryError:
+        print("stopped")
+        break
+    print(len(optimizer.state_dict()["state"]))
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    "hook", ["", "recover.build", "recover.event", "recover.install", "recover.state", "recover.update"]
+)
+def test_a_fault_of_its_own_is_contained(tmp_path: Path, hook: str) -> None:
+    finished = run_script(tmp_path, FAULTY, options=["--recover", "safe"], TORCHMEDIC_INJECT_FAULT=hook)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == ("stopped\n" if hook in ("recover.build", "recover.install") else "2\n") + "done\n"
+    mentions = [line for line in finished.stderr.splitlines() if line.startswith("torchmedic: a fault of its own")]
+    assert [hook in line for line in mentions] == ([True] if hook else []), finished.stderr

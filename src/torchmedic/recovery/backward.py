@@ -247,7 +247,11 @@ class _ComputedAgain:
         """The notes of the step, with every random state that it may have begun with."""
         yield self._notes
         tried: list[RandomState] = []
-        for state in reversed(self._session.random_states):
+        states = list(reversed(self._session.random_states))
+        first = self._session.context.notes.forward_rng
+        if first is not None:  # in the first step, what a framework draws before it is not seen
+            states.insert(0, RandomState(first, self._notes.device_rng))
+        for state in states:
             if not any(state.is_same(other) for other in tried):
                 tried.append(state)
                 yield _NotesWith(self._notes, state)

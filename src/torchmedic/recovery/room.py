@@ -100,6 +100,12 @@ def give_back_caches() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def _fraction(device: int) -> float:
+    """The share of a device that `set_per_process_memory_fraction` leaves to this process."""
+    asked = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # not every version has it
+    return float(asked(device)) if asked is not None else 1.0
+
+
 def avoid_broken_blocks(error: BaseException) -> None:
     """After a failure of the host's heap, have it map large blocks singly: small ones would break the freed ones up."""
     found = exhaustion_of_error(error)
@@ -128,5 +134,6 @@ def used_share() -> float:
             for device in range(torch.cuda.device_count()):
                 if torch.cuda.memory_reserved(device):
                     free, total = torch.cuda.mem_get_info(device)
-                    shares.append(1 - free / total)
+                    allowed = _fraction(device) * total
+                    shares += [1 - free / total, torch.cuda.memory_reserved(device) / allowed]
     return max(shares, default=1.0)
