@@ -47,7 +47,8 @@ class Installation:
             register_optimizer_step_post_hook(lambda *_: session.update_ended()),
         ]
         # The hooks that watch look at gradients, which must be in memory again by then.
-        optimizer_module._global_optimizer_post_hooks.move_to_end(self._handles[1].id, last=False)
+        hooks: Any = optimizer_module._global_optimizer_post_hooks
+        hooks.move_to_end(self._handles[1].id, last=False)
 
     def _set(self, owner: Any, name: str, value: Any) -> None:
         self._changed.append((owner, name, getattr(owner, name)))
