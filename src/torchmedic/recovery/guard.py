@@ -43,7 +43,9 @@ class Guard(TorchFunctionMode):
         if is_special or is_special is None:  # most calls are property reads and plain operations
             graphs = self._session.graphs_run
             self._special[func] = draws(func) or func in _RUN_GRAPHS
-            put_back = generator_states(kwargs) if draws(func) else None
+            if draws(func):
+                self._session.draws()
+                put_back = generator_states(kwargs)
         try:
             return func(*args, **kwargs) if kwargs else func(*args)
         except BaseException as error:

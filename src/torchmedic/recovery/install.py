@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import msgspec
 import torch
+from torch.optim import optimizer as optimizer_module
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torchmedic import contained as containment
@@ -45,6 +46,9 @@ class Installation:
             register_optimizer_step_pre_hook(lambda *_: session.update_begins()),
             register_optimizer_step_post_hook(lambda *_: session.update_ended()),
         ]
+        # The hooks that watch look at gradients, which must be in memory again by then.
+        hooks: Any = optimizer_module._global_optimizer_post_hooks
+        hooks.move_to_end(self._handles[1].id, last=False)
 
     def _set(self, owner: Any, name: str, value: Any) -> None:
         self._changed.append((owner, name, getattr(owner, name)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ _MIN_PARKED_BYTES = 4096
 class OptimizerMemory:
     """The storages of the optimizers' tensors, some of them parked."""
 
-    def __init__(self, file: SpillFile) -> None:
+    def __init__(self, file: SpillFile, before_first: Callable[[], None]) -> None:
         self._file = file
+        self._before_first = before_first  # called before anything is parked: whoever reads these tensors must stop
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.out: dict[int, tuple[Parked, weakref.ref[torch.Tensor]]] = {}  # by the storage
 
@@ -59,6 +60,8 @@ class OptimizerMemory:
                 continue
             if storage.nbytes() != tensor.nbytes:  # a part of a larger piece, as in a bucket of gradients
                 continue
+            if not self.out:
+                self._before_first()
             parked = Parked(storage, self._file)
             self.out[key] = (parked, weakref.ref(tensor, functools.partial(self._forget, key)))
             storage.resize_(0)

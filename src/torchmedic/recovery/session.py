@@ -31,7 +31,8 @@ _MIN_USED_SHARE = 0.3  # of some memory; below it, one step would have to need t
 _LOOK_SECONDS = 1.0
 _CALM_UPDATES = 100  # without an out-of-memory, after which less is parked in each step
 _MIN_BUDGET_BYTES = 1 << 20
-_KEPT_RANDOM_STATES = 6
+_KEPT_RANDOM_STATES = 8
+_NOTED_DRAWS = 2  # after each part of a step
 
 
 class Session:
@@ -42,13 +43,14 @@ class Session:
         self.context = context  # knows the step, for a backward pass that must be run again
         self.file = SpillFile(context.run)
         self.saved = SavedTensors(self.file)
-        self.optimizers = OptimizerMemory(self.file)
+        self.optimizers = OptimizerMemory(self.file, self._stop_copies)
         self.room = RoomMaker(self.saved, self.optimizers)
         self.guard = Guard(self)
         self.is_updating = False
         self.is_up = False
         self.graphs_run = 0  # backward passes that have begun
         self.random_states: deque[RandomState] = deque(maxlen=_KEPT_RANDOM_STATES)  # where a step may have begun
+        self._noted_draws = 0
         self._tell = tell
         self._updates = 0
         self._due = 0.0
@@ -120,6 +122,13 @@ class Session:
     def note_random_state(self) -> None:
         """A step or a part of one is over: the next one may begin with these random numbers."""
         if self.is_up:
+            self.random_states.append(random_state())
+            self._noted_draws = 0
+
+    def draws(self) -> None:
+        """A call is about to draw random numbers; before a step begins, a loader may have drawn some."""
+        if self._noted_draws < _NOTED_DRAWS:
+            self._noted_draws += 1
             self.random_states.append(random_state())
 
     def update_begins(self) -> None:
@@ -202,6 +211,11 @@ class Session:
         if self._early is not None and top is not None and top[0] == self._early.pack:
             torch._C._autograd._pop_saved_tensors_default_hooks()
             self._early = None
+
+    def _stop_copies(self) -> None:
+        """End the watch for bad numbers, which copies optimizer state: it would read emptied storages."""
+        self.context.finite.on = False
+        self.context.rewind.give_up()
 
     def forked(self) -> None:
         """A forked child trains nothing of the parent's."""

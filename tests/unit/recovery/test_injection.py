@@ -46,7 +46,7 @@ def test_one_fault_in_a_framework(name: str, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("times", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_faults_that_go_on_until_memory_is_parked(name: str, times: int, tmp_path: Path) -> None:
-    found = results(tmp_path, name, 16, times)
+    found = results(tmp_path, name, 24 if name == "adam" else 12, times)
     seen = Counter(how for each in found if each.survived for how in each.how)
     # What is not survived runs out of memory before there is anything to park.
     assert [each for each in found if each.survived and not each.same] == []
