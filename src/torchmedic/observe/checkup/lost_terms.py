@@ -93,4 +93,7 @@ class LostTerms(GraphCuts):
         other_has = isinstance(other, torch.Tensor) and other.requires_grad
         if has_graph is other_has or tensor.numel() != 1 or (isinstance(other, torch.Tensor) and other.numel() != 1):
             return
+        plain = other if has_graph else tensor
+        if isinstance(plain, torch.Tensor) and plain.is_cpu and not plain.is_nonzero():
+            return  # multiplied by zero on purpose
         self.sums.append(MixedSum(sites_of(frame), has_graph is (name in _LEFT)))
