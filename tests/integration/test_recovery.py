@@ -11,7 +11,7 @@ import pytest
 from running import clean_environment, run_script
 
 from torchmedic.records.recovery import Recovery
-from torchmedic.runfolder.files import events_of
+from torchmedic.runfolder.events import events_of
 
 # Each result of a layer takes 36 MiB, and all that backward needs about 300 MiB.
 SCRIPT = """

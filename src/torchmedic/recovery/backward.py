@@ -7,12 +7,10 @@ new graph, and only for the leaves that have not received their gradient yet.
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
@@ -22,24 +20,18 @@ import torch.autograd
 from torchmedic.contained import report_fault
 from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.observe.hooks.patches import without_our_frame
-from torchmedic.recovery.random_calls import RandomState
+from torchmedic.recovery.computed_again import ComputedAgain, Refused
+from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.room import avoid_broken_blocks, free_unused_memory, give_back_caches
-from torchmedic.recovery.saved_tensors import EarlySpill, living_tensors, release_graph, unseen
+from torchmedic.recovery.saved_tensors import living_tensors, release_graph, unseen
 from torchmedic.recovery.session import Session
-from torchmedic.replay.isolation.python_state import TooMuchInReach
-from torchmedic.replay.step.result import ReplayResult
-from torchmedic.replay.step.runner import Runner
-from torchmedic.replay.step.step import Step, from_stack
+from torchmedic.replay.step.step import from_stack
 from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.segment.cut import CannotCut
 
 _is_compiling = torch.compiler.is_compiling
 _FAILED = object()
 _EVERYTHING = 1 << 62  # bytes
-
-
-class _Refused(Exception):
-    """The backward pass cannot be repeated exactly."""
 
 
 class Gradients:
@@ -52,7 +44,7 @@ class Gradients:
         """The leaves that the failed backward has not come to.
 
         Raises:
-            _Refused: A leaf belongs to no optimizer, and may have had its gradient before.
+            Refused: A leaf belongs to no optimizer, and may have had its gradient before.
         """
         done = set()
         known = set()
@@ -61,7 +53,7 @@ class Gradients:
             if leaf.grad is not gradient or (gradient is not None and gradient._version != version):
                 done.add(id(leaf))
         if any(id(leaf) not in known and leaf.grad is not None for leaf in leaves):
-            raise _Refused("a tensor that no optimizer has collects gradients")
+            raise Refused("a tensor that no optimizer has collects gradients")
         return [leaf for leaf in leaves if id(leaf) not in done]
 
     @property
@@ -130,12 +122,12 @@ class GuardedEngine:
         try:
             reason = session.reason_against() or self._reason_against(call)
             if reason:
-                raise _Refused(reason)
+                raise Refused(reason)
             avoid_broken_blocks(error)
             if call.keeps_graph:
                 return self._on_kept_graph(call, gradients, error)
             return self._on_new_graph(call, gradients, frame)
-        except _Refused as refused:
+        except Refused as refused:
             session.refuse("backward", str(refused))
         except CannotCut as refused:
             session.refuse("backward", f"the step cannot be computed again: {refused}")
@@ -172,11 +164,11 @@ class GuardedEngine:
                 continue
             session.recovered("backward", room.means, "backward", room.nbytes, time.monotonic() - started)
             return result
-        raise _Refused(session.nothing_left())
+        raise Refused(session.nothing_left())
 
     def _on_new_graph(self, call: _Call, gradients: Gradients, frame: FrameType) -> Any:
         session, started = self._session, time.monotonic()
-        again = _ComputedAgain(from_stack(frame, session.context, include_failing=True), session)
+        again = ComputedAgain(from_stack(frame, session.context, include_failing=True), session)
         session.file.open()
         if not call.inputs:
             with unseen():
@@ -195,7 +187,7 @@ class GuardedEngine:
                 continue
             session.recovered("backward", "recompute", "backward", spill.spilled, time.monotonic() - started)
             return result
-        raise _Refused(session.nothing_left())
+        raise Refused(session.nothing_left())
 
     def _budgets(self) -> Iterator[int]:
         """The bytes of saved activations to park: none at first, then all, then with optimizer state out as well."""
@@ -218,100 +210,6 @@ class GuardedEngine:
         return call.run(roots, left) if left else ()
 
 
-class _ComputedAgain:
-    """The step, computed again until its loss is the same."""
-
-    def __init__(self, step: Step, session: Session) -> None:
-        self._step = step
-        self._notes = step.runner._notes
-        self._session = session
-        self._settled = False
-        step.runner.thorough = True
-
-    def roots(self, original: Sequence[torch.Tensor], spill: EarlySpill) -> list[torch.Tensor]:
-        """The loss of the step with a new graph.
-
-        Raises:
-            _Refused: It is not the same loss.
-            RuntimeError: Memory ran out on the way.
-        """
-        for notes in [self._step.runner._notes] if self._settled else self._candidates():
-            self._step.runner._notes = notes
-            found = self._with_same_numbers(original, spill)
-            if found is not None:
-                self._settled = True
-                return found
-        raise _Refused("the step gave another loss when it was computed again")
-
-    def _candidates(self) -> Iterator[Any]:
-        """The notes of the step, with every random state that it may have begun with."""
-        yield self._notes
-        tried: list[RandomState] = []
-        states = list(reversed(self._session.random_states))
-        first = self._session.context.notes.forward_rng
-        if first is not None:  # in the first step, what a framework draws before it is not seen
-            states.insert(0, RandomState(first, self._notes.device_rng))
-        for state in states:
-            if not any(state.is_same(other) for other in tried):
-                tried.append(state)
-                yield _NotesWith(self._notes, state)
-
-    def _with_same_numbers(self, original: Sequence[torch.Tensor], spill: EarlySpill) -> list[torch.Tensor] | None:
-        runner = self._step.runner
-        runner.frozen = set()
-        for _ in range(2):
-            with self._session.context.examining():
-                played = self._play(spill)
-            if played.error is not None:
-                if is_out_of_memory(played.error):
-                    raise played.error
-                raise _Refused(f"the step cannot be computed again: {_first_line(played.error)}")
-            if self._step.is_faithful(played, original):
-                return list(played.roots[-len(original) :])
-            if not played.drew_random or runner.frozen:
-                break
-            runner.frozen = played.drew_random
-        return None
-
-    def _play(self, spill: EarlySpill) -> ReplayResult:
-        runner = self._step.runner
-        original = runner._preserve
-        runner._preserve = functools.partial(_preserve, runner, original)  # type: ignore[method-assign]
-        spill.next_step()
-        try:
-            return runner.play(spill.active(), backward=False, keep_graphs=False)
-        except TooMuchInReach as reason:
-            raise _Refused(f"the step cannot be computed again: {reason}") from None
-        finally:
-            del runner._preserve
-
-
-class _NotesWith:
-    """The notes of a step with another random state."""
-
-    def __init__(self, notes: Any, state: RandomState) -> None:
-        self._notes = notes
-        self.rng = state.rng
-        self.device_rng = state.device_rng
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._notes, name)
-
-
-def _preserve(runner: Runner, original: Callable[[ExitStack], None], stack: ExitStack) -> None:
-    """Hide the gradients from the replay, which would make zeros of their size in their place."""
-    gradients = [(leaf, leaf.grad) for leaf in [*runner.parameters, *runner.loose_leaves]]
-
-    def put_back() -> None:
-        for leaf, gradient in gradients:
-            leaf.grad = gradient
-
-    stack.callback(put_back)
-    for leaf, _ in gradients:
-        leaf.grad = None
-    original(stack)
-
-
 def _is_leaf(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.is_leaf
 
@@ -329,7 +227,3 @@ def _has_backward_hooks() -> bool:
         for each in gc.get_objects()
         if issubclass(type(each), torch.nn.Module)
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -17,12 +17,13 @@ import torch
 from torchmedic.contained import contained
 from torchmedic.observe.context import ProcessContext
 from torchmedic.records.recovery import Means, Recovery, RecoveryPhase, Refusal
+from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.guard import Guard
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.parking import SpillFile
 from torchmedic.recovery.random_calls import RandomState, random_state
 from torchmedic.recovery.room import RoomMaker, give_back_caches, used_share
-from torchmedic.recovery.saved_tensors import EarlySpill, SavedTensors, unpack, unseen
+from torchmedic.recovery.saved_tensors import SavedTensors, unpack, unseen
 
 Level = Literal["safe", "all"]
 
