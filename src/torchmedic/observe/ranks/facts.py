@@ -67,7 +67,7 @@ class FactsOfRank:
 
     # What the hooks tell
 
-    @contained("observe.ranks")
+    @contained("observe.rank_facts")
     def wrapped(self, frame: FrameType) -> None:
         """A DistributedDataParallel is made; the frame is that of its `__init__`."""
         module = frame.f_locals.get("module")
@@ -82,7 +82,7 @@ class FactsOfRank:
         if not self._facts.forwards:
             self._change(forwards=1, has_hook=_has_hook(module))
 
-    @contained("observe.ranks")
+    @contained("observe.rank_facts")
     def fetched(self, iterator: Any, batch: Any, frame: FrameType) -> None:
         """A DataLoader gave a batch."""
         sampler = _sampler(iterator)
@@ -94,7 +94,7 @@ class FactsOfRank:
             name = type(sampler).__name__ if sampler is not None else ""
             self._fetched = _fingerprint(batch), name, _line(user_frame(frame))
 
-    @contained("observe.ranks")
+    @contained("observe.rank_facts")
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         self._micro_steps = self._clock.micro_step
         self.begins = self.updates < _FIRST_UPDATES
@@ -102,7 +102,7 @@ class FactsOfRank:
             self._choose(optimizer, frame)
             self._sample(0)
 
-    @contained("observe.ranks")
+    @contained("observe.rank_facts")
     def stepped(self) -> None:
         """The weights were updated."""
         if self._fetched is not None:
@@ -120,7 +120,7 @@ class FactsOfRank:
             self._write()
         self.due = self.updates + 1 if self.updates < _FIRST_UPDATES else self._next_sample
 
-    @contained("observe.ranks")
+    @contained("observe.rank_facts")
     def exiting(self) -> None:
         if self.updates:
             if not self._facts.weights or self._facts.weights[-1].updates != self.updates:
