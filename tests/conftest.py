@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,37 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 _SLEEPERS = ("test_hangs.py", "test_stalls.py", "test_interrupts.py")
 
 
+_MANY_CASES = (
+    "test_autograd_rules.py",
+    "test_checkup.py",
+    "test_device_rules.py",
+    "test_graph_rules.py",
+    "test_leaks.py",
+    "test_number_rules.py",
+    "test_trajectory_rules.py",
+)
+_CASES_PER_CODE = 3  # in `make test`; the further ones of long lists are slow
+
+
+@pytest.hookimpl(tryfirst=True)  # before items are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What mostly sleeps begins first, so that it does not end last, with the cores idle."""
     items.sort(key=lambda item: item.path.name not in _SLEEPERS)
+    seen: Counter[tuple[str, str, str]] = Counter()
+    for item in items:
+        code = _code_of(item)
+        if code.startswith("TM"):
+            kind = (item.path.name, item.name.partition("[")[0], code)
+            seen[kind] += 1
+            if seen[kind] > _CASES_PER_CODE:
+                item.add_marker(pytest.mark.slow)
+
+
+def _code_of(item: pytest.Item) -> str:
+    """The code that a case of a long list expects; empty for other tests."""
+    call = getattr(item, "callspec", None)
+    if call is None or item.path.name not in _MANY_CASES:
+        return ""
+    case = call.params.get("case")
+    codes = getattr(case, "codes", None) or (getattr(case, "code", None) or call.params.get("code") or "",)
+    return str(codes[0])

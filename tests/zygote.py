@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _LONGEST_REQUEST = 1 << 20
-_NOT_LOADED = ("torchmedic.inject", "torchmedic.demos", "torchmedic.integrations.")  # each of the last needs its tool
+_NOT_LOADED = ("torchmedic.inject", "torchmedic.demos", "torchmedic.integrations.", "torchmedic.assist")
 _LEFT = ("TORCHMEDIC_INJECT_FAULT", "TORCHMEDIC_CGROUP_ROOT")  # what a script is started with for a test
 
 
@@ -119,6 +119,7 @@ def serve() -> None:
     import torch
 
     import torchmedic
+    from torchmedic.observe.heap import growth_watch
     from torchmedic.report.html import page
 
     for module in ("torch._dynamo", "torch.profiler._cupti_monitor"):  # the first optimizer, and the first of its steps
@@ -127,6 +128,7 @@ def serve() -> None:
     for found in pkgutil.walk_packages(torchmedic.__path__, "torchmedic."):
         if not found.name.startswith((*_NOT_LOADED, "torchmedic.__main__")):
             importlib.import_module(found.name)
+    growth_watch._EXTRA_SECONDS = growth_watch._EXTRA_SECONDS_IF_SUSPICIOUS = 10.0  # however slow the machine is
     templates = page._environment()
     for name in templates.list_templates(extensions=["j2"]):
         templates.get_template(name)  # compiled once, and not in every run that has a diagnosis

@@ -179,7 +179,7 @@ PLAIN = {
     "supervise/preflight/cards.py",
     "supervise/preflight/disks.py",
 }
-SAFE = {"visible", "fault_line", "encode", "table.as_json", "ascii"}
+SAFE = {"visible", "fault_line", "encode", "visible_json", "ascii"}
 
 
 def test_nothing_is_printed_past_the_gate() -> None:

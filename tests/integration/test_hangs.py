@@ -12,6 +12,7 @@ from running import Finished, marked_line
 from torchmedic.records import Diagnosis
 
 CASES = Path(__file__).parent / "hang_cases"
+PARTS = [0, pytest.param(1, marks=pytest.mark.slow)]  # of all scripts, every second one
 
 
 def _pages(kind: str) -> dict[str, str]:
@@ -41,15 +42,21 @@ def _judged(finished: Finished, line: int) -> list[Diagnosis]:
 
 
 @pytest.mark.timeout(600)
-def test_hanging_scripts_are_explained_at_their_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_hanging_scripts_are_explained_at_their_line(tmp_path: Path, part: int) -> None:
     scripts = _pages("fails") | {
         f"{path.stem.split('_')[0]}.{path.stem}": path.read_text()
         for path in sorted((CASES / "hanging").glob("TM*.py"))
     }
+    scripts = _part(scripts, part)
     wrong = _misjudged(tmp_path / "together", scripts)
     for name in wrong:  # side by side they take the cores from each other: who could not answer then is asked alone
         again = _misjudged(tmp_path / "alone" / name, {name: scripts[name]})
         assert not again, f"{name}: {again[name][0]}\nand before: {wrong[name][0]}"
+
+
+def _part(scripts: dict[str, str], part: int) -> dict[str, str]:
+    return {name: source for place, (name, source) in enumerate(scripts.items()) if place % len(PARTS) == part}
 
 
 def _misjudged(folder: Path, scripts: dict[str, str]) -> dict[str, list[str]]:
@@ -59,10 +66,12 @@ def _misjudged(folder: Path, scripts: dict[str, str]) -> dict[str, list[str]]:
 
 
 @pytest.mark.timeout(600)
-def test_slow_scripts_are_left_in_peace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_slow_scripts_are_left_in_peace(tmp_path: Path, part: int) -> None:
     scripts = {f"{code}.healthy": source for code, source in _pages("passes").items()} | {
         path.stem: path.read_text() for path in sorted((CASES / "healthy").glob("*.py"))
     }
+    scripts = _part(scripts, part)
     wrong = _alarmed(tmp_path / "together", scripts)
     for name in wrong:  # gloo deadlocks now and then at its end, and a machine that is taken may starve whom we ask
         again = _alarmed(tmp_path / "alone" / name, {name: scripts[name]})

@@ -67,8 +67,15 @@ def torchrun(folder: Path, how: str, *, outside: bool, **variables: str) -> subp
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
 
 
-@pytest.mark.parametrize("outside", [True, False], ids=["torchmedic around torchrun", "torchmedic in every rank"])
-@pytest.mark.parametrize("how", ["shape", "kill"])
+@pytest.mark.parametrize(
+    ("outside", "how"),
+    [
+        pytest.param(True, "shape", id="torchmedic around torchrun, an exception"),
+        pytest.param(False, "kill", id="torchmedic in every rank, a kill"),
+        pytest.param(False, "shape", id="torchmedic in every rank, an exception", marks=pytest.mark.slow),
+        pytest.param(True, "kill", id="torchmedic around torchrun, a kill", marks=pytest.mark.slow),
+    ],
+)
 def test_one_report(tmp_path: Path, outside: bool, how: str) -> None:
     done = torchrun(tmp_path, how, outside=outside)
 

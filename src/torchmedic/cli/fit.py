@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmedic.errors import ExitStatus, UsageError
+from torchmedic.records.plain_text import visible, visible_json
 
 NAME = "fit"
 
@@ -75,9 +76,9 @@ def execute(args: argparse.Namespace) -> int:
     )
     prediction = process.ask(request)
     if args.format == "json":
-        sys.stdout.write(show.as_json(prediction))
+        sys.stdout.write(visible_json(show.as_json(prediction)))
     elif args.apply:
-        sys.stdout.write(show.diff(prediction))
+        sys.stdout.write(visible(show.diff(prediction)))
     else:
         show.table(prediction)
     return ExitStatus.OK if prediction.fits else ExitStatus.FAILED

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from torchmedic.errors import ExitStatus
+from torchmedic.records.plain_text import visible_json
 
 NAME = "preflight"
 
@@ -31,7 +32,7 @@ def execute(args: argparse.Namespace) -> int:
 
     found = examine(args.script)
     if args.format == "json":
-        sys.stdout.write(findings.as_json(found))
+        sys.stdout.write(visible_json(findings.as_json(found)))
     else:
         findings.show(found)
     return ExitStatus.FAILED if any(finding.status == "fail" for finding in found) else ExitStatus.OK

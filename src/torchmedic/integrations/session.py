@@ -292,7 +292,7 @@ class Session:
     def _say_once(self, line: str) -> None:
         if not self._complained:
             self._complained = True
-            sys.stderr.write(line)
+            sys.stderr.write(visible(line))
 
 
 def _with_callers(tb: TracebackType | None) -> TracebackType | None:

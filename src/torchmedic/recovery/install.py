@@ -23,6 +23,7 @@ from torchmedic.observe import lifecycle
 from torchmedic.observe.agent import Agent
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.stages import Stages
+from torchmedic.records.plain_text import visible
 from torchmedic.records.recovery import Recovery, Refusal, summary
 from torchmedic.recovery.backward import GuardedEngine
 from torchmedic.recovery.session import Level, Session
@@ -132,7 +133,7 @@ def recover(level: Level = "safe") -> Iterator[Recovered]:
             watching.clock.optimizer_built(optimizer)
         stack.enter_context(_only(installation))
         yield happened
-    sys.stderr.writelines(f"torchmedic: {line}\n" for line in happened.lines)
+    sys.stderr.writelines(f"torchmedic: {visible(line)}\n" for line in happened.lines)
 
 
 @contextlib.contextmanager

@@ -106,6 +106,7 @@ def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
             continue
         why = _too_short(habits.thing(number), batches) or _meant_in_epochs(habits, number, moves)
         if why:
+            habits.standstill.rate_is_explained(habits.optimizers[whose].optimizer)
             yield SchedulePerBatch(
                 step=moves[-1].step,
                 cause=moves[-1].place,

@@ -217,6 +217,12 @@ class Standstill:
         known = self.watched.get(id(optimizer))
         return known if known is not None and known.reference() is optimizer else None
 
+    def rate_is_explained(self, optimizer: Any) -> None:
+        """Another finding explains why the rate of an optimizer falls."""
+        known = self.of(optimizer)
+        if known is not None:
+            known.has_judged_rates = True
+
     def _close(self, step: int) -> None:
         self._open = 0
         self._seen.clear()

@@ -44,4 +44,4 @@ def check(evidence: LoopEvidence, incident: UpdatesLost) -> Diagnosis | None:
         else "use a larger learning rate",
         safety="changes-training",
     )
-    return draft.done(severity="error")
+    return draft.done(severity="warning")
