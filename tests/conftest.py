@@ -24,6 +24,10 @@ _MANY_CASES = (
     "test_device_rules.py",
     "test_graph_rules.py",
     "test_leaks.py",
+    "test_memory_mechanisms.py",
+    "test_memory_rules.py",
+    "test_memory_structures.py",
+    "test_memory_verdicts.py",
     "test_number_rules.py",
     "test_trajectory_rules.py",
 )
@@ -50,5 +54,7 @@ def _code_of(item: pytest.Item) -> str:
     if call is None or item.path.name not in _MANY_CASES:
         return ""
     case = call.params.get("case")
-    codes = getattr(case, "codes", None) or (getattr(case, "code", None) or call.params.get("code") or "",)
-    return str(codes[0])
+    codes = getattr(case, "codes", None) or getattr(case, "code", None) or call.params.get("code")
+    if codes is None and "name" in call.params:
+        codes = getattr(item.module, "FAILURES", {}).get(call.params["name"], ("",))[0]
+    return codes if isinstance(codes, str) else str(codes[0]) if codes else ""
