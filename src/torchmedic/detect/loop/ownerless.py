@@ -3,7 +3,8 @@
 A layer without an optimizer is often meant: a backbone that is kept, a network that only gives a loss, the target of a
 distillation. So all of this must hold: the layer still has the values of its constructor (nobody loaded, copied,
 initialised or updated it), and either gradients of trained layers of the same model pass through it on their way from
-the loss, as through a head, or the loop treats it as trained (`decoder.train()`). A selection of single parameters by a
+the loss, as through a head, or the loop treats it as trained (`decoder.train()`). A head beside modules that the
+optimizer was given one by one counts as a part of the same model. A selection of single parameters by a
 condition and an optimizer that is built later keep this module silent.
 """
 
@@ -31,6 +32,7 @@ from torchmedic.source.user_variables import looks_at_locals
 
 _MIN_UPDATES = 12  # that left the layer as it was
 _WRITES_OF_CONSTRUCTOR = 1  # to the weight of a layer of torch's: its initial values
+_MIN_LISTED_MODULES = 2  # that an optimizer was given one by one
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _OPTIMIZERS = frozenset(
     name
@@ -62,7 +64,7 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
     if _is_chosen(habits):
         return
     held = list(_held(sys._getframe()))
-    found, sign, signed = _between(held, candidates, owned), "", None
+    found, sign, signed = _between(held, candidates, owned) or _beside(held, candidates, owned), "", None
     if not found:
         found, sign, signed = _treated_as_trained(held, candidates, owned)
     lost = [candidates[id(layer.weight)] for layer in found.values()]
@@ -139,7 +141,7 @@ def _layers(module: nn.Module, candidates: dict[int, Ownerless]) -> dict[str, nn
 def _between(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]) -> dict[str, nn.Module]:
     """Layers of a model between its trained layers and the loss."""
     for module, _, _ in held:
-        if not any(id(tensor) in owned for tensor in module.parameters()):
+        if not _has_owned(module, owned):
             continue
         layers = _layers(module, candidates)
         found = {path: layer for path, layer in layers.items() if candidates[id(layer.weight)].is_between}
@@ -148,13 +150,43 @@ def _between(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int
     return {}
 
 
+def _beside(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]) -> dict[str, nn.Module]:
+    """Heads that were left out of a list of whole modules: the optimizer has two modules or more of the same owner.
+
+    A network that only gives a loss is larger than a head, or stands in evaluation mode.
+    """
+    listed = [each for each in held if each.name and _is_owned(each.module, owned)]
+    trained = sum(tensor.numel() for each in listed for tensor in each.module.parameters())
+    has_all = {id(tensor) for each in listed for tensor in each.module.parameters()} >= owned
+    if len(listed) < _MIN_LISTED_MODULES or not has_all:
+        return {}
+    found: dict[str, nn.Module] = {}
+    for module, name, file in held:
+        layers = _layers(module, candidates)
+        is_head = bool(name) and module.training and bool(layers) and not _has_owned(module, owned)
+        size = sum(tensor.numel() for tensor in module.parameters())
+        is_small = size < trained and any(each.file == file for each in listed)
+        if is_head and is_small and all(candidates[id(layer.weight)].is_between for layer in layers.values()):
+            found |= {f"{name}.{path}".rstrip("."): layer for path, layer in layers.items()}
+    return found
+
+
+def _is_owned(module: nn.Module, owned: set[int]) -> bool:
+    parameters = [id(tensor) for tensor in module.parameters()]
+    return bool(parameters) and owned >= set(parameters)
+
+
+def _has_owned(module: nn.Module, owned: set[int]) -> bool:
+    return any(id(tensor) in owned for tensor in module.parameters())
+
+
 def _treated_as_trained(
     held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]
 ) -> tuple[dict[str, nn.Module], str, Place | None]:
     """Layers of a model that no optimizer has at all, and the line that treats the model as one that is trained."""
     for module, name, file in held:
         layers = _layers(module, candidates)
-        if not layers or not name or any(id(tensor) in owned for tensor in module.parameters()):
+        if not layers or not name or _has_owned(module, owned):
             continue
         for node in nodes_in(syntax_tree(file)):
             if isinstance(node, ast.Call) and _is_sign(node, name):

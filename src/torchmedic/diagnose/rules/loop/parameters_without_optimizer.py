@@ -27,7 +27,7 @@ def check(evidence: LoopEvidence, incident: ParametersWithoutOptimizer) -> Diagn
     draft = check.draft(
         evidence,
         "likely",
-        f"{names} never learn: no optimizer has their parameters",
+        f"no optimizer has the parameters of {names}",
         "the optimizer was given other parts of the model only",
     )
     draft.at(
