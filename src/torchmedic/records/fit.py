@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -18,18 +18,7 @@ Kind = Literal[
     "workspaces of cuBLAS",
     "other tensors",
 ]
-KINDS: tuple[Kind, ...] = (
-    "parameters",
-    "gradients",
-    "optimizer state",
-    "buffers",
-    "batch",
-    "activations",
-    "temporaries of backward",
-    "temporaries of the optimizer",
-    "workspaces of cuBLAS",
-    "other tensors",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Line(msgspec.Struct, frozen=True):

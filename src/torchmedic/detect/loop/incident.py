@@ -92,9 +92,10 @@ class RateDecayed(LoopIncident, frozen=True, kw_only=True):
 
 
 class UpdatesLost(LoopIncident, frozen=True, kw_only=True):
-    """Of `graded` sampled weights with a gradient only `moved` have changed in `updates` updates.
+    """Updates that are too small for the dtype of the weights.
 
-    `dtype` is the dtype of the weights, `rate` the learning rate.
+    `graded` sampled weights have a gradient; `moved` of these have changed in `updates` updates. `rate` is the learning
+    rate.
     """
 
     update: Place
