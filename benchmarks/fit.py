@@ -13,13 +13,16 @@ Bars: peak allocated within 1 % (median) and 3 % (90th percentile), reserved wit
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -220,7 +223,10 @@ def measure(configuration: Configuration, card: str, *, predict_only: bool) -> d
         script.write_text(script_of(configuration))
         started = time.monotonic()
         command = [sys.executable, "-m", "torchmedic", "fit", str(script), "--device-name", card]
-        done = subprocess.run([*command, "--no-plans", "--format", "json"], capture_output=True, text=True, check=False)
+        without_card = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(
+            [*command, "--no-plans", "--format", "json"], capture_output=True, text=True, check=False, env=without_card
+        )
         row["seconds"] = round(time.monotonic() - started, 2)
         if not done.stdout:
             return row | {"error": done.stderr.strip()}
@@ -253,14 +259,19 @@ def main() -> None:
     parser.add_argument("--only", metavar="TEXT", default="", help="configurations whose name contains this")
     parser.add_argument("--card", default="H200", help="the card of this machine, by its name in the table")
     parser.add_argument("--predict-only", action="store_true", help="do not run on a card")
+    parser.add_argument("--jobs", type=int, default=1, help="configurations at a time; seconds mean little above 1")
     arguments = parser.parse_args()
+    chosen = [
+        configuration
+        for configuration in configurations()
+        if arguments.only in configuration.name and importlib.util.find_spec(configuration.library) is not None
+    ]
     rows = []
-    for configuration in configurations():
-        if arguments.only not in configuration.name or importlib.util.find_spec(configuration.library) is None:
-            continue
-        row = measure(configuration, arguments.card, predict_only=arguments.predict_only)
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        one = functools.partial(measure, card=arguments.card, predict_only=arguments.predict_only)
+        for row in pool.map(one, chosen):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
     device = "cpu" if arguments.predict_only else "cuda"
     print(json.dumps(summary(rows)))
     save(arguments.output, {**environment(device), "rows": rows, "summary": summary(rows)})

@@ -2,7 +2,8 @@
 
 A build of torch without CUDA has no device guard for CUDA tensors; autograd would end the process at the first one.
 torch has a guard that does nothing, for builds with CUDA on a machine without a card. Here this guard is installed on
-any build.
+any build. In a build with CUDA, autograd also asks the CUDA runtime whether a device is in use. Without a card this
+question raises; here the answer is no.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ DEVICE = torch.device("cuda:0")
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"  # an array of pointers, by the number of the device type
 _CUDA = 1  # the number of CUDA among the device types
 _MAX_VIRTUALS = 64  # more than a device guard has virtual functions
+_RUNTIME = "_ZN2at6detail12getCUDAHooksEv"  # a function that returns the object through which torch asks CUDA
+_PLACES_OF_QUESTION = (4, 2, 3, 5, 6)  # virtual functions that may be "is the device in use?", by the version of torch
+_MAX_RUNTIME_VIRTUALS = 128
 _COUNTERS = (
     "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached max_memory_cached "
     "utilization temperature power_draw"
@@ -51,7 +55,7 @@ def _device_guard() -> Iterator[None]:
     install: Callable[[], None] | None = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
     if install is None:
         raise TorchmedicError(f"torch {torch.__version__} cannot pretend a CUDA device: a newer version is needed")
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    library = _library("libc10.so")
     try:
         registry = (ctypes.c_void_p * (_CUDA + 1)).in_dll(library, _REGISTRY)
     except ValueError:
@@ -71,6 +75,51 @@ def _device_guard() -> Iterator[None]:
         registry[_CUDA] = before
 
 
+def _library(name: str) -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+
+
+@contextlib.contextmanager
+def _device_not_in_use() -> Iterator[None]:
+    """Let autograd work with fake CUDA tensors in a build with CUDA on a machine without a card.
+
+    The place of the question among the virtual functions depends on the version of torch. So a backward pass of one
+    element tries the possible places.
+    """
+    if not torch.backends.cuda.is_built() or _backward_works():
+        yield
+        return
+    get = getattr(_library("libtorch_cpu.so"), _RUNTIME)
+    get.restype = ctypes.c_void_p
+    functions = ctypes.c_void_p.from_address(get())
+    before = functions.value
+    assert before is not None
+    no = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)(lambda _runtime, _device: 0)
+    changed = (ctypes.c_void_p * _MAX_RUNTIME_VIRTUALS)()
+    try:
+        for place in _PLACES_OF_QUESTION:
+            ctypes.memmove(changed, before, ctypes.sizeof(changed))
+            changed[place] = ctypes.cast(no, ctypes.c_void_p).value
+            functions.value = ctypes.addressof(changed)
+            if _backward_works():
+                break
+        else:
+            raise TorchmedicError(f"torch {torch.__version__} cannot pretend a CUDA device: autograd asks for a card")
+        yield
+    finally:
+        functions.value = before
+
+
+def _backward_works() -> bool:
+    with FakeMode(), torch.autograd.set_multithreading_enabled(False):
+        loss = torch.empty(1, device=DEVICE, requires_grad=True) * 2
+        try:
+            loss.backward()
+        except RuntimeError:
+            return False
+    return True
+
+
 @contextlib.contextmanager
 def pretended(card: Card) -> Iterator[None]:
     """Answer every question about CUDA as if this card were there, until the end of the block."""
@@ -85,6 +134,7 @@ def pretended(card: Card) -> Iterator[None]:
         # `torch.tensor(..., device="cuda")` makes its tensor on the host and moves it, where a mode can see it.
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)
+        stack.enter_context(_device_not_in_use())
         yield
 
 

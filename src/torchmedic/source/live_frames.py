@@ -6,6 +6,7 @@ import ast
 import dis
 import functools
 import itertools
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -166,13 +167,22 @@ def _covers(node: ast.expr | ast.stmt, line: int, column: int | None) -> bool:
 
 
 def frames_of(tb: TracebackType | None) -> list[Frame]:
-    """Outermost first, as in a printed traceback."""
-    frames = []
+    """Outermost first, as in a printed traceback, without the detour that a call takes through the default device."""
+    frames: list[Frame] = []
     while tb is not None:
-        # A signal handler may raise at an instruction that has no line.
-        frames.append(Frame(tb.tb_frame, tb.tb_lasti, tb.tb_lineno or tb.tb_frame.f_code.co_firstlineno))
+        code = tb.tb_frame.f_code
+        if code.co_name == "handle_torch_function" and code.co_filename.endswith(_OVERRIDES):
+            if frames:
+                frames.pop()  # the function whose call takes the detour; its own frame comes again below
+        elif not (code.co_name == "__torch_function__" and code.co_filename.endswith(_DEFAULT_DEVICE)):
+            # A signal handler may raise at an instruction that has no line.
+            frames.append(Frame(tb.tb_frame, tb.tb_lasti, tb.tb_lineno or code.co_firstlineno))
         tb = tb.tb_next
     return frames
+
+
+_OVERRIDES = "torch/overrides.py".replace("/", os.sep)
+_DEFAULT_DEVICE = "torch/utils/_device.py".replace("/", os.sep)
 
 
 def stack_of(frame: FrameType | None) -> list[Frame]:

@@ -16,6 +16,12 @@ import torch
 from torchmedic.observe.device.driver_calls import DriverCalls, driver_calls
 
 
+def _never_free(value: Any) -> None:
+    """Keep an object past the end of the interpreter, which would free it."""
+    if sys.implementation.name == "cpython":
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
 class LateDevice(Protocol):
     """What torchmedic needs of a kind of device to read its values without waiting for it."""
 
@@ -50,12 +56,14 @@ class Cuda:
     def __init__(self) -> None:
         self._driver: DriverCalls | None = None
         self._asked_for_driver = False
+        self._handed_out: list[torch.Tensor] = []  # never freed: after an error of the device, that ends the process
+        _never_free(self._handed_out)
 
     def place(self, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
         if not self._asked_for_driver:
             self._asked_for_driver = True
             self._driver = driver_calls()
-        host = torch.empty((), dtype=dtype, pin_memory=True)
+        host = self._pinned((), dtype)
         return host, Arrival(host)
 
     def arrange(self, host: torch.Tensor, event: Any, value: torch.Tensor) -> None:
@@ -66,7 +74,12 @@ class Cuda:
             host.copy_(value if value.dim() == 0 else value.reshape(()), non_blocking=True)
 
     def places(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
-        return torch.empty(count, dtype=dtype, pin_memory=True), None
+        return self._pinned((count,), dtype), None
+
+    def _pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        host = torch.empty(shape, dtype=dtype, pin_memory=True)
+        self._handed_out.append(host)
+        return host
 
     def arrange_many(self, host: torch.Tensor, event: Any, values: torch.Tensor) -> None:
         host[: values.numel()].copy_(values, non_blocking=True)
@@ -161,9 +174,3 @@ def died(*held: Any) -> None:
 
 def device_is_lost() -> bool:
     return bool(_dead)
-
-
-def _never_free(value: Any) -> None:
-    """Keep an object past the end of the interpreter, which would free it."""
-    if sys.implementation.name == "cpython":
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))

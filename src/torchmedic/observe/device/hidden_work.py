@@ -1,16 +1,24 @@
 """Operations of torchmedic that the user's modes and profilers do not see.
 
 A `TorchDispatchMode` or `TorchFunctionMode` of the user's, and a profiler, would see every look of ours at a tensor: a
-mode may change what it sees, and a profile would count it. While one of them is active, our hooks run outside of it.
+mode may change what it sees, and a profile would count it. While one of them is active, our hooks run outside of it:
+the modes are taken off their stacks, so that modes of our own work as usual. The default device is such a mode too;
+a replay of the user's code needs it (`with_default_device`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from torch.overrides import _pop_mode as _pop_function_mode
+from torch.overrides import _push_mode as _push_function_mode
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
+from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
 
 from torchmedic import contained as containment
 
@@ -19,7 +27,15 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _record: Callable[[bool], None] = torch._C._autograd._enable_record_function
 
-_hiding = threading.local()
+
+class _Hidden(threading.local):
+    """What this thread's hook runs outside of; nothing while no hook is running."""
+
+    is_hiding = False
+    default_device: Any = None
+
+
+_hidden = _Hidden()
 
 
 def install() -> None:
@@ -32,15 +48,35 @@ def install() -> None:
 
 def hide() -> Callable[[], None] | None:
     """Step outside of modes and profilers. The result steps back in; None: that is done already."""
-    if getattr(_hiding, "depth", 0):
+    if _hidden.is_hiding:
         return None  # a hook inside of a hook
-    stack = ExitStack()
-    stack.enter_context(torch._C.DisableTorchFunction())
-    if _dispatch_modes():
-        stack.enter_context(torch._C._DisableTorchDispatch())
-    if _is_profiling():
+    functions = [_pop_function_mode() for _ in range(_function_modes())]
+    dispatches = [_pop_dispatch_mode() for _ in range(_dispatch_modes())]
+    was_profiling = _is_profiling()
+    if was_profiling:
         _record(False)
-        stack.callback(_record, True)
-    _hiding.depth = 1
-    stack.callback(setattr, _hiding, "depth", 0)
-    return stack.close
+    _hidden.is_hiding = True
+    _hidden.default_device = next((mode for mode in functions if isinstance(mode, DeviceContext)), None)
+
+    def show() -> None:
+        _hidden.is_hiding = False
+        _hidden.default_device = None
+        if was_profiling:
+            _record(True)
+        for mode in reversed(dispatches):
+            _push_dispatch_mode(mode)
+        for mode in reversed(functions):
+            _push_function_mode(mode)
+
+    return show
+
+
+@contextlib.contextmanager
+def with_default_device() -> Iterator[None]:
+    """Run the user's code with the default device that the running hook has stepped outside of."""
+    mode = _hidden.default_device
+    if mode is None:
+        yield
+        return
+    with mode:
+        yield

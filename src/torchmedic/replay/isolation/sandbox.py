@@ -17,6 +17,7 @@ import psutil
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchmedic.observe.device.hidden_work import with_default_device
 from torchmedic.replay.isolation.outside_world import reading_refused, refuse, sealed
 from torchmedic.replay.isolation.python_state import python_left_alone
 
@@ -39,7 +40,13 @@ def harmless(frame: FrameType, *, thorough: bool = False) -> Iterator[None]:
     """
     with contextlib.suppress(Exception):
         __import__("torch._dynamo")  # else a replay would load it, and find our answers
-    with signals_deferred(), python_left_alone(frame, thorough=thorough) as one_way, sealed(), reading_refused(one_way):
+    with (
+        signals_deferred(),
+        python_left_alone(frame, thorough=thorough) as one_way,
+        sealed(),
+        reading_refused(one_way),
+        with_default_device(),
+    ):
         yield
 
 
