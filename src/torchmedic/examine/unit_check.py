@@ -76,7 +76,8 @@ def _step(
     graph = LossGraph(births, [loss], (frame.f_code.co_filename, frame.f_lineno), 0)
     loss.backward()
     graph.is_zero = all_zero(tensor.grad for tensor in parameters)
-    graph.read()
+    graph.fetch(may_wait=True)
+    graph.has_arrived()
     return graph
 
 

@@ -6,6 +6,7 @@ shape of a result, the largest possible result is assumed, so that the memory is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,14 @@ import torch
 
 from torchmedic.evidence.memory.fake.operands import tensors_of
 from torchmedic.evidence.memory.fake.recurrent import answer as recurrent
+from torchmedic.fit.cards import Card
 from torchmedic.records.fit import Trace
 
 Answer = Callable[[Trace, Any, Any, Any], Any]
 _LARGEST = "sizes that depend on values are assumed to be the largest possible: the memory is an upper bound"
+_WARP = 32  # threads
+_REDUCE_THREADS = 512  # in a block
+_MIN_VALUES_PER_THREAD, _MAX_VALUES_PER_THREAD = 16, 256  # that one thread adds up before the work is divided further
 _FOREACH = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
 
 
@@ -118,8 +123,10 @@ def _norms(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return [each.new_empty(()) for each in args[0]]
 
 
-def passing_bytes(name: str, args: Any, made: list[Any]) -> int:
+def passing_bytes(name: str, args: Any, card: Card) -> int:
     """Bytes that a kernel takes beside its results and frees before it ends."""
+    if name == "sum" and len(args) > 1:
+        return _partial_sums(args[0], args[1], card)
     if name == "_scaled_dot_product_flash_attention_backward":
         # The gradient of the queries is summed up in float32, in rows of 128 and columns of 32.
         batch, heads, length, width = args[1].shape
@@ -129,3 +136,38 @@ def passing_bytes(name: str, args: Any, made: list[Any]) -> int:
         count = args[1].numel() if name == "embedding_dense_backward" else args[0].numel()
         return int(4 * 8 * count)  # indices, sorted indices and what the sorting takes
     return 0
+
+
+def _partial_sums(tensor: Any, dims: Any, card: Card) -> int:
+    """Bytes of the partial results of a sum over rows, as for the gradient of a bias.
+
+    Few columns are added up by many blocks of threads, each with a partial result for every thread. The division of
+    the work is that of `aten/src/ATen/native/cuda/Reduce.cuh`.
+    """
+    leading = sorted(dim % tensor.dim() for dim in dims or range(tensor.dim()))
+    if leading != list(range(len(leading))) or len(leading) == tensor.dim() or not tensor.is_contiguous():
+        return 0  # the sum runs along the fastest dimension: the partial results are few
+    rows = math.prod(tensor.shape[: len(leading)])
+    columns = tensor.numel() // rows if rows else 0
+    vector = next(size for size in (4, 2, 1) if columns % size == 0)
+    groups = columns // vector
+    threads = _REDUCE_THREADS // vector
+    if not groups:
+        return 0
+    height = min(_power_of_two(min(rows, threads)), threads // min(_power_of_two(min(groups, threads)), _WARP))
+    width = min(_power_of_two(min(groups, threads)), threads // height)
+    if rows < height * _MIN_VALUES_PER_THREAD:
+        return 0
+    values = -(-rows // height)
+    blocks = -(-groups // width)
+    most_blocks = card.processors * (card.threads_per_processor // (width * height))
+    if values < _MAX_VALUES_PER_THREAD or blocks > most_blocks:
+        return 0
+    wanted = min(-(-most_blocks // blocks), -(-values // _MIN_VALUES_PER_THREAD))
+    split = max(wanted, -(-values // _MAX_VALUES_PER_THREAD))
+    return 4 * columns * split * width * vector if split > 1 else 0
+
+
+def _power_of_two(number: int) -> int:
+    """The largest power of two that is not above a number."""
+    return 1 << (number.bit_length() - 1)

@@ -29,6 +29,7 @@ class Card(NamedTuple):
         bandwidth: Bytes per second to and from the memory of the card.
         host_bandwidth: Bytes per second to and from pinned memory of the host.
         context: Bytes that the CUDA context and the loaded libraries take.
+        processors: Streaming multiprocessors.
     """
 
     name: str
@@ -39,6 +40,13 @@ class Card(NamedTuple):
     bandwidth: float
     host_bandwidth: float
     context: int
+    processors: int
+
+    @property
+    def threads_per_processor(self) -> int:
+        if self.capability == (7, 5):
+            return 1024
+        return 1536 if self.capability in ((8, 6), (8, 9), (12, 0)) else 2048
 
     @property
     def cublas_workspace(self) -> int:
@@ -46,30 +54,39 @@ class Card(NamedTuple):
 
 
 def _card(
-    name: str, gib: float, capability: tuple[int, int], half: float, single: float, gbs: int, host: int, context: int
+    name: str,
+    gib: float,
+    capability: tuple[int, int],
+    half: float,
+    single: float,
+    gbs: int,
+    host: int,
+    context: int,
+    processors: int,
 ) -> Card:
-    return Card(name, int(gib * GIB), capability, half * 1e12, single * 1e12, gbs * 1e9, host * 1e9, context * MIB)
+    speeds = (half * 1e12, single * 1e12, gbs * 1e9, host * 1e9)
+    return Card(name, int(gib * GIB), capability, *speeds, context * MIB, processors)
 
 
 # Data sheets of the vendor; `memory` is what CUDA reports. The context of the H200 was measured (767 MiB with torch
 # 2.11, CUDA 13); the others are estimates from it and from reports of users.
 CARDS = (
-    _card("H200", 139.8, (9, 0), 989, 67, 4800, 50, 767),
-    _card("H100", 79.2, (9, 0), 989, 67, 3350, 50, 767),
-    _card("A100-80GB", 79.2, (8, 0), 312, 19.5, 2039, 25, 500),
-    _card("A100-40GB", 39.4, (8, 0), 312, 19.5, 1555, 25, 500),
-    _card("B200", 178.4, (10, 0), 2250, 80, 8000, 50, 800),
-    _card("L40S", 44.4, (8, 9), 362, 91.6, 864, 25, 500),
-    _card("L4", 22.2, (8, 9), 121, 30.3, 300, 25, 450),
-    _card("A10", 22.1, (8, 6), 125, 31.2, 600, 25, 450),
-    _card("T4", 14.6, (7, 5), 65, 8.1, 300, 12, 400),
-    _card("V100-32GB", 31.7, (7, 0), 125, 15.7, 900, 12, 450),
-    _card("V100-16GB", 15.8, (7, 0), 125, 15.7, 900, 12, 450),
-    _card("RTX-5090", 31.4, (12, 0), 210, 105, 1792, 50, 550),
-    _card("RTX-4090", 23.6, (8, 9), 165, 82.6, 1008, 25, 450),
-    _card("RTX-3090", 23.7, (8, 6), 71, 35.6, 936, 25, 450),
-    _card("RTX-4080", 15.7, (8, 9), 97, 48.7, 717, 25, 450),
-    _card("RTX-3060", 11.8, (8, 6), 25, 12.7, 360, 25, 400),
+    _card("H200", 139.8, (9, 0), 989, 67, 4800, 50, 767, 132),
+    _card("H100", 79.2, (9, 0), 989, 67, 3350, 50, 767, 132),
+    _card("A100-80GB", 79.2, (8, 0), 312, 19.5, 2039, 25, 500, 108),
+    _card("A100-40GB", 39.4, (8, 0), 312, 19.5, 1555, 25, 500, 108),
+    _card("B200", 178.4, (10, 0), 2250, 80, 8000, 50, 800, 148),
+    _card("L40S", 44.4, (8, 9), 362, 91.6, 864, 25, 500, 142),
+    _card("L4", 22.2, (8, 9), 121, 30.3, 300, 25, 450, 58),
+    _card("A10", 22.1, (8, 6), 125, 31.2, 600, 25, 450, 72),
+    _card("T4", 14.6, (7, 5), 65, 8.1, 300, 12, 400, 40),
+    _card("V100-32GB", 31.7, (7, 0), 125, 15.7, 900, 12, 450, 80),
+    _card("V100-16GB", 15.8, (7, 0), 125, 15.7, 900, 12, 450, 80),
+    _card("RTX-5090", 31.4, (12, 0), 210, 105, 1792, 50, 550, 170),
+    _card("RTX-4090", 23.6, (8, 9), 165, 82.6, 1008, 25, 450, 128),
+    _card("RTX-3090", 23.7, (8, 6), 71, 35.6, 936, 25, 450, 82),
+    _card("RTX-4080", 15.7, (8, 9), 97, 48.7, 717, 25, 450, 76),
+    _card("RTX-3060", 11.8, (8, 6), 25, 12.7, 360, 25, 400, 28),
 )
 DEFAULT = CARDS[0]  # whose speed and workspaces count where no card is named
 

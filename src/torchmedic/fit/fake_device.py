@@ -44,6 +44,10 @@ class FakeMode(FakeTensorMode):
     def avoid_device_init(self) -> bool:
         return True
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> FakeMode:
+        """A copied tensor belongs to the same mode; in another mode its views would not share its memory."""
+        return self
+
 
 @contextlib.contextmanager
 def _device_guard() -> Iterator[None]:
@@ -149,7 +153,7 @@ def _answers(card: Card) -> list[tuple[Any, str, Any]]:
         total_memory=card.memory,
         major=card.capability[0],
         minor=card.capability[1],
-        multi_processor_count=132,
+        multi_processor_count=card.processors,
         is_integrated=0,
         is_multi_gpu_board=0,
         warp_size=32,

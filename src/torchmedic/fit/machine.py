@@ -196,7 +196,7 @@ class Machine(TorchDispatchMode):
                     self._note_batch(each)
             if each.dtype in (torch.bfloat16, torch.float16):
                 self.trace.autocast = True
-        passing = passing_bytes(name, args, made)
+        passing = passing_bytes(name, args, self._card)
         if passing:
             self.recorder.passing(passing, kind, *where)
 

@@ -55,8 +55,10 @@ def _attention(
 ) -> Any:
     same_width = query.shape[-1] == value.shape[-1]
     flat = query.dim() == 4 and same_width
+    in_rows = all(each is None or each.stride(-1) == 1 for each in (query, key, value, attn_mask))
     if (
         flat
+        and in_rows
         and attn_mask is None
         and query.dtype in _HALF
         and query.shape[-1] <= _MAX_FLASH_WIDTH
@@ -64,7 +66,7 @@ def _attention(
     ):
         options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         return _aten._scaled_dot_product_flash_attention.default(query, key, value, **options)[0]
-    if flat and not enable_gqa and torch.backends.cuda.mem_efficient_sdp_enabled():
+    if flat and in_rows and not enable_gqa and torch.backends.cuda.mem_efficient_sdp_enabled():
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, float("-inf"))
         if attn_mask is not None:

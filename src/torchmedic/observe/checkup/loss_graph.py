@@ -26,6 +26,7 @@ from torchmedic.observe.checkup.graph_facts import (
 )
 from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
+from torchmedic.observe.device.fetch import Fetch
 
 _MAX_NODES = 50_000  # of one graph
 _MAX_GATES = 2000  # that are measured
@@ -98,6 +99,8 @@ class LossGraph:
         self.outside: dict[int, tuple[Any, int]] = {}  # by the identity of a loss call: targets out of range, of all
         self._numbers: dict[Any, int] = {}
         self._measured = 0
+        self._fetch: Fetch | None = None
+        self._waiting: list[tuple[Any, str]] = []  # the owners and names of numbers that are on their way
         self._may_read = not births.has_hooks
         self.autocast = next((kind for kind in _AUTOCAST if torch.is_autocast_enabled(kind)), "")  # that is on
         self.is_outdated = step == 0 and any(_OUTDATED in line for line in linecache.getlines(key[0]))
@@ -195,18 +198,32 @@ class LossGraph:
             node = self.nodes[node.behind[0]]
         return node.leaf is not None
 
-    def read(self) -> None:
-        """Fetch every number that is still on its device, at once: the only wait."""
+    def fetch(self, *, may_wait: bool) -> None:
+        """Have every number that is still on its device brought to the host, at once; with the only wait, if any."""
         places: list[tuple[Any, str, Any]] = [(node, "closed", node.closed) for node in self.nodes]
         places += [(root, "value", root.value) for root in self.roots]
         places += [(node, "largest", node.largest) for node in self.nodes]
         places.append((self, "is_zero", self.is_zero))
-        waiting = [(owner, name, value) for owner, name, value in places if isinstance(value, torch.Tensor)]
-        counts = [(key, count, size) for key, (count, size) in self.outside.items() if isinstance(count, torch.Tensor)]
-        for (owner, name, _), value in zip(waiting, _fetched([value for _, _, value in waiting]), strict=True):
+        self._waiting = [(owner, name) for owner, name, value in places if isinstance(value, torch.Tensor)]
+        tensors = [value for _, _, value in places if isinstance(value, torch.Tensor)]
+        counts = [count for count, _ in self.outside.values() if isinstance(count, torch.Tensor)]
+        self._fetch = Fetch(tensors + counts, may_wait=may_wait)
+
+    def has_arrived(self) -> bool:
+        """Whether the numbers are there; they are read then."""
+        if self._fetch is None:
+            return True
+        if not self._fetch.has_arrived:
+            return False
+        values = iter(self._fetch.values())
+        self._fetch = None
+        for owner, name in self._waiting:
+            value = next(values)
             setattr(owner, name, value if name in ("value", "largest") else bool(value))
-        for (key, _, size), value in zip(counts, _fetched([count for _, count, _ in counts]), strict=True):
-            self.outside[key] = (int(value), size)
+        for key, (count, size) in self.outside.items():
+            if isinstance(count, torch.Tensor):
+                self.outside[key] = (int(next(values)), size)
+        return True
 
     # Reading
 
@@ -282,16 +299,3 @@ def _is_stretched(node: Node) -> bool:
     operands = node.birth.operands if node.birth is not None else None
     sides = [side for side in operands or () if side is not None and not side.has_gradient and side.shape]
     return node.shape is not None and any(len(side.shape) != len(node.shape) for side in sides)
-
-
-def _fetched(tensors: list[torch.Tensor]) -> list[float]:
-    """The values of tensors of one element."""
-    found = [0.0] * len(tensors)
-    by_device: dict[torch.device, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(index)
-    for indices in by_device.values():
-        values = torch.stack([tensors[index].double().reshape(()) for index in indices]).tolist()
-        for index, value in zip(indices, values, strict=True):
-            found[index] = value
-    return found

@@ -62,6 +62,7 @@ class Checkup:
         self.evaluation: Evaluation | None = None
         self.graphs: list[LossGraph] = []  # of lines that will be looked at again
         self._fresh: list[LossGraph] = []  # of the step under way
+        self._awaited: list[LossGraph] = []  # their numbers are on the way from the device
         self._looks: Counter[tuple[str, int]] = Counter()
         self._wanted: set[tuple[str, int]] = set()
         self._due: dict[tuple[str, int], int] = {}  # lines that are to be looked at again from that step on
@@ -83,6 +84,7 @@ class Checkup:
         self.on = False
         self._put_back()
         self._fresh.clear()
+        self._awaited.clear()
 
     def pause(self) -> None:
         """A replay is about to run: it is no step."""
@@ -161,6 +163,7 @@ class Checkup:
             asked = [one for one in result if isinstance(one, torch.Tensor)] if isinstance(result, tuple) else []
             for graph in self._fresh:
                 graph.is_zero = all_zero(asked or (leaf.grad for leaf in graph.leaves()))
+            self._fetch()
             self._settle(frame)
         if self._steps == 0 or self._wanted:
             self._arm()
@@ -223,7 +226,8 @@ class Checkup:
             for graph in self._fresh:
                 if graph.is_zero is None and graph.gates():  # a closure: backward ran inside of the step
                     graph.is_zero = all_zero(leaf.grad for leaf in graph.leaves())
-            self._settle(frame)
+            self._fetch()
+        self._settle(frame)
         for key in [key for key, step in self._due.items() if self._steps >= step]:
             del self._due[key]
             self._wanted.add(key)
@@ -238,7 +242,7 @@ class Checkup:
             self._judge.left_out(self.unreached, frame)
         waits = self.waits is not None and not self.waits.over
         is_open = self.unreached.is_open or self._awaits_terms
-        self.rests = not (self._wanted or self._due or self.is_armed or waits or is_open)
+        self.rests = not (self._wanted or self._due or self._awaited or self.is_armed or waits or is_open)
 
     def exiting(self) -> None:
         self.births.disarm()
@@ -249,10 +253,19 @@ class Checkup:
         if self.on and self.unreached.is_due(at_end=True):
             self._judge.left_out(self.unreached, None)
 
+    def _fetch(self) -> None:
+        """Have the numbers of the fresh graphs brought to the host. The first steps may wait for them."""
+        for graph in self._fresh:
+            graph.fetch(may_wait=self._late_looks == 0)
+        self._awaited += self._fresh
+        self._fresh = []
+
     def _settle(self, frame: FrameType) -> None:
-        fresh, self._fresh = self._fresh, []
+        """Judge the graphs whose numbers have arrived."""
+        if not self._awaited or not all(graph.has_arrived() for graph in self._awaited):
+            return
+        fresh, self._awaited = self._awaited, []
         for graph in fresh:
-            graph.read()
             if any(node.closed for node in graph.gates()) and self._looks[graph.key] < _MAX_LOOKS:
                 if self._looks[graph.key] < _MAX_LOOKS - 1:
                     self._wanted.add(graph.key)

@@ -22,10 +22,12 @@ def answer(func: Any, args: Any, kwargs: Any) -> Any:
     if func is torch.ops.aten._cudnn_rnn_backward.default:
         return _backward(*args, **kwargs)
     output, hy, cy, _, buffer = func(*args, **kwargs)
-    given, mode, hidden, layers, train, bidirectional = (args[at] for at in (0, 6, 7, 9, 12, 13))
+    given, mode, hidden, layers, batch_first, train, bidirectional = (args[at] for at in (0, 6, 7, 9, 10, 12, 13))
     reserve = given.new_empty(kept_bytes(given, mode, hidden, layers, bidirectional) if train else 0, dtype=torch.uint8)
     if buffer is None:  # weights that do not lie in one piece are copied into one
         buffer = given.new_empty(sum(weight.numel() for weight in args[1]))
+    if batch_first and output.dim() == 3:  # cuDNN writes time first
+        output = output.transpose(0, 1).contiguous().transpose(0, 1)
     return output, hy, cy, reserve, buffer
 
 
