@@ -56,7 +56,7 @@ class Step:
         self.finite = finite
         self.rewind = rewind
         self.habits = habits
-        self.short_steps = ShortSteps(clock, batches, notes, finite)
+        self.short_steps = ShortSteps(clock, notes, finite)
         self.curves = TrainingCurves()
         self.checkup: Checkup | None = None
         self.leaks: LeakWatch | None = None
@@ -133,9 +133,8 @@ class Step:
 class ShortSteps:
     """Decides which steps are sampled out, and does what is left to do in them."""
 
-    def __init__(self, clock: Clock, batches: Batches, notes: StepNotes, finite: FiniteWatch) -> None:
+    def __init__(self, clock: Clock, notes: StepNotes, finite: FiniteWatch) -> None:
         self._clock = clock
-        self._batches = batches
         self._notes = notes
         self._finite = finite
         self._most = _MAX_SHORT_SECONDS
@@ -152,15 +151,6 @@ class ShortSteps:
 
     def begin(self) -> None:
         self._notes.forget()
-
-    def data_requested(self, iterator: Any) -> None:
-        self._clock.data_requested()
-        self._batches.requested(iterator)
-
-    def data_arrived(self, iterator: Any, batch: Any) -> None:
-        """A batch has come. Where losses are read late, it is needed after the step is over."""
-        self._batches.taken(iterator)
-        self._batches.arrived(batch, direct=self._batches.is_direct, is_kept=self._finite.losses.late.are_usual)
 
     def backward_begins(self, roots: Any) -> None:
         exceptions.training_goes_on()

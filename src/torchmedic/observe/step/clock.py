@@ -129,7 +129,8 @@ class Clock:
         self._write()
 
     def data_requested(self) -> None:
-        self._close_step()
+        if self._stepped:
+            self._close_step()
 
     def backward_done(self) -> None:
         if not self._had_optimizers:

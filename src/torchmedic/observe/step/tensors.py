@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+_SEQUENCES = (list, tuple)  # to build `list | tuple` at every call takes longer than the call
+
 
 def is_mapping(value: Any) -> bool:
     """By its class alone: to ask the object itself may run a `__getattr__` of the user's, which may be what failed."""
@@ -24,7 +26,7 @@ def tensors_in(value: Any, depth: int = 4) -> list[torch.Tensor]:
             value = list(value.values())
         except Exception:
             return []
-    if isinstance(value, list | tuple):
+    if isinstance(value, _SEQUENCES):
         found: list[torch.Tensor] = []
         for item in value[:256]:
             if isinstance(item, torch.Tensor):
