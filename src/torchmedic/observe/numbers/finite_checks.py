@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from math import inf, isfinite, sqrt
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -81,32 +81,64 @@ def all_bad(tensors: list[torch.Tensor], *, at_once: bool) -> set[int]:
     return {id(tensor) for tensor in tensors if not is_finite(tensor)}
 
 
-def cheapest_place(optimizer: Any) -> int:
-    """Which parameter of the first group has the gradient that `first_is_bad` looks at.
+class Witness(NamedTuple):
+    """The gradient that is looked at in every step: an index into the parameters of the first group."""
 
-    Backward reaches the first parameters last, so what is bad anywhere tends to arrive there. The bias of the first
-    layer has few elements, and a dot product is the cheapest operation that reads them all.
+    place: int
+    is_vector: bool  # of few elements: a dot product is the cheapest operation that reads them all
+
+
+def cheapest_witness(optimizer: Any) -> Witness:
+    """Choose the gradient to look at in every step, on the CPU.
+
+    Backward reaches the first parameters last, so what is bad anywhere tends to arrive there: in the weight of the
+    first layer that is trained, and in its bias, which has fewer elements.
     """
     parameters = optimizer.param_groups[0]["params"]
-    if len(parameters) < 2 or not _is_looked_at(parameters[1]):
-        return 0
-    second = parameters[1]
-    return int(second.dim() == 1 and second.numel() <= _MAX_CHEAP_ELEMENTS and second.dtype in _WITH_NORM)
+    first = next((place for place, tensor in enumerate(parameters) if tensor.grad is not None), 0)
+    for place in (first, first + 1):
+        if place < len(parameters) and _is_looked_at(tensor := parameters[place]):
+            is_vector = tensor.dim() == 1 and tensor.numel() <= _MAX_CHEAP_ELEMENTS and tensor.dtype in _WITH_NORM
+            if is_vector:
+                return Witness(place, True)
+    return Witness(first, False)
 
 
-def first_is_bad(optimizer: Any, place: int) -> bool:
-    """Whether one of the first gradients on the CPU is bad, at a place that `cheapest_place` chose."""
-    parameters = optimizer.param_groups[0]["params"]
-    gradient = parameters[place if place < len(parameters) else 0].grad
-    if gradient is None or gradient.layout is not _STRIDED:
+def is_fine(optimizer: Any, witness: Witness) -> bool:
+    """Whether the rates and a gradient are finite; False also where that has to be found out in another way.
+
+    Called in nearly every step, so it does by itself what others have functions for.
+    """
+    groups = optimizer.param_groups
+    for group in groups:
+        rate = group.get("lr")
+        if type(rate) is float and not -inf < rate < inf:
+            return False
+    place, is_vector = witness
+    parameters = groups[0]["params"]
+    parameter = parameters[place if place < len(parameters) else 0]
+    if not parameter.is_cpu or "cpu" in async_devices.devices:
         return False
-    if place and not gradient.requires_grad and type(gradient) is _Tensor:
-        try:
-            if gradient.dot(gradient).item() < inf:
-                return False
-        except (RuntimeError, TypeError):  # the parameter is another one now
-            pass
-    return 0 < gradient.numel() <= _MAX_CHEAP_ELEMENTS and not is_finite(gradient)
+    gradient = parameter.grad
+    if gradient is None:
+        return True
+    if type(gradient) is not _Tensor or gradient.layout is not _STRIDED or gradient.requires_grad:
+        return False
+    if not is_vector:
+        return gradient.numel() > _MAX_CHEAP_ELEMENTS or is_finite(gradient)
+    try:
+        return bool(gradient.dot(gradient).item() < inf)
+    except (RuntimeError, TypeError):  # the parameter is another one now
+        return False
+
+
+def is_bad_witness(optimizer: Any, witness: Witness) -> bool:
+    """Whether the gradient that `is_fine` looks at, or the one before it, is bad."""
+    parameters = optimizer.param_groups[0]["params"][max(0, witness.place - 1) : witness.place + 1]
+    gradients = [
+        tensor.grad for tensor in parameters if _is_looked_at(tensor) and tensor.numel() <= _MAX_CHEAP_ELEMENTS
+    ]
+    return not all(is_finite(gradient) for gradient in gradients if gradient is not None)
 
 
 def _is_looked_at(tensor: torch.Tensor) -> bool:

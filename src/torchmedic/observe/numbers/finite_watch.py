@@ -21,11 +21,13 @@ import torch
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.finite_checks import (
     CheckBudget,
+    Witness,
     all_bad,
-    cheapest_place,
+    cheapest_witness,
     finite_rates,
-    first_is_bad,
     gradients,
+    is_bad_witness,
+    is_fine,
     is_there,
     kind_of_device,
     leaf_gradients,
@@ -71,7 +73,7 @@ class FiniteWatch:
         self.steps = 0  # updates of any optimizer
         self._skipped_bad = 0
         self._roots: list[weakref.ref[torch.Tensor]] = []
-        self._seen: dict[int, int] = {}  # optimizers that have stepped; the place of the gradient to look at
+        self._seen: dict[int, Witness] = {}  # optimizers that have stepped, and the gradient to look at in every step
         self.wants_weights = False  # to be looked at when they have been touched
         self.gradient_norm: float | None = None  # at the last update, where all gradients were looked at
         self._time = CheckBudget()
@@ -169,7 +171,7 @@ class FiniteWatch:
         if not self.on:
             return
         if id(optimizer) not in self._seen:
-            self._seen[id(optimizer)] = cheapest_place(optimizer)
+            self._seen[id(optimizer)] = cheapest_witness(optimizer)
             self.born_bad |= all_bad(with_gradient(optimizer), at_once=is_late)
         losses = self.losses
         self.memory.is_late = is_late
@@ -219,14 +221,19 @@ class FiniteWatch:
 
     def glance_at_gradients(self, optimizer: Any, frame: FrameType) -> bool:
         """Fast path of `step_begins` for short steps; False: nothing was done yet, take the full path."""
-        if id(optimizer) not in self._seen:
+        witness = self._seen.get(id(optimizer))
+        if witness is None:
             return False
+        self.wants_weights = False
+        self.gradient_norm = None
         if self.losses.late.held:
-            self.wants_weights = False  # nothing can be known now: the loss is kept on a late device
-        elif not may_be_read(optimizer) or not finite_rates(optimizer):
+            pass  # nothing can be known now: the loss is kept on a late device
+        elif self._time.is_due():
+            if not may_be_read(optimizer) or not finite_rates(optimizer):
+                return False
+            self._look_at_all(optimizer, frame)
+        elif not is_fine(optimizer, witness):
             return False
-        else:
-            self._look_at_gradients(optimizer, frame)
         self.steps += 1
         self.skipped = 0
         return True
@@ -243,14 +250,19 @@ class FiniteWatch:
         return self.on and not losses.bad and not losses.last_is_bad and not losses.late.are_coming
 
     def _look_at_gradients(self, optimizer: Any, frame: FrameType) -> None:
-        """Look at all gradients, or at one of the first, as the budget allows; and at the weights after the update."""
-        self.gradient_norm = None
-        self.wants_weights = is_due = self._time.is_due()
-        if is_due:
-            is_bad = self._time.any_bad_gradient(optimizer)
-            self.gradient_norm = self._time.norm
+        """Look at all gradients, or at one of the first, as the budget allows."""
+        if self._time.is_due():
+            self._look_at_all(optimizer, frame)
         else:
-            is_bad = first_is_bad(optimizer, self._seen[id(optimizer)])
+            witness = self._seen[id(optimizer)]
+            if not is_fine(optimizer, witness) and is_bad_witness(optimizer, witness):
+                self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
+
+    def _look_at_all(self, optimizer: Any, frame: FrameType) -> None:
+        """Look at as many gradients as the budget allows, and at weights after the update."""
+        self.wants_weights = True
+        is_bad = self._time.any_bad_gradient(optimizer)
+        self.gradient_norm = self._time.norm
         if is_bad:
             self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
 

@@ -122,7 +122,8 @@ class Clock:
         gauge = self.gauge
         if self.phase_started >= gauge.due:
             gauge.read(self.phase_started)
-        box.write(self.phase, self.step, self.micro_step, self.updates, self.file, self.line, gauge.rss, gauge.device)
+        updates = self.updates if self._stepped or self._by_hand else self.step
+        box.write(self.phase, self.step, self.micro_step, updates, self.file, self.line, gauge.rss, gauge.device)
 
     def flush(self) -> None:
         """Write the present state to the black box; not every step does."""
