@@ -16,7 +16,7 @@ from torchmedic.source.objects.graph import leaves_behind
 
 _FREE_SECONDS = 0.05  # that may be spent in any case
 _SHARE_OF_TIME = 0.002  # since training began, beyond that
-_REST = 16  # looks, of which one goes beyond the first tensor when the time is used up
+_REST = 32  # looks, of which one goes beyond the first tensor when the time is used up
 _MAX_NODES = 2000  # of a graph that is walked to its leaves
 _MAX_CHEAP_ELEMENTS = 1 << 14  # cost about as much to look at as one
 _WITH_NORM = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})

@@ -15,6 +15,9 @@ from torch.utils.data import Subset
 from torchmedic.observe.step.kept_batch import KeptBatch
 from torchmedic.observe.step.tensors import is_mapping, tensors_in
 
+_new_tuple: Any = tuple.__new__  # the constructor of a named tuple takes five times as long
+_weak_reference = weakref.ref
+
 
 class _Pass:
     """A pass of an iterator over its sampler: the indices that were drawn and have not come back, in order."""
@@ -110,7 +113,7 @@ class Batches:
         self.requests += 1
         self.asked = asked = weakref.ref(iterator)
         batch = None if self._direct else self.kept
-        self._earlier.append(_Earlier(self._weak, self._indices, self._source, batch))
+        self._earlier.append(_new_tuple(_Earlier, (self._weak, self._indices, self._source, batch)))
         self.kept = None
         self._weak = []
         self._indices = None
@@ -150,7 +153,7 @@ class Batches:
         self.number += 1
         self._direct = direct
         tensors = tensors_in(batch)
-        self._weak = list(map(weakref.ref, tensors))
+        self._weak = list(map(_weak_reference, tensors))
         self.kept = KeptBatch(batch, tensors) if is_kept else None
 
     @property

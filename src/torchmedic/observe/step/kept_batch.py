@@ -21,6 +21,7 @@ _STRIDED = torch.strided
 _VALUES = frozenset({type(None), int, float, bool, str, bytes})
 _SEQUENCES = (list, tuple)
 _GONE = object()
+_new_tuple: Any = tuple.__new__  # the constructor of a named tuple takes five times as long
 
 
 class _Part(NamedTuple):
@@ -71,13 +72,13 @@ class KeptBatch:
 def _kept(value: Any, aliased: bool, depth: int) -> Any:
     kind = type(value)
     if kind in _PLAIN:
-        return _Part(weakref.ref(value), value.detach() if aliased else _GONE)
+        return _new_tuple(_Part, (weakref.ref(value), value.detach() if aliased else _GONE))
     if kind in _VALUES:
         return value
     if isinstance(value, torch.Tensor):
         return _Part(weakref.ref(value), _GONE)
     if isinstance(value, _SEQUENCES) and depth and len(value) <= _MAX_ITEMS:
-        return _Items(kind, None, [_kept(item, aliased, depth - 1) for item in value])
+        return _new_tuple(_Items, (kind, None, [_kept(item, aliased, depth - 1) for item in value]))
     if kind is dict and depth and len(value) <= _MAX_ITEMS:
         return _Items(kind, tuple(value), [_kept(item, aliased, depth - 1) for item in value.values()])
     substitute: Any = _GONE
