@@ -36,6 +36,7 @@ from typing import Any, ClassVar, Protocol
 UNDER = "TORCHMEDIC_COUNTING_UNDER"
 WIDTH, BATCH = 32, 8
 FEW, MANY = 3, 9  # steps per block
+WARM_UP = 100  # steps, after which Python has specialised the code and memory is laid out
 ROUND = 64  # steps, one of which is recorded in full if steps take a millisecond
 
 
@@ -260,7 +261,7 @@ def measure(count: Counter, device: str) -> list[dict[str, Any]]:
     loops = {"mlp": loop, "mlp, DataLoader": loop.with_loader()}
     plain = {}
     for name, loop in loops.items():
-        loop.run(16)
+        loop.run(WARM_UP)
         plain[name] = per_step(count, loop)
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -99,7 +99,31 @@ class OptimizerHooks:
     def _ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_traced() or compiler._is_compiling_flag:
             return
-        self.note_end(optimizer, stepped=True)
+        if not (self._step.fast_path and self._glance_at_end(optimizer)):
+            self.note_end(optimizer, stepped=True)
+
+    @contained("observe.optimizer", computes=False)
+    def _glance_at_end(self, optimizer: Any) -> bool:
+        """Fast path of `note_end` for short steps; False: nothing was done yet, take the full path."""
+        step = self._step
+        clock, finite, habits = step.clock, step.finite, step.habits
+        following = clock.step + 1
+        if (
+            clock.optimizer_count != 1
+            or following >= step.short_steps.next_full
+            or following >= habits.standstill.due
+            or (step.leaks is not None and following >= step.leaks.due)
+            or finite.wants_weights
+            or habits.awake
+            or step.paused
+            or step.ranks is not None
+            or not step.short_steps.applies()
+        ):
+            return False
+        step.stepping = None
+        clock.optimizer_stepped(optimizer)
+        step.notes.step_is_over()
+        return True
 
     @contained("observe.optimizer")
     def _note_begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -165,12 +189,12 @@ class OptimizerHooks:
             step.habits.step_ended(optimizer, stepped=stepped)
         was_thin, step.is_sampled_out = step.is_sampled_out, not step.habits.awake and step.short_steps.applies()
         if step.is_sampled_out:
-            if not step.fast_path:
+            if step.fast_path:
+                step.notes.step_is_over()
+            else:
                 step.short_steps.begin()
                 self._forward.forget()
                 step.fast_path = was_thin and step.finite.is_calm
-            else:
-                step.notes.step_is_over()
             return
         step.fast_path = False
         clock.leave()

@@ -14,7 +14,7 @@ from torchmedic.observe.device import async_devices
 from torchmedic.source.objects.finite import has_values, is_finite, own_part
 from torchmedic.source.objects.graph import leaves_behind
 
-_FREE_SECONDS = 0.05  # that may be spent in any case
+_FREE_SECONDS = 0.02  # that may be spent in any case
 _SHARE_OF_TIME = 0.002  # since training began, beyond that
 _REST = 32  # looks, of which one goes beyond the first tensor when the time is used up
 _MAX_NODES = 2000  # of a graph that is walked to its leaves

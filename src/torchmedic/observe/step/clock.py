@@ -196,9 +196,11 @@ class Clock:
         self.step += 1
         self.micro_step = 0
         now = monotonic()
-        if self._step_closed is not None:
-            took = now - self._step_closed
-            usual = self.usual_step
-            # One long one, with a validation in it say, says little of the others.
-            self.usual_step = usual + 0.1 * (min(took, 4 * usual) - usual) if usual else took
+        closed = self._step_closed
         self._step_closed = now
+        if closed is not None:
+            took = now - closed
+            usual = self.usual_step
+            # One long step, with a validation in it say, says little of the others.
+            excess = took - usual if took < 4 * usual else 3 * usual
+            self.usual_step = usual + 0.1 * excess if usual else took
