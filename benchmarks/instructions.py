@@ -14,6 +14,7 @@ gradients) takes the same share of a second however short the steps are, and is 
 from __future__ import annotations
 
 import argparse
+import copy
 import ctypes
 import functools
 import gc
@@ -35,7 +36,8 @@ from typing import Any, ClassVar, Protocol
 UNDER = "TORCHMEDIC_COUNTING_UNDER"
 WIDTH, BATCH = 32, 8
 FEW, MANY = 3, 9  # steps per block
-ROUND = 64  # steps, one of which is recorded in full if steps are short
+WARM_UP = 100  # steps, after which Python has specialised the code and memory is laid out
+ROUND = 64  # steps, one of which is recorded in full if steps take a millisecond
 
 
 class Counter(Protocol):
@@ -140,20 +142,28 @@ def counter(wanted: str | None, device: str) -> Counter | str:
 
 
 class Loop:
-    """An ordinary training loop, with or without a loader."""
+    """An ordinary training loop without a loader."""
 
-    def __init__(self, device: str, *, loader: bool) -> None:
+    loader: Any = None
+
+    def __init__(self, device: str) -> None:
         import torch
         from torch import nn
-        from torch.utils.data import DataLoader, TensorDataset
 
         torch.manual_seed(0)
         layers = [nn.Linear(WIDTH, WIDTH) if index % 2 == 0 else nn.ReLU() for index in range(7)]
         self.model = nn.Sequential(*layers).to(device)
         self.batch = torch.randn(BATCH, WIDTH, device=device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        data = TensorDataset(torch.randn(4 * ROUND * BATCH, WIDTH))
-        self.loader = DataLoader(data, batch_size=BATCH) if loader else None
+
+    def with_loader(self) -> Loop:
+        """The same loop, fed by a loader. It has no optimizer of its own: a step is over when all have stepped."""
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        loop = copy.copy(self)
+        loop.loader = DataLoader(TensorDataset(torch.randn(4 * ROUND * BATCH, WIDTH)), batch_size=BATCH)
+        return loop
 
     def run(self, steps: int) -> None:
         if self.loader is None:
@@ -191,6 +201,7 @@ def settle(agent: Any, *, short: bool) -> None:
         math.inf if short else 0.0
     )
     agent.step.is_sampled_out = agent.step.fast_path = False
+    agent.step.short_steps.next_full = math.inf if short else 0
     agent.clock.step = 10_000 * ROUND + 1
     agent.clock.gauge.due = math.inf
     agent.finite._time._spent = math.inf
@@ -246,10 +257,11 @@ def measure(count: Counter, device: str) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     # Every run has a second thread, with which `malloc` takes more instructions. That is not torchmedic's cost.
     threading.Thread(target=threading.Event().wait, daemon=True).start()
-    loops = {name: Loop(device, loader=loader) for name, loader in (("mlp", False), ("mlp, DataLoader", True))}
+    loop = Loop(device)
+    loops = {"mlp": loop, "mlp, DataLoader": loop.with_loader()}
     plain = {}
     for name, loop in loops.items():
-        loop.run(16)
+        loop.run(WARM_UP)
         plain[name] = per_step(count, loop)
     rows = []
     with tempfile.TemporaryDirectory() as folder:

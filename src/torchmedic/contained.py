@@ -131,8 +131,13 @@ def is_short(error: BaseException) -> bool:
     return any(words in text for words in _OUT_OF_MEMORY_TEXTS)
 
 
-def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Decorate a hook so that it returns None on a fault, and does nothing from then on."""
+def contained(where: str, *, computes: bool = True) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Decorate a hook so that it returns None on a fault, and does nothing from then on.
+
+    Args:
+        where: The name of the hook in reports of faults.
+        computes: Whether the hook may run an operation of torch, which is hidden from modes and profilers of the user.
+    """
 
     def decorate(hook: Callable[P, R]) -> Callable[P, R | None]:
         @functools.wraps(hook)
@@ -140,7 +145,7 @@ def contained(where: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
             if where in _broken:
                 return None
             compiler = step_aside(None)
-            shown = hide() if has_function_modes() or has_dispatch_modes() or is_profiling() else None
+            shown = hide() if computes and (has_function_modes() or has_dispatch_modes() or is_profiling()) else None
             if compiler is None and shown is None and where != _injected:  # the fast path
                 try:
                     return hook(*args, **kwargs)

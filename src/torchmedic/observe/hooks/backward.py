@@ -9,17 +9,14 @@ from types import FrameType
 from typing import Any
 
 import torch.autograd
-import torch.compiler
 
 from torchmedic.contained import contained
 from torchmedic.observe.failures import exceptions
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
-from torchmedic.observe.hooks.patches import without_our_frame, wrap
+from torchmedic.observe.hooks.patches import compiler, is_traced, without_our_frame, wrap
 from torchmedic.observe.numbers.finite_checks import are_plain
 from torchmedic.observe.step.clock import BACKWARD
-
-_is_compiling = torch.compiler.is_compiling
 
 
 class BackwardHooks:
@@ -39,9 +36,9 @@ class BackwardHooks:
 
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            if _is_compiling():
+            if is_traced() or compiler._is_compiling_flag:
                 return original(*args, **kwargs)  # traced, not run
-            if step.leaks is not None and len(args) > 3 and args[3] and kwargs.get("accumulate_grad"):
+            if len(args) > 3 and args[3] and step.leaks is not None and kwargs.get("accumulate_grad"):
                 step.leaks.cycles.made(sys._getframe(1))
             roots = args[0] if args else kwargs.get("t_outputs", ())
             is_quick = step.fast_path and glance(roots)
@@ -103,10 +100,11 @@ class BackwardHooks:
         False if there is anything unusual: this step is then not one of those.
         """
         step = self._step
+        finite = step.finite
         is_plain = step.backward_depth == 0 and step.stepping is None and not step.paused and not step.habits.awake
-        if is_plain and are_plain():
+        if is_plain and finite.on and are_plain():
             try:
-                if step.finite.glance_at_loss(roots, step.clock.step):
+                if finite.losses.glance(roots, step.clock.step, finite.steps):
                     return True
             except Exception as error:
                 step.numbers_failed(error, sys._getframe(1))

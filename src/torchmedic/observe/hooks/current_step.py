@@ -1,10 +1,11 @@
 """The step that is under way, as the hooks know it, the watches that they feed, and whether it is watched in full.
 
-A step of a small model takes a millisecond or two, most of it spent on launching kernels; to note everything that a
-replay might want would be felt there. After some hundred such steps only one in 64 is noted in full. In the others the
-batch and the loss are kept, and on the CPU the gradients are looked at as ever; only the random state and the variables
-that a step starts from are not known, so that nobody puts back stale ones. On a device that is read late, the losses of
-these steps are read together: what is bad is noticed some dozen steps later, and traced to its own step all the same.
+A step of a small model takes some milliseconds, most of it spent on launching kernels; to note everything that a
+replay might want would be felt there. After some hundred such steps one is noted in full every 60 milliseconds, and at
+least one in 64. In the others the batch and the loss are kept, and on the CPU the gradients are looked at as ever. Only
+the random state and the variables that a step starts from are not known, so that nobody puts back stale ones. On a
+device that is read late, the losses of these steps are read together: what is bad is noticed some dozen steps later,
+and traced to its own step all the same.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from torchmedic.source.user_code import user_frame
 P = ParamSpec("P")
 
 _MIN_ALIKE_STEPS = 8  # in a row, to know how a loop is built
-_MAX_SHORT_SECONDS = 0.005  # of a step that counts as short
-_MAX_STILL_SHORT_SECONDS = 0.01  # in a run that is known to have short steps: a busy machine changes nothing about it
+_MAX_SHORT_SECONDS = 0.015  # of a step that counts as short: to note a step in full takes a hundredth of that
+_MAX_STILL_SHORT_SECONDS = 0.025  # in a run that is known to have short steps: a busy machine changes nothing about it
 _MIN_STEPS = 300  # before a run is known to have short steps
-_FULL_EVERY = 64  # steps, of which one is noted in full
+_SECONDS_BETWEEN_FULL = 0.06  # between two short steps that are noted in full, but
+_MAX_STEPS_BETWEEN_FULL = 64
 
 
 class Step:
@@ -56,7 +58,7 @@ class Step:
         self.finite = finite
         self.rewind = rewind
         self.habits = habits
-        self.short_steps = ShortSteps(clock, batches, notes, finite)
+        self.short_steps = ShortSteps(clock, notes, finite)
         self.curves = TrainingCurves()
         self.checkup: Checkup | None = None
         self.leaks: LeakWatch | None = None
@@ -133,34 +135,26 @@ class Step:
 class ShortSteps:
     """Decides which steps are sampled out, and does what is left to do in them."""
 
-    def __init__(self, clock: Clock, batches: Batches, notes: StepNotes, finite: FiniteWatch) -> None:
+    def __init__(self, clock: Clock, notes: StepNotes, finite: FiniteWatch) -> None:
         self._clock = clock
-        self._batches = batches
         self._notes = notes
         self._finite = finite
         self._most = _MAX_SHORT_SECONDS
+        self.next_full = 0  # the number of a step
 
     def applies(self) -> bool:
         """Whether the coming step is sampled out."""
         clock = self._clock
-        if clock.step <= _MIN_STEPS or self._finite.is_rising:
+        if clock.step >= self.next_full:
+            usual = clock.usual_step
+            self._most = _MAX_STILL_SHORT_SECONDS if usual < self._most else _MAX_SHORT_SECONDS
+            every = min(_MAX_STEPS_BETWEEN_FULL, int(_SECONDS_BETWEEN_FULL / max(usual, 1e-6)))
+            self.next_full = clock.step + every
             return False
-        if clock.step % _FULL_EVERY == 0:
-            self._most = _MAX_STILL_SHORT_SECONDS if clock.usual_step < self._most else _MAX_SHORT_SECONDS
-            return False
-        return clock.usual_step < self._most
+        return clock.usual_step < self._most and clock.step > _MIN_STEPS and not self._finite.losses.alarm
 
     def begin(self) -> None:
         self._notes.forget()
-
-    def data_requested(self, iterator: Any) -> None:
-        self._clock.data_requested()
-        self._batches.requested(iterator)
-
-    def data_arrived(self, iterator: Any, batch: Any) -> None:
-        """A batch has come. Where losses are read late, it is needed after the step is over."""
-        self._batches.taken(iterator)
-        self._batches.arrived(batch, direct=self._batches.is_direct, is_kept=self._finite.losses.late.are_usual)
 
     def backward_begins(self, roots: Any) -> None:
         exceptions.training_goes_on()

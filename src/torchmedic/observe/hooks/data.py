@@ -30,35 +30,37 @@ class DataHooks:
 
     def install(self) -> None:
         iterator = dataloader._BaseDataLoaderIter
-        drawn = contained("observe.batches")(self._step.batches.index_drawn)
+        drawn = contained("observe.batches", computes=False)(self._step.batches.index_drawn)
 
         def index_drawn(owner: Any, index: Any) -> Any:
             drawn(owner, index)
             return index
 
+        step = self._step
+
         def arrived(owner: Any, batch: Any) -> Any:
-            self._arrived(owner, batch, sys._getframe(1))
+            if step.is_sampled_out and step.ranks is None:
+                self._arrived_sampled_out(owner, batch)
+            else:
+                self._arrived(owner, batch, sys._getframe(1))
             return batch
 
         replace(iterator, "__next__", NoticedResult(iterator.__next__, self._requested, arrived))
         replace(iterator, "_next_index", NoticedResult(iterator._next_index, None, index_drawn))
 
-    @contained("observe.data")
+    @contained("observe.data", computes=False)
     def _requested(self, iterator: Any, frame: FrameType) -> None:
         step = self._step
         if step.paused:
             return
         if self._awaited is not None:
             self._failed()
-        self._awaited = weakref.ref(iterator)
         if step.leaks is not None and iterator._num_yielded == 0:
             step.leaks.loading(iterator, frame)
-        if step.is_sampled_out:
-            step.short_steps.data_requested(iterator)
-            return
         step.clock.data_requested()
-        step.clock.enter(DATA, frame)
-        step.batches.requested(iterator)
+        if not step.is_sampled_out:
+            step.clock.enter(DATA, frame)
+        self._awaited = step.batches.requested(iterator)
 
     def _failed(self) -> None:
         """The batch that was asked for last has not come: its indices are those of no later one."""
@@ -75,7 +77,7 @@ class DataHooks:
         if step.ranks is not None and (step.ranks.wants_batches or iterator._num_yielded == 1):
             step.ranks.fetched(iterator, batch, frame)
         if step.is_sampled_out:
-            step.short_steps.data_arrived(iterator, batch)
+            self._arrived_sampled_out(iterator, batch)
             return
         batches = step.batches
         batches.taken(iterator)
@@ -86,6 +88,17 @@ class DataHooks:
         step.clock.leave()
         step.opens(user_frame(frame))
         self._forward.expect()
+
+    @contained("observe.data")
+    def _arrived_sampled_out(self, iterator: Any, batch: Any) -> None:
+        """A batch has come in a step that is sampled out. Where losses are read late, it is needed after the step."""
+        step = self._step
+        if step.paused:
+            return
+        self._awaited = None
+        batches = step.batches
+        batches.taken(iterator)
+        batches.arrived(batch, direct=batches.is_direct, is_kept=step.finite.losses.late.are_usual)
 
 
 def _asked_by_user(frame: FrameType | None) -> bool:

@@ -16,11 +16,19 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.contained import contained
 from torchmedic.observe.hooks import Step
-from torchmedic.observe.hooks.patches import NoticedCall, assign, has_arguments, replace, without_our_frame, wrap
+from torchmedic.observe.hooks.patches import (
+    NoticedCall,
+    assign,
+    compiler,
+    has_arguments,
+    is_traced,
+    replace,
+    without_our_frame,
+    wrap,
+)
 from torchmedic.observe.loop.ledger import Habits
 
 Wrapped = Callable[..., Any]
-_is_compiling = torch.compiler.is_compiling  # asked first, so that compiled code is not specialised on the rest
 
 
 class HabitHooks:
@@ -65,7 +73,7 @@ class HabitHooks:
         def make(original: Wrapped) -> Wrapped:
             @functools.wraps(original)
             def call(*args: Any, **kwargs: Any) -> Any:
-                if _is_compiling():
+                if is_traced() or compiler._is_compiling_flag:
                     return original(*args, **kwargs)
                 hears = not self._sleeps or (also_while_listening and self._habits.listening and not self._step.paused)
                 if hears and before is not None:

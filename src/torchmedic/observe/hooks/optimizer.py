@@ -7,18 +7,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torchmedic.contained import contained
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
-from torchmedic.observe.hooks.patches import without_our_frame, wrap
+from torchmedic.observe.hooks.patches import compiler, is_traced, without_our_frame, wrap
 from torchmedic.observe.step.clock import OPTIMIZER
 from torchmedic.source.lookup.optimizers import construction
 from torchmedic.source.user_code import user_frame
-
-_is_compiling = torch.compiler.is_compiling
 
 
 class OptimizerHooks:
@@ -65,7 +62,7 @@ class OptimizerHooks:
 
         @functools.wraps(original)
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or (step.fast_path and not step.habits.awake):
+            if is_traced() or compiler._is_compiling_flag or (step.fast_path and not step.habits.awake):
                 return original(optimizer, *args, **kwargs)
             listening = step.habits.awake and not step.paused
             if listening:
@@ -95,18 +92,41 @@ class OptimizerHooks:
         self._forward.expect()
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if _is_compiling():
+        if is_traced() or compiler._is_compiling_flag:
             return
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # the first is the optimizer
-        self._note_begin(optimizer, has_closure=callable(closure))
+        self._note_begin(optimizer, args, kwargs)
 
     def _ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if _is_compiling():
+        if is_traced() or compiler._is_compiling_flag:
             return
-        self.note_end(optimizer, stepped=True)
+        if not (self._step.fast_path and self._glance_at_end(optimizer)):
+            self.note_end(optimizer, stepped=True)
+
+    @contained("observe.optimizer", computes=False)
+    def _glance_at_end(self, optimizer: Any) -> bool:
+        """Fast path of `note_end` for short steps; False: nothing was done yet, take the full path."""
+        step = self._step
+        clock, finite, habits = step.clock, step.finite, step.habits
+        following = clock.step + 1
+        if (
+            clock.optimizer_count != 1
+            or following >= step.short_steps.next_full
+            or following >= habits.standstill.due
+            or (step.leaks is not None and following >= step.leaks.due)
+            or finite.wants_weights
+            or habits.awake
+            or step.paused
+            or step.ranks is not None
+            or not step.short_steps.applies()
+        ):
+            return False
+        step.stepping = None
+        clock.optimizer_stepped(optimizer)
+        step.notes.step_is_over()
+        return True
 
     @contained("observe.optimizer")
-    def _note_begin(self, optimizer: Any, *, has_closure: bool) -> None:
+    def _note_begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         step = self._step
         if step.paused:
             return
@@ -119,7 +139,8 @@ class OptimizerHooks:
         if not step.is_sampled_out:
             step.clock.enter(OPTIMIZER, frame)
             if step.checkup is not None and step.checkup.on:
-                step.check_up(step.checkup.step_begins, optimizer, has_closure)
+                closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # the first is the optimizer
+                step.check_up(step.checkup.step_begins, optimizer, callable(closure))
         if step.habits.awake:
             step.habits.step_begins(optimizer, frame)
             step.fast_path = False
@@ -168,12 +189,12 @@ class OptimizerHooks:
             step.habits.step_ended(optimizer, stepped=stepped)
         was_thin, step.is_sampled_out = step.is_sampled_out, not step.habits.awake and step.short_steps.applies()
         if step.is_sampled_out:
-            if not step.fast_path:
+            if step.fast_path:
+                step.notes.step_is_over()
+            else:
                 step.short_steps.begin()
                 self._forward.forget()
                 step.fast_path = was_thin and step.finite.is_calm
-            else:
-                step.notes.step_is_over()
             return
         step.fast_path = False
         clock.leave()

@@ -11,20 +11,25 @@ which is over when the method begins, and the class itself still gives out the o
 from __future__ import annotations
 
 import dis
-import functools
-import itertools
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType
+from itertools import repeat
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
-import torch
+import torch.compiler
 
-# Code of ours that torch.compile may come upon. Never compiled by itself; where it is inlined, `is_compiling` is true.
+# Code of ours that torch.compile may come upon. Never compiled by itself; where it is inlined, `is_traced` is true.
 entries: list[CodeType] = []
 
+# `torch.compiler.is_compiling()` takes three times the instructions of `is_traced() or compiler._is_compiling_flag`.
+# `is_traced` comes first: for torch.compile it is the constant True, so that compiled code has no guard on the flag.
+compiler: Any = torch.compiler
+is_traced = torch.compiler.is_dynamo_compiling
+if not hasattr(compiler, "_is_compiling_flag"):  # a later torch
+    is_traced, compiler = torch.compiler.is_compiling, SimpleNamespace(_is_compiling_flag=False)
+
 _made: list[tuple[Any, str, Any]] = []
-_is_compiling = torch.compiler.is_compiling
 
 
 def wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -72,7 +77,7 @@ class NoticedCall:
         self._before = before
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
-        if owner is not None and not _is_compiling():
+        if owner is not None and not (is_traced() or compiler._is_compiling_flag):
             self._before(owner, sys._getframe(1))
         return self._original.__get__(owner, kind)
 
@@ -91,12 +96,13 @@ class NoticedResult:
         self._after = after
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
-        if owner is None or _is_compiling():
+        if owner is None or is_traced() or compiler._is_compiling_flag:
             return self._original.__get__(owner, kind)
         if self._before is not None:
             self._before(owner, sys._getframe(1))
         # Both `map` call from C: neither of them is a frame. A method that is kept can be called again and again.
-        return map(functools.partial(self._after, owner), map(self._original, itertools.repeat(owner))).__next__
+        owners = repeat(owner)
+        return map(self._after, owners, map(self._original, owners)).__next__
 
 
 def has_arguments(frame: FrameType, known: dict[tuple[CodeType, int], bool]) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,12 +14,14 @@ from torchmedic.observe.device import async_devices
 from torchmedic.source.objects.finite import has_values, is_finite, own_part
 from torchmedic.source.objects.graph import leaves_behind
 
-_FREE_SECONDS = 0.05  # that may be spent in any case
+_FREE_SECONDS = 0.02  # that may be spent in any case
 _SHARE_OF_TIME = 0.002  # since training began, beyond that
-REST = 16  # looks, of which one goes beyond the first tensor when the time is used up
+_REST = 32  # looks, of which one goes beyond the first tensor when the time is used up
 _MAX_NODES = 2000  # of a graph that is walked to its leaves
 _MAX_CHEAP_ELEMENTS = 1 << 14  # cost about as much to look at as one
 _WITH_NORM = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+_STRIDED = torch.strided
+_Tensor = torch.Tensor
 
 
 # To ask for the stack of `torch.func` itself would be enough to have one made for this thread, and autograd would copy
@@ -79,24 +81,73 @@ def all_bad(tensors: list[torch.Tensor], *, at_once: bool) -> set[int]:
     return {id(tensor) for tensor in tensors if not is_finite(tensor)}
 
 
-def first_is_bad(optimizer: Any) -> bool:
-    """Whether the first gradient is bad: backward reaches it last, so what is bad anywhere tends to arrive there."""
-    gradient = optimizer.param_groups[0]["params"][0].grad
-    return (
-        gradient is not None
-        and gradient.layout is torch.strided
-        and 0 < gradient.numel() <= _MAX_CHEAP_ELEMENTS
-        and not is_finite(gradient)
-    )
+class Witness(NamedTuple):
+    """The gradient that is looked at in every step: an index into the parameters of the first group."""
+
+    place: int
+    is_vector: bool  # of few elements: a dot product is the cheapest operation that reads them all
+
+
+def cheapest_witness(optimizer: Any) -> Witness:
+    """Choose the gradient to look at in every step, on the CPU.
+
+    Backward reaches the first parameters last, so what is bad anywhere tends to arrive there: in the weight of the
+    first layer that is trained, and in its bias, which has fewer elements.
+    """
+    parameters = optimizer.param_groups[0]["params"]
+    first = next((place for place, tensor in enumerate(parameters) if tensor.grad is not None), 0)
+    for place in (first, first + 1):
+        if place < len(parameters) and _is_looked_at(tensor := parameters[place]):
+            is_vector = tensor.dim() == 1 and tensor.numel() <= _MAX_CHEAP_ELEMENTS and tensor.dtype in _WITH_NORM
+            if is_vector:
+                return Witness(place, True)
+    return Witness(first, False)
+
+
+def is_fine(optimizer: Any, witness: Witness) -> bool:
+    """Whether the rates and a gradient are finite; False also where that has to be found out in another way.
+
+    Called in nearly every step, so it does by itself what others have functions for.
+    """
+    groups = optimizer.param_groups
+    for group in groups:
+        rate = group.get("lr")
+        if type(rate) is float and not -inf < rate < inf:
+            return False
+    place, is_vector = witness
+    parameters = groups[0]["params"]
+    parameter = parameters[place if place < len(parameters) else 0]
+    if not parameter.is_cpu or "cpu" in async_devices.devices:
+        return False
+    gradient = parameter.grad
+    if gradient is None:
+        return True
+    if type(gradient) is not _Tensor or gradient.layout is not _STRIDED or gradient.requires_grad:
+        return False
+    if not is_vector:
+        return gradient.numel() > _MAX_CHEAP_ELEMENTS or is_finite(gradient)
+    try:
+        return bool(gradient.dot(gradient).item() < inf)
+    except (RuntimeError, TypeError):  # the parameter is another one now
+        return False
+
+
+def is_bad_witness(optimizer: Any, witness: Witness) -> bool:
+    """Whether the gradient that `is_fine` looks at, or the one before it, is bad."""
+    parameters = optimizer.param_groups[0]["params"][max(0, witness.place - 1) : witness.place + 1]
+    gradients = [
+        tensor.grad for tensor in parameters if _is_looked_at(tensor) and tensor.numel() <= _MAX_CHEAP_ELEMENTS
+    ]
+    return not all(is_finite(gradient) for gradient in gradients if gradient is not None)
+
+
+def _is_looked_at(tensor: torch.Tensor) -> bool:
+    gradient = tensor.grad
+    return gradient is not None and gradient.layout is _STRIDED and tensor.numel() > 0 and has_values(tensor)
 
 
 def with_gradient(optimizer: Any) -> list[torch.Tensor]:
-    return [
-        tensor
-        for group in optimizer.param_groups
-        for tensor in group["params"]
-        if tensor.grad is not None and tensor.grad.layout is torch.strided and tensor.numel() and has_values(tensor)
-    ]
+    return [tensor for group in optimizer.param_groups for tensor in group["params"] if _is_looked_at(tensor)]
 
 
 def gradients(optimizer: Any) -> list[torch.Tensor]:
@@ -148,22 +199,44 @@ class CheckBudget:
         return self._spent < _FREE_SECONDS + _SHARE_OF_TIME * (monotonic() - self._started)
 
     def is_due(self) -> bool:
-        """Whether there is time for more than a look at the first tensor."""
+        """Whether there is time for more than a look at one tensor. Once there is none, that is asked now and then."""
         self._turn += 1
-        self.was_left = self._spent < _FREE_SECONDS + _SHARE_OF_TIME * (monotonic() - self._started)
-        return self.was_left or self._turn % REST == 0
+        is_turn = self._turn % _REST == 0
+        if is_turn or self.was_left:
+            self.was_left = self.is_left
+        return self.was_left or is_turn
+
+    def any_bad_gradient(self, optimizer: Any) -> bool:
+        """Whether gradients of an optimizer are not finite; two are looked at once the budget is used up."""
+        started, is_left = perf_counter(), self.is_left
+        tensors = [tensor.grad for tensor in self._parameters(optimizer, is_left) if tensor.grad is not None]
+        return self._any_bad(tensors, is_left, started)
+
+    def any_bad_weight(self, optimizer: Any, known: set[int]) -> bool:
+        """Whether weights of an optimizer, other than the known ones, are not finite."""
+        started, is_left = perf_counter(), self.is_left
+        tensors = [tensor for tensor in self._parameters(optimizer, is_left) if id(tensor) not in known]
+        return self._any_bad(tensors, is_left, started)
 
     def any_bad(self, tensors: list[torch.Tensor]) -> bool:
         """Whether some tensors are not finite; only two of them are checked once the budget is used up."""
-        self.norm = None
-        if not tensors:
-            return False
-        started = perf_counter()
-        if self.is_left:
-            self.norm = norm_of(tensors)
-            bad = self.norm is None and not all(is_finite(tensor) for tensor in tensors)
-        else:
-            some = (tensors[0], tensors[self._turn // REST % len(tensors)])
-            bad = not all(is_finite(tensor) for tensor in some)
+        is_left = self.is_left
+        return self._any_bad(tensors if is_left else self._some(tensors), is_left, perf_counter())
+
+    def _parameters(self, optimizer: Any, is_left: bool) -> list[torch.Tensor]:
+        """The parameters with a gradient, or some of them. To ask all of them takes longer than to look at two."""
+        if is_left:
+            return with_gradient(optimizer)
+        groups = optimizer.param_groups
+        parameters = groups[0]["params"] if len(groups) == 1 else [each for group in groups for each in group["params"]]
+        return [tensor for tensor in self._some(parameters) if _is_looked_at(tensor)]
+
+    def _some(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The first tensor, and another one in every turn."""
+        return [tensors[0], tensors[self._turn // _REST % len(tensors)]] if len(tensors) > 2 else tensors
+
+    def _any_bad(self, tensors: list[torch.Tensor], are_all: bool, started: float) -> bool:
+        self.norm = norm_of(tensors) if are_all and tensors else None
+        bad = self.norm is None and not all(is_finite(tensor) for tensor in tensors)
         self._spent += perf_counter() - started
         return bad

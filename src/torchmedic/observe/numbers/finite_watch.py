@@ -20,12 +20,14 @@ import torch
 
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.finite_checks import (
-    REST,
     CheckBudget,
+    Witness,
     all_bad,
+    cheapest_witness,
     finite_rates,
-    first_is_bad,
     gradients,
+    is_bad_witness,
+    is_fine,
     is_there,
     kind_of_device,
     leaf_gradients,
@@ -68,10 +70,10 @@ class FiniteWatch:
         self._examined = 0
         self._tentative: Finding | None = None  # of a loss that may recover
         self._is_asked = False  # about a loss that is finite and much too large
-        self._steps = 0
+        self.steps = 0  # updates of any optimizer
         self._skipped_bad = 0
         self._roots: list[weakref.ref[torch.Tensor]] = []
-        self._seen: set[int] = set()  # optimizers that have stepped
+        self._seen: dict[int, Witness] = {}  # optimizers that have stepped, and the gradient to look at in every step
         self.wants_weights = False  # to be looked at when they have been touched
         self.gradient_norm: float | None = None  # at the last update, where all gradients were looked at
         self._time = CheckBudget()
@@ -99,9 +101,9 @@ class FiniteWatch:
         *,
         has_optimizers: bool = True,
     ) -> None:
-        if self._steps == 0:  # as long as there may be nobody who steps
+        if self.steps == 0:  # as long as there may be nobody who steps
             self._roots = [weakref.ref(root) for root in roots if isinstance(root, torch.Tensor)]
-        self.losses.begin(roots, key, frame, self._steps)
+        self.losses.begin(roots, key, frame, self.steps)
         call = self.losses.call
         if call is not None and has_optimizers:
             self.memory.backward_begins(call, stepping)
@@ -112,11 +114,7 @@ class FiniteWatch:
 
     def sampled_out_backward_begins(self, roots: Sequence[torch.Tensor], step: int) -> None:
         """A backward begins in a short step that is sampled out."""
-        self.losses.begin_sampled_out(roots, step, self._steps)
-
-    def glance_at_loss(self, roots: Sequence[torch.Tensor], step: int) -> bool:
-        """Fast path of `sampled_out_backward_begins`; False: take the full path."""
-        return self.on and self.losses.glance(roots, step, self._steps)
+        self.losses.begin_sampled_out(roots, step, self.steps)
 
     def backward_ended(self, frame: FrameType, clock: Clock, stepping: Any) -> None:
         """Backward is over.
@@ -131,7 +129,7 @@ class FiniteWatch:
             return  # nearly always; the gradients are looked at when they are used
         if self.losses.last_is_bad:
             self._witness = witness_of(clock.optimizers)
-        used = stepping is not None or (self._steps == 0 and (not has_optimizers or self.losses.backwards > 2))
+        used = stepping is not None or (self.steps == 0 and (not has_optimizers or self.losses.backwards > 2))
         if self.losses.last_is_bad and not self.losses.is_scaled:
             if self._finding is None and (used or self._examined < _MAX_EXAMINED_AHEAD):
                 self._examined += 1
@@ -140,7 +138,7 @@ class FiniteWatch:
                 self._publish(self._finding)
         elif not has_optimizers and self.losses.late.are_coming:
             self._look_back(frame)
-        elif stepping is not None and may_be_read(stepping) and self._time.any_bad(gradients(stepping)):
+        elif stepping is not None and may_be_read(stepping) and self._time.any_bad_gradient(stepping):
             self._publish(self._examiner.examine(stepping, frame, "gradient", "backward"))
         elif not has_optimizers and self._time.is_left and self._time.any_bad(leaf_gradients(self._roots)):
             # Nobody will step: the loop updates its weights by hand.
@@ -173,7 +171,7 @@ class FiniteWatch:
         if not self.on:
             return
         if id(optimizer) not in self._seen:
-            self._seen.add(id(optimizer))
+            self._seen[id(optimizer)] = cheapest_witness(optimizer)
             self.born_bad |= all_bad(with_gradient(optimizer), at_once=is_late)
         losses = self.losses
         self.memory.is_late = is_late
@@ -183,7 +181,7 @@ class FiniteWatch:
             and self._remember(optimizer, frame, optimizers)
         ):
             return
-        self._steps += 1
+        self.steps += 1
         self.skipped = self._skipped_bad = 0
         suspect, finding = self.losses.bad > 0, self._finding
         kept = self.losses.last_is_bad or is_there(self._witness)
@@ -204,7 +202,7 @@ class FiniteWatch:
         """Keep what it takes to run this update again; whether the loss was found to have run away."""
         losses = self.losses
         loss = losses.last[-1] if losses.last else None
-        self.memory.update_begins(optimizer, optimizers, frame, self._steps, losses.key, loss)
+        self.memory.update_begins(optimizer, optimizers, frame, self.steps, losses.key, loss)
         losses.ceiling = self.memory.ceiling
         found = None
         if self.memory.is_lost and not self._is_asked:
@@ -223,15 +221,20 @@ class FiniteWatch:
 
     def glance_at_gradients(self, optimizer: Any, frame: FrameType) -> bool:
         """Fast path of `step_begins` for short steps; False: nothing was done yet, take the full path."""
-        if id(optimizer) not in self._seen:
+        witness = self._seen.get(id(optimizer))
+        if witness is None:
             return False
-        if self.losses.late.are_held:
-            self.wants_weights = False  # nothing can be known now: the loss is kept on a late device
-        elif may_be_read(optimizer) and finite_rates(optimizer):
-            self._look_at_gradients(optimizer, frame)
-        else:
+        self.wants_weights = False
+        self.gradient_norm = None
+        if self.losses.late.held:
+            pass  # nothing can be known now: the loss is kept on a late device
+        elif self._time.is_due():
+            if not may_be_read(optimizer) or not finite_rates(optimizer):
+                return False
+            self._look_at_all(optimizer, frame)
+        elif not is_fine(optimizer, witness):
             return False
-        self._steps += 1
+        self.steps += 1
         self.skipped = 0
         return True
 
@@ -247,10 +250,19 @@ class FiniteWatch:
         return self.on and not losses.bad and not losses.last_is_bad and not losses.late.are_coming
 
     def _look_at_gradients(self, optimizer: Any, frame: FrameType) -> None:
-        is_due = self._time.is_due()
-        self.wants_weights = self._time.was_left or self._steps % REST == 0
-        is_bad = self._time.any_bad(gradients(optimizer)) if is_due else first_is_bad(optimizer)
-        self.gradient_norm = self._time.norm if is_due else None
+        """Look at all gradients, or at one of the first, as the budget allows."""
+        if self._time.is_due():
+            self._look_at_all(optimizer, frame)
+        else:
+            witness = self._seen[id(optimizer)]
+            if not is_fine(optimizer, witness) and is_bad_witness(optimizer, witness):
+                self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
+
+    def _look_at_all(self, optimizer: Any, frame: FrameType) -> None:
+        """Look at as many gradients as the budget allows, and at weights after the update."""
+        self.wants_weights = True
+        is_bad = self._time.any_bad_gradient(optimizer)
+        self.gradient_norm = self._time.norm
         if is_bad:
             self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
 
@@ -258,8 +270,7 @@ class FiniteWatch:
         """The weights have been touched, with gradients that were looked at."""
         if not self.wants_weights:
             return
-        weights = [tensor for tensor in with_gradient(optimizer) if id(tensor) not in self.born_bad]
-        if self._time.any_bad(weights):
+        if self._time.any_bad_weight(optimizer, self.born_bad):
             self._publish(self._examiner.examine(optimizer, frame, "update", "update"))
 
     def step_skipped(self, scaler: Any, optimizer: Any, frame: FrameType) -> None:

@@ -88,8 +88,9 @@ class KeptBackward:
         self.carried_frame = notes.carried_frame
         self.sequence_number = notes.sequence_number
         self.forward_rng = notes.forward_rng
-        self.kept = batches.kept if batches.on_host else None
-        self.batch_bytes = batches.nbytes if self.kept is not None else 0
+        kept = batches.kept
+        self.kept = kept if kept is not None and kept.on_host else None
+        self.batch_bytes = self.kept.nbytes if self.kept is not None else 0
         if self.batch_bytes > _TINY_BATCH_BYTES and batches.is_shared:
             self.batch_bytes *= _SHARED_MEMORY_FACTOR
         self.origin = batches.origin

@@ -44,7 +44,7 @@ class LateLosses:
         self.are_usual = False  # losses of this run are read late
         self._places: dict[tuple[int, torch.dtype], tuple[torch.Tensor, Any]] = {}
         self._place = 0
-        self._held: list[tuple[torch.Tensor, KeptBackward]] = []  # still on the device
+        self.held: list[tuple[torch.Tensor, KeptBackward]] = []  # still on the device
         self._many: tuple[torch.Tensor, Any] | None = None  # where those are copied to
         self._together: list[KeptBackward] = []  # the calls whose losses are being copied there
 
@@ -52,17 +52,13 @@ class LateLosses:
     def are_coming(self) -> bool:
         return bool(self._coming)
 
-    @property
-    def are_held(self) -> bool:
-        return bool(self._held)
-
     def copy(self, root: torch.Tensor, kind: str, key: Any, frame: FrameType, update: int) -> KeptBackward | None:
         """Have a loss copied; None where the device may not be used now."""
         self.are_usual = True
         device = async_devices.devices[kind]
         if not device.may_work():
             return None
-        if self._held:
+        if self.held:
             self._copy_held()
         # Pinned memory that is handed back and forth costs a hundred microseconds a step: some places are kept.
         self._place = (self._place + 1) % _MAX_COMING
@@ -80,12 +76,12 @@ class LateLosses:
 
     def hold(self, root: torch.Tensor, step: int, update: int) -> None:
         """Keep a loss on its device, for now."""
-        self._held.append((root.detach(), self._pasts.record_sampled_out(step, update)))
-        if len(self._held) >= _MAX_HELD:
+        self.held.append((root.detach(), self._pasts.record_sampled_out(step, update)))
+        if len(self.held) >= _MAX_HELD:
             self._copy_held()
 
     def _copy_held(self) -> None:
-        held, self._held = self._held, []
+        held, self.held = self.held, []
         first = held[0][0]
         device = async_devices.devices.get(first.device.type)
         held = [(loss, call) for loss, call in held if loss.device == first.device and loss.dtype is first.dtype]
@@ -126,7 +122,7 @@ class LateLosses:
 
     def belongings(self) -> Any:
         """What must not be freed once the device is dead."""
-        return self._places, self._coming, self._many, self._held
+        return self._places, self._coming, self._many, self.held
 
 
 def _read(coming: Coming) -> Read:

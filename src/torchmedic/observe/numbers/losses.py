@@ -150,11 +150,12 @@ class Losses:
             self.late.hold(root, step, update)
         else:
             loss = root.item() if kind == "cpu" else None
-            if type(loss) is not float or not -self.ceiling < loss < self.ceiling:
+            trend = self.trends.get(self.key)
+            if trend is None or type(loss) is not float or not -self.ceiling < loss < self.ceiling:
                 self.alarm = _NOTED_AFTER_ALARM
                 return False
             self.last = [loss]
-            self.trends.note(loss, self.key)
+            trend.append(loss)
         self.backwards += 1
         return True
 

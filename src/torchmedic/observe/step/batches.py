@@ -15,6 +15,9 @@ from torch.utils.data import Subset
 from torchmedic.observe.step.kept_batch import KeptBatch
 from torchmedic.observe.step.tensors import is_mapping, tensors_in
 
+_new_tuple: Any = tuple.__new__  # the constructor of a named tuple takes five times as long
+_weak_reference = weakref.ref
+
 
 class _Pass:
     """A pass of an iterator over its sampler: the indices that were drawn and have not come back, in order."""
@@ -79,14 +82,25 @@ class Batches:
 
     def index_drawn(self, iterator: Any, index: Any) -> None:
         """The sampler gave the indices of a coming batch; with workers, several are under way."""
+        current = self._last_pass
+        if (
+            current is None
+            or current.iterator() is not iterator
+            or current.sampling is not getattr(iterator, "_sampler_iter", None)
+        ):
+            current = self._pass_drawn_from(iterator)
+        if current is not None:
+            current.pending.append(index)
+
+    def _pass_drawn_from(self, iterator: Any) -> _Pass | None:
         if not getattr(iterator, "_in_order", True):
-            return  # batches may overtake each other, so the order of drawing says nothing
+            return None  # batches may overtake each other, so the order of drawing says nothing
         sampling = getattr(iterator, "_sampler_iter", None)
         current = self._pass_of(iterator)
         if current is None or current.sampling is not sampling:
             # Persistent workers keep their iterator for the next epoch, also when the last one was left early.
             current = self._passes[iterator] = self._last_pass = _Pass(iterator, sampling)
-        current.pending.append(index)
+        return current
 
     def _pass_of(self, iterator: Any) -> _Pass | None:
         last = self._last_pass
@@ -94,19 +108,22 @@ class Batches:
             last = self._last_pass = self._passes.get(iterator)
         return last
 
-    def requested(self, iterator: Any) -> None:
+    def requested(self, iterator: Any) -> weakref.ref[Any]:
         """The user asked for the next batch: the last one is no longer ours to hold."""
         self.requests += 1
-        self.asked = weakref.ref(iterator)
+        self.asked = asked = weakref.ref(iterator)
         batch = None if self._direct else self.kept
-        self._earlier.append(_Earlier(self._weak, self._indices, self._source, batch))
+        self._earlier.append(_new_tuple(_Earlier, (self._weak, self._indices, self._source, batch)))
         self.kept = None
         self._weak = []
         self._indices = None
+        return asked
 
     def taken(self, iterator: Any) -> None:
         """A batch has come back, or failed to: name its indices."""
-        current = self._pass_of(iterator)
+        current = self._last_pass
+        if current is None or current.iterator() is not iterator:
+            current = self._pass_of(iterator)
         self._indices = None
         if current is not None and current.pending:
             self._indices = current.last = current.pending.popleft()
@@ -135,8 +152,9 @@ class Batches:
         """A batch has come. If it is not kept, it can be replayed only while the user's own variables hold it."""
         self.number += 1
         self._direct = direct
-        self._weak = [weakref.ref(tensor) for tensor in tensors_in(batch)]
-        self.kept = KeptBatch(batch) if is_kept else None
+        tensors = tensors_in(batch)
+        self._weak = list(map(_weak_reference, tensors))
+        self.kept = KeptBatch(batch, tensors) if is_kept else None
 
     @property
     def nbytes(self) -> int:

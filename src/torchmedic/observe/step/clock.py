@@ -122,14 +122,16 @@ class Clock:
         gauge = self.gauge
         if self.phase_started >= gauge.due:
             gauge.read(self.phase_started)
-        box.write(self.phase, self.step, self.micro_step, self.updates, self.file, self.line, gauge.rss, gauge.device)
+        updates = self.updates if self._stepped or self._by_hand else self.step
+        box.write(self.phase, self.step, self.micro_step, updates, self.file, self.line, gauge.rss, gauge.device)
 
     def flush(self) -> None:
         """Write the present state to the black box; not every step does."""
         self._write()
 
     def data_requested(self) -> None:
-        self._close_step()
+        if self._stepped:
+            self._close_step()
 
     def backward_done(self) -> None:
         if not self._had_optimizers:
@@ -194,9 +196,11 @@ class Clock:
         self.step += 1
         self.micro_step = 0
         now = monotonic()
-        if self._step_closed is not None:
-            took = now - self._step_closed
-            usual = self.usual_step
-            # One long one, with a validation in it say, says little of the others.
-            self.usual_step = usual + 0.1 * (min(took, 4 * usual) - usual) if usual else took
+        closed = self._step_closed
         self._step_closed = now
+        if closed is not None:
+            took = now - closed
+            usual = self.usual_step
+            # One long step, with a validation in it say, says little of the others.
+            excess = took - usual if took < 4 * usual else 3 * usual
+            self.usual_step = usual + 0.1 * excess if usual else took

@@ -17,7 +17,11 @@ _MAX_ALIASED_BYTES = 64 << 20
 _MAX_ITEMS = 256
 _MAX_DEPTH = 4
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
+_VALUES = frozenset({type(None), int, float, bool, str, bytes})
+_SEQUENCES = (list, tuple)
 _GONE = object()
+_new_tuple: Any = tuple.__new__  # the constructor of a named tuple takes five times as long
 
 
 class _Part(NamedTuple):
@@ -38,20 +42,21 @@ class _Items(NamedTuple):
 class KeptBatch:
     """One batch, as the loader yielded it."""
 
-    def __init__(self, batch: Any) -> None:
-        self.nbytes = 0
+    def __init__(self, batch: Any, tensors: list[torch.Tensor]) -> None:
+        """Keep a batch, in which these are the tensors."""
+        nbytes = 0
         aliased = True
-        self.on_host = True  # all of it
-        tensors = tensors_in(batch)
+        on_host = True
         for tensor in tensors:
             if type(tensor) not in _PLAIN:
-                self.on_host = aliased = False  # to ask a subclass anything may run code of the user's
+                on_host = aliased = False  # to ask a subclass anything may run code of the user's
                 continue
-            if tensor.layout is torch.strided:
-                self.nbytes += tensor.nbytes
-            if not tensor.is_cpu:
-                self.on_host = False
-        self._tree = _kept(batch, aliased and self.nbytes <= _MAX_ALIASED_BYTES, _MAX_DEPTH)
+            if tensor.layout is _STRIDED:
+                nbytes += tensor.nbytes
+            on_host = on_host and tensor.is_cpu
+        self.nbytes = nbytes
+        self.on_host = on_host  # all of it
+        self._tree = _kept(batch, aliased and nbytes <= _MAX_ALIASED_BYTES, _MAX_DEPTH)
 
     @property
     def whole(self) -> Any:
@@ -66,12 +71,14 @@ class KeptBatch:
 
 def _kept(value: Any, aliased: bool, depth: int) -> Any:
     kind = type(value)
-    if value is None or kind in (int, float, bool, str, bytes):
+    if kind in _PLAIN:
+        return _new_tuple(_Part, (weakref.ref(value), value.detach() if aliased else _GONE))
+    if kind in _VALUES:
         return value
     if isinstance(value, torch.Tensor):
-        return _Part(weakref.ref(value), value.detach() if aliased and kind in _PLAIN else _GONE)
-    if isinstance(value, list | tuple) and depth and len(value) <= _MAX_ITEMS:
-        return _Items(kind, None, [_kept(item, aliased, depth - 1) for item in value])
+        return _Part(weakref.ref(value), _GONE)
+    if isinstance(value, _SEQUENCES) and depth and len(value) <= _MAX_ITEMS:
+        return _new_tuple(_Items, (kind, None, [_kept(item, aliased, depth - 1) for item in value]))
     if kind is dict and depth and len(value) <= _MAX_ITEMS:
         return _Items(kind, tuple(value), [_kept(item, aliased, depth - 1) for item in value.values()])
     substitute: Any = _GONE

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+_SEQUENCES = (list, tuple)  # to build `list | tuple` at every call takes longer than the call
+
 
 def is_mapping(value: Any) -> bool:
     """By its class alone: to ask the object itself may run a `__getattr__` of the user's, which may be what failed."""
@@ -14,17 +16,16 @@ def is_mapping(value: Any) -> bool:
 
 def tensors_in(value: Any, depth: int = 4) -> list[torch.Tensor]:
     """Every tensor of a nested batch, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if depth == 0:
-        return []
     kind = type(value)
-    if kind is not list and kind is not tuple and is_mapping(value):
-        try:
-            value = list(value.values())
-        except Exception:
-            return []
-    if isinstance(value, list | tuple):
+    if kind is not list and kind is not tuple:  # nearly always it is one of them
+        if isinstance(value, torch.Tensor):
+            return [value]
+        if depth and is_mapping(value):
+            try:
+                value = list(value.values())
+            except Exception:
+                return []
+    if depth and isinstance(value, _SEQUENCES):
         found: list[torch.Tensor] = []
         for item in value[:256]:
             if isinstance(item, torch.Tensor):

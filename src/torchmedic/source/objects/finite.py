@@ -17,6 +17,8 @@ _NARROW = frozenset(
 
 def has_values(tensor: torch.Tensor) -> bool:
     """Whether a tensor has numbers in it. Tensors on `meta` and fake ones have a shape only."""
+    if type(tensor) is torch.Tensor:
+        return not tensor.is_meta
     return not tensor.is_meta and type(tensor).__name__ != "FakeTensor" and type(tensor.data).__name__ != "FakeTensor"
 
 
@@ -31,7 +33,8 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no element is NaN or infinite; True where there is nothing to read. Waits for its device."""
-    tensor = own_part(tensor)
+    if type(tensor) is not torch.Tensor:
+        tensor = own_part(tensor)
     if tensor.layout is not torch.strided:
         if tensor.layout is not torch.sparse_coo:
             return True
