@@ -24,6 +24,13 @@ class Branch(NamedTuple):
     by_rank: bool
     exit: Exit | None = None
 
+    @property
+    def only_by_rank(self) -> bool:
+        """Whether nothing but the rank decides: such a test has the same result every time."""
+        test = ast.parse(self.test, mode="eval").body
+        parts = test.values if isinstance(test, ast.BoolOp) else [test]
+        return all(_RANK.search(ast.unparse(part)) for part in parts)
+
 
 class Loop(NamedTuple):
     """A loop. `exits` are the branches that leave it before its end."""
@@ -66,19 +73,45 @@ def loops_around(file: str, line: int) -> list[Loop]:
     return found[::-1]
 
 
-def is_after_in_block(file: str, line: int, op: str) -> int | None:
-    """The line below `line`, in the same block, of a call of the function named `op`."""
+def flags_of_loop(file: str, loop: Loop) -> set[str]:
+    """The attributes that decide whether a loop goes on: those of its header and its exits, and what they compute."""
+    tests = [loop.header.partition("while ")[2], *(branch.test for branch in loop.exits)]
+    names = {name for test in tests if test for name in _attributes(ast.parse(test, mode="eval"))}
+    for node in nodes_in(syntax_tree(file)):
+        if isinstance(node, ast.FunctionDef) and node.name in names:
+            names = names | _attributes(node)
+    return names
+
+
+def _attributes(node: ast.AST) -> set[str]:
+    return {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+
+
+def assignments_of(file: str, names: set[str]) -> list[tuple[int, str]]:
+    """The lines of a file that set one of these attributes to something true; with the name."""
+    return [
+        (node.lineno, target.attr)
+        for node in nodes_in(syntax_tree(file))
+        if isinstance(node, ast.Assign) and not (isinstance(node.value, ast.Constant) and not node.value.value)
+        for target in node.targets
+        if isinstance(target, ast.Attribute) and target.attr in names
+    ]
+
+
+def is_after_in_block(file: str, line: int, names: set[str]) -> bool:
+    """Whether a function with one of these names is called below `line`, in the same block."""
     for node in reversed(_around(file, line)):
         for block in blocks(node) if isinstance(node, ast.stmt) else [getattr(node, "body", [])]:
-            if not _holds(block, line):
-                continue
-            for statement in block:
-                if statement.lineno > line:
-                    for call in ast.walk(statement):
-                        if isinstance(call, ast.Call) and callee(call) == op:
-                            return call.lineno
-            return None
-    return None
+            if _holds(block, line):
+                below = (each for statement in block if statement.lineno > line for each in ast.walk(statement))
+                return any(isinstance(each, ast.Call) and callee(each) in names for each in below)
+    return False
+
+
+def callees_at(file: str, line: int) -> set[str]:
+    """The names of the functions that a line calls."""
+    calls = (node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Call) and _spans(node, line))
+    return {name for name in map(callee, calls) if name}
 
 
 def is_called_once(file: str, line: int, name: str) -> bool:

@@ -15,7 +15,17 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from torchmedic.records.ranks import FORWARD, POINT_TO_POINT, Collective, Difference, DifferenceKind, FoundBy, RankLog
+from torchmedic.records.ranks import (
+    BACKWARD,
+    FORWARD,
+    MARKS,
+    POINT_TO_POINT,
+    Collective,
+    Difference,
+    DifferenceKind,
+    FoundBy,
+    RankLog,
+)
 
 _WINDOW = 256  # calls after the first difference that are compared
 _END = -1
@@ -40,13 +50,14 @@ def _begun(difference: Difference) -> float:
 def by_group(logs: Sequence[RankLog]) -> dict[str, dict[int, list[Collective]]]:
     """The collectives of each group by rank, from the first call on that all logs still hold.
 
-    A rank that was killed has left only its calls from Python: then only those are compared.
+    A rank that was killed has left only its calls from Python: then only those are compared, and backwards of
+    DistributedDataParallel stand for the collectives in them.
     """
     complete = all(log.complete for log in logs)
     found: dict[str, dict[int, list[Collective]]] = {}
     for log in logs:
         for call in log.calls:
-            if is_compared(call) and (complete or not call.native):
+            if is_compared(call, complete=complete):
                 found.setdefault(call.group, {}).setdefault(log.rank, []).append(call)
     world = [log.rank for log in logs]
     for rank in world:
@@ -58,8 +69,10 @@ def by_group(logs: Sequence[RankLog]) -> dict[str, dict[int, list[Collective]]]:
     return found
 
 
-def is_compared(call: Collective) -> bool:
+def is_compared(call: Collective, *, complete: bool = True) -> bool:
     """Whether all ranks of the group must make this call."""
+    if call.op == BACKWARD or call.native:
+        return complete is call.native
     return call.op not in POINT_TO_POINT and call.op != FORWARD
 
 
@@ -91,7 +104,7 @@ def _tokens(streams: Mapping[int, Sequence[Collective]]) -> dict[int, tuple[int,
     """Each call as a number: equal where call site and content are."""
     known: dict[object, int] = {}
     return {
-        rank: tuple(known.setdefault((call.content, call.site), len(known)) for call in calls)
+        rank: tuple(known.setdefault((call.content, call.path), len(known)) for call in calls)
         for rank, calls in streams.items()
     }
 
@@ -261,7 +274,7 @@ def unmatched(logs: Iterable[RankLog]) -> list[tuple[int, Collective]]:
                 received[(call.peer, log.rank)] += 1
     found = []
     for log in logs:
-        last = next((call for call in reversed(log.calls) if call.op != FORWARD), None)
+        last = next((call for call in reversed(log.calls) if call.op not in MARKS), None)
         if last is None or last.peer is None:
             continue
         pair = (log.rank, last.peer) if last.op == "send" else (last.peer, log.rank)
@@ -287,15 +300,16 @@ def forward_without_backward(log: RankLog) -> Collective | None:
     followed: Counter[object] = Counter()
     alone: list[Collective] = []
     forward: Collective | None = None
-    for call in log.calls if log.complete else ():
+    for call in log.calls:
         if call.op == FORWARD:
             if forward is not None:
                 alone.append(forward)
             forward = call
-        elif call.native and forward is not None and call.op == "all_reduce":
+        elif call.op == BACKWARD and forward is not None:
             followed[forward.site] += 1
             forward = None
     if forward is not None:
         alone.append(forward)
-    usual = [each for each in alone if followed[each.site] >= _MIN_HABIT]
+    rare = Counter(each.site for each in alone)
+    usual = [each for each in alone if followed[each.site] >= max(_MIN_HABIT, 2 * rare[each.site])]
     return usual[-1] if usual else None

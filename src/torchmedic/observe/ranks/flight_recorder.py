@@ -15,13 +15,14 @@ import torch
 
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks import plain_pickle, ring
+from torchmedic.observe.ranks.call_site import MAX_LIBRARY_FRAMES, MAX_USER_FRAMES
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, RankLog
 from torchmedic.runfolder.files import RANK_LOG, write_atomically
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_code import is_library_file, is_user_file
 
+WRAPPER = "collective"  # the function of `recorder.py` around a collective
 _OWN = os.path.join("torchmedic", "observe", "ranks") + os.sep
-_MAX_FRAMES = 5  # of the user's that a call site is made of
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -76,18 +77,26 @@ def _entries() -> list[dict[str, Any]] | None:
 
 def _is_ours(entry: dict[str, Any]) -> bool:
     """Whether a call came from Python, and so through our own recorder."""
-    return any(_OWN in frame.get("filename", "") for frame in (entry.get("frames") or ())[:3])
+    innermost = (entry.get("frames") or ())[:3]
+    return any(frame.get("name") == WRAPPER and _OWN in frame.get("filename", "") for frame in innermost)
 
 
 def _call(entry: dict[str, Any]) -> Collective:
-    frames = [each for each in entry.get("frames") or () if is_user_file(each["filename"])][:_MAX_FRAMES]
+    frames = entry.get("frames") or ()
+    users = [each for each in frames if is_user_file(each["filename"])][:MAX_USER_FRAMES]
+    library = [each for each in frames if is_library_file(each["filename"])][:MAX_LIBRARY_FRAMES]
     return Collective(
         op=str(entry["profiling_name"]).rpartition(":")[2],
         group=str(entry["process_group"][0]),
         ordinal=int(entry.get("collective_seq_id") or 0),
         shapes=tuple(tuple(shape) for shape in entry.get("input_sizes") or ()),
         dtypes=tuple(_DTYPES.get(name, name.lower()) for name in entry.get("input_dtypes") or ()),
-        frames=tuple(StackFrame(file=each["filename"], line=each["line"], function=each["name"]) for each in frames),
+        frames=tuple(map(_frame, users)),
+        library=tuple(map(_frame, library)),
         native=True,
         time=int(entry["time_created_ns"]) / 1e9,
     )
+
+
+def _frame(entry: dict[str, Any]) -> StackFrame:
+    return StackFrame(file=entry["filename"], line=entry["line"], function=entry["name"])

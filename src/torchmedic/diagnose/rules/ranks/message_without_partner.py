@@ -24,7 +24,7 @@ from torchmedic.source.branches import branches_around, exits_before
 def check(job: Job) -> Diagnosis | None:
     if not job.unmatched:
         return None
-    rank, call = job.unmatched[0]
+    rank, call = _first(job)
     assert call.peer is not None
     partner = dict(job.unmatched).get(call.peer)
     state = job.of(call.peer)
@@ -66,6 +66,16 @@ def check(job: Job) -> Diagnosis | None:
     return draft.done()
 
 
+def _first(job: Job) -> tuple[int, Collective]:
+    """The wait that the others follow from: who waits for a rank that itself waits for a third one only follows."""
+    waits = dict(job.unmatched)
+    for rank, call in job.unmatched:
+        beyond = waits.get(call.peer) if call.peer is not None else None
+        if beyond is None or beyond.peer == rank:
+            return rank, call
+    return job.unmatched[0]
+
+
 def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] | None:
     """The call with which the partner answered before, and the test of the `if` that it depends on."""
     assert call.peer is not None
@@ -75,7 +85,7 @@ def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] |
     answer = usual_answer(waiting.log, partner.log, call)
     frames = answer.frames if answer is not None else ()
     for frame in (each for each in frames if each.file == frames[0].file):  # others may belong to a launcher
-        tests = [branch.test for branch in branches_around(frame.file, frame.line) if not branch.by_rank]
+        tests = [branch.test for branch in branches_around(frame.file, frame.line) if not branch.only_by_rank]
         skips = [branch.test for branch in exits_before(frame.file, frame.line) if branch.exit == "continue"]
         if answer is not None and (tests or skips):
             return answer, (tests or skips)[0]
