@@ -12,7 +12,7 @@ from torchmedic.source.syntax import FUNCTIONS, LOOPS, blocks, callee, nodes_in,
 Exit = Literal["continue", "break", "return", "raise"]
 
 _EXITS = {ast.Continue: "continue", ast.Break: "break", ast.Return: "return", ast.Raise: "raise"}
-_RANK = re.compile(r"(?<![a-z])rank(?![a-z])|is_(global_)?(main|zero|first|master)|process_index|on_main|main_process")
+_RANK = re.compile(r"(?<![a-z])rank(?![a-z])|is_(global_)?(main|zero|first|master|lead|chief|root)|process_index|on_main|main_process")
 
 
 class Branch(NamedTuple):

@@ -60,6 +60,14 @@ def test_of_two_ranks_the_one_that_leaves_its_habit_is_to_blame() -> None:
     assert (difference.culprits, difference.by, difference.kind) == ((1,), "habit", "missing")
 
 
+def test_a_habit_of_one_rank_is_no_habit_of_all() -> None:
+    """Rank 0 alone makes a broadcast at line 21, which pairs with line 34 of rank 1 until there is no such line."""
+    own, other = call("broadcast", 21, shape=(8,)), call("broadcast", 34, shape=(8,))
+    difference = first_difference([log(0, *STEP, own, *STEP, own), log(1, *STEP, other, *STEP, END)])
+    assert difference is not None
+    assert difference.by == "nothing"
+
+
 def test_the_same_collective_at_another_line_is_healthy() -> None:
     send, take = call("broadcast", 5, shape=(3,), peer=0), call("broadcast", 7, shape=(3,), peer=0)
     assert first_difference([log(0, send, *STEP, send, END), log(1, take, *STEP, take, END)]) is None

@@ -217,9 +217,13 @@ def _common(
     most = max(parts, key=lambda token: len(parts[token]))
     if 2 * len(parts[most]) > total > 2:
         return most, "majority"
-    prefix = next(iter(tokens.values()))[:index]
-    pairs = Counter(itertools.pairwise(prefix))
-    usual = [token for token in parts if index and token != _END and pairs[(prefix[-1], token)]]
+    prefixes = {tokens[ranks[0]][:index] for ranks in parts.values()} if index else set()
+    known = [set(itertools.pairwise(prefix)) for prefix in prefixes]  # calls in a row, on each side
+    usual = [
+        token
+        for token in parts
+        if token != _END and known and all((prefix[-1], token) in each for prefix, each in zip(prefixes, known))
+    ]
     if len(usual) == 1:
         return usual[0], "habit"
     return _by_insertion(tokens, parts, index)

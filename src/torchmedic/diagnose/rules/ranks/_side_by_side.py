@@ -14,7 +14,8 @@ from torchmedic.records.ranks import Collective, Difference, Job, RankState
 from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
 from torchmedic.source.user_code import relative
 
-_ALIKE = re.compile(r" in (t?range\(|.*\.(named_)?(parameters|modules|children|buffers)\()")
+_PARTS_OF_MODEL = re.compile(r" in .*\.(named_)?(parameters|modules|children|buffers)\(")
+_FIXED_NUMBER = re.compile(r" in t?range\(")
 _MAX_SHOWN = 8  # ranks that are shown one by one
 _REASONS = {
     "majority": "most ranks went the other way",
@@ -147,11 +148,12 @@ def _left(job: Job, difference: Difference) -> tuple[str, Loop] | None:
 def _telling(loops: list[tuple[str, Loop]]) -> tuple[str, Loop] | None:
     """The loop that can have fewer turns on one rank than on another, among the loops that a rank has left.
 
-    That is one with a `break`, else the innermost over something other than a fixed number or the parameters of a
-    model, else the outermost.
+    That is one with a `break`, else the innermost over something other than a fixed number, else the outermost. A loop
+    over the parameters of a model has the same turns on all ranks.
     """
+    loops = [each for each in loops if each[1].exits or not _PARTS_OF_MODEL.search(each[1].header)]
     broken = [each for each in loops if each[1].exits]
-    uneven = [each for each in loops if not _ALIKE.search(each[1].header)]
+    uneven = [each for each in loops if not _FIXED_NUMBER.search(each[1].header)]
     return next(iter([*broken, *uneven, *loops[-1:]]), None)
 
 
