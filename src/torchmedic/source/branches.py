@@ -12,7 +12,9 @@ from torchmedic.source.syntax import FUNCTIONS, LOOPS, blocks, callee, nodes_in,
 Exit = Literal["continue", "break", "return", "raise"]
 
 _EXITS = {ast.Continue: "continue", ast.Break: "break", ast.Return: "return", ast.Raise: "raise"}
-_RANK = re.compile(r"(?<![a-z])rank(?![a-z])|is_(global_)?(main|zero|first|master|lead|chief|root)|process_index|on_main|main_process")
+_RANK = re.compile(
+    r"(?<![a-z])rank(?![a-z])|is_(global_)?(main|zero|first|master|lead|chief|root)|process_index|on_main|main_process"
+)
 
 
 class Branch(NamedTuple):
@@ -99,12 +101,13 @@ def assignments_of(file: str, names: set[str]) -> list[tuple[int, str]]:
 
 
 def is_after_in_block(file: str, line: int, names: set[str]) -> bool:
-    """Whether a function with one of these names is called below `line`, in the same block."""
+    """Whether a function with one of these names is called below `line`, in the same block and under no other `if`."""
     for node in reversed(_around(file, line)):
         for block in blocks(node) if isinstance(node, ast.stmt) else [getattr(node, "body", [])]:
             if _holds(block, line):
-                below = (each for statement in block if statement.lineno > line for each in ast.walk(statement))
-                return any(isinstance(each, ast.Call) and callee(each) in names for each in below)
+                below = [each for each in block if each.lineno > line and not isinstance(each, ast.If)]
+                calls = [node for each in below for node in ast.walk(each) if isinstance(node, ast.Call)]
+                return any(callee(call) in names for call in calls)
     return False
 
 

@@ -217,13 +217,9 @@ def _common(
     most = max(parts, key=lambda token: len(parts[token]))
     if 2 * len(parts[most]) > total > 2:
         return most, "majority"
-    prefixes = {tokens[ranks[0]][:index] for ranks in parts.values()} if index else set()
-    known = [set(itertools.pairwise(prefix)) for prefix in prefixes]  # calls in a row, on each side
-    usual = [
-        token
-        for token in parts
-        if token != _END and known and all((prefix[-1], token) in each for prefix, each in zip(prefixes, known))
-    ]
+    sides = {tokens[ranks[0]][:index] for ranks in parts.values()} if index else set()
+    habits = [{after for before, after in itertools.pairwise(calls) if before == calls[-1]} for calls in sides]
+    usual = [token for token in parts if token != _END and habits and all(token in each for each in habits)]
     if len(usual) == 1:
         return usual[0], "habit"
     return _by_insertion(tokens, parts, index)

@@ -17,7 +17,7 @@ from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, words
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Collective, Job
-from torchmedic.source.branches import branches_around, exits_before
+from torchmedic.source.branches import branches_around, exits_before, is_after_in_block
 
 
 @rule("TM705", "message-without-partner")
@@ -44,9 +44,11 @@ def check(job: Job) -> Diagnosis | None:
         f"rank {rank} waits in {words(call, contents=True)}, which rank {call.peer} does not answer",
         cause,
     )
-    left_out = _left_out(job, rank, call)
+    draft.about(rank)
+    left_out = _left_out(job, rank, call) if partner is None or not _answers_later(partner) else None
     if left_out is not None:
         answer, test = left_out
+        draft.about(call.peer)
         draft.at(at_call(answer, "cause", f"rank {call.peer} left this out"))
         draft.because(
             f"rank {call.peer} answered this line with {words(answer)} at {place(answer)} before; "
@@ -90,6 +92,13 @@ def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] |
         if answer is not None and (tests or skips):
             return answer, (tests or skips)[0]
     return None
+
+
+def _answers_later(partner: Collective) -> bool:
+    """Whether the partner makes the other call below its own, in the same block: both did the same thing first."""
+    other = {"send", "isend"} if partner.op == "recv" else {"recv", "irecv"}
+    frame = partner.frames[0] if partner.frames else None
+    return frame is not None and is_after_in_block(frame.file, frame.line, other)
 
 
 def _last(call: Collective | None) -> str:
