@@ -77,12 +77,24 @@ def is_compared(call: Collective, *, complete: bool = True) -> bool:
 
 
 def _cut(streams: dict[int, list[Collective]]) -> None:
-    """Drop the calls that the ring of another rank has overwritten."""
-    firsts = [next((call.ordinal for call in calls if not call.native), 0) for calls in streams.values()]
-    start = max(firsts, default=0)
-    for calls in streams.values():
-        place = next((at for at, call in enumerate(calls) if not call.native and call.ordinal >= start), 0)
-        del calls[:place]
+    """Drop the calls that the ring of another rank has overwritten.
+
+    Calls from Python are counted, and marks are counted apart from them.
+    """
+    counted = any(_is_counted(call) for calls in streams.values() for call in calls)
+    anchors = {
+        rank: [
+            (at, call.ordinal) for at, call in enumerate(calls) if (_is_counted(call) if counted else not call.native)
+        ]
+        for rank, calls in streams.items()
+    }
+    start = max((found[0][1] for found in anchors.values() if found), default=0)
+    for rank, calls in streams.items():
+        del calls[: next((at for at, ordinal in anchors[rank] if ordinal >= start), 0)]
+
+
+def _is_counted(call: Collective) -> bool:
+    return not call.native and call.op not in MARKS
 
 
 def _compare(group: str, streams: Mapping[int, Sequence[Collective]]) -> Difference | None:

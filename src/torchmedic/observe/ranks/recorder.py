@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmedic.contained import contained
+from torchmedic.contained import contained, report_fault
 from torchmedic.observe.hooks import patches
 from torchmedic.observe.ranks.call_site import CallSites
 from torchmedic.observe.ranks.facts import FactsOfRank
@@ -73,6 +73,7 @@ class Recorder:
         self._sees_backward = False
         self._texts: dict[Any, bytes] = {}
         self._counts: dict[str, int] = {}
+        self._marks: dict[bytes, int] = {}
         self._shut = False
         self._note_safely = contained("observe.ranks")(self._note)
 
@@ -94,12 +95,19 @@ class Recorder:
             patches.wrap(wrapper, "_pre_forward", self._around_forward)
         if hasattr(made, "_new_group_with_tag"):
             patches.wrap(made, "_new_group_with_tag", self._around_new_group)
+        if self._sees_backward:
+            self._watch_backward()
+
+    def _watch_backward(self) -> None:
+        """Only a process that has made a DistributedDataParallel pays for this."""
+        patches.wrap(torch.autograd, "_engine_run_backward", self._around_backward)
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's."""
         self._ring = self.facts = self.mail = self._reducing = None
         self._sites.clear()
         self._counts.clear()
+        self._marks.clear()
         self._shut = False
 
     def _around(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,13 +147,13 @@ class Recorder:
 
     def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A forward of DistributedDataParallel, whose backward calls collectives: it tells of a backward left out."""
-        note = self._note_safely
+        mark = self._mark
 
         @functools.wraps(original)
         def _pre_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
             if module.require_backward_grad_sync and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                note(FORWARD, module.process_group, (), kwargs)
                 self._reducing = module.process_group
+                mark(FORWARD, self._reducing)
                 if self.facts is not None:
                     self.facts.forward(module)
             try:
@@ -165,7 +173,7 @@ class Recorder:
                 self.facts.wrapped(sys._getframe(1))
             if not self._sees_backward:
                 self._sees_backward = True
-                patches.wrap(torch.autograd, "_engine_run_backward", self._around_backward)
+                self._watch_backward()
             try:
                 return original(*args, **kwargs)
             except BaseException as error:
@@ -176,14 +184,14 @@ class Recorder:
 
     def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The backward of a DistributedDataParallel: it stands for the collectives in it if the process is killed."""
-        note = self._note_safely
+        mark = self._mark
 
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
             group = self._reducing
             if group is not None and kwargs.get("accumulate_grad") and not torch.compiler.is_compiling():
                 self._reducing = None
-                note(BACKWARD, group, (), {})
+                mark(BACKWARD, group)
             try:
                 return original(*args, **kwargs)
             except BaseException as error:
@@ -205,6 +213,22 @@ class Recorder:
                 raise
 
         return _new_group_with_tag
+
+    def _mark(self, op: str, group: Any) -> None:
+        """Note a forward or a backward. No tensor is read, so `contained` need hide nothing: a mark is made often."""
+        ring = self._ring
+        if ring is None:
+            return
+        try:
+            name = group.group_name
+            text = self._texts.get((op, name))
+            if text is None:
+                text = self._texts[(op, name)] = described(op, name, (), (), None)
+            count = self._marks[text] = self._marks.get(text, 0) + 1
+            ring.write(text, count, self._sites.number(sys._getframe(1), ring))
+        except Exception as error:
+            self._ring = None
+            report_fault("observe.ranks", error)
 
     def _note(self, op: str, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ring = self._ring

@@ -3,7 +3,7 @@
 What: every rank of a group must bring a GPU of its own. NCCL compares them at the first collective and raises
 "Duplicate GPU detected".
 
-Why: `model.cuda()` or `device="cuda"` without `torch.cuda.set_device(local_rank)`, so that every rank takes device 0; or
+Why: `model.cuda()` or `device="cuda"` without `torch.cuda.set_device(local_rank)`, so that all ranks take device 0; or
 more ranks were started on the host than it has GPUs.
 
 Cure: call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` first, and start one rank per GPU. Ranks that must
