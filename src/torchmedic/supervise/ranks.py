@@ -130,13 +130,21 @@ def _fate(run: Path, folder: Path, pid: int, box: BoxContents | None) -> tuple[F
     return ("ended", "") if box is not None and box.clean_exit else ("died", "")
 
 
-def verdict(run: Path, *, still: float = 0.0) -> Diagnosis | None:
-    """Why the job has failed or stands still, if its ranks went different ways."""
+def verdict(run: Path, *, still: float = 0.0, only_met: bool = False) -> Diagnosis | None:
+    """Why the job has failed or stands still, if its ranks went different ways.
+
+    `only_met`: only where the ranks have met in calls that do not fit; one that has made no call may still come.
+    """
     from torchmedic.diagnose import registry
     from torchmedic.diagnose.engine import ask
 
     job = read_job(run, still=still)
-    return ask(job, registry.RANKS) if job is not None else None
+    if job is None:
+        return None
+    difference = job.difference
+    if only_met and (difference is None or difference.call is None or difference.expected is None):
+        return None
+    return ask(job, registry.RANKS)
 
 
 def is_victim(run: Path, rank: int, still: float, limit: float) -> bool:
