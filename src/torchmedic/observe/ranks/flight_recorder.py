@@ -69,8 +69,9 @@ def with_lines_of_backward(calls: list[Collective]) -> list[Collective]:
         if call.op == BACKWARD:
             backward = call
         if call.native and not call.frames and backward is not None:
-            call = msgspec.structs.replace(call, frames=backward.frames, library=backward.library)
-        found.append(call)
+            found.append(msgspec.structs.replace(call, frames=backward.frames, library=backward.library))
+        else:
+            found.append(call)
     return found
 
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 from torchmedic.detect.ranks.alignment import usual_answer
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, words
+from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Collective, Job
-from torchmedic.source.branches import branches_around, exits_before, is_after_in_block
+from torchmedic.source.branches import Loop, branches_around, exits_before, is_after_in_block, loops_around
 
 
 @rule("TM705", "message-without-partner")
@@ -54,7 +55,13 @@ def check(job: Job) -> Diagnosis | None:
             f"rank {call.peer} answered this line with {words(answer)} at {place(answer)} before; "
             f"that call depends on `if {test}`"
         )
-    draft.at(at_call(call, "cause" if left_out is None else "surfaced", f"rank {rank} waits here"))
+    left = _left_loop(job, call) if left_out is None else None
+    if left is not None:
+        file, loop = left
+        draft.about(call.peer)
+        draft.at(line_location("cause", file, loop.line, f"rank {call.peer} left this loop, which the others are in"))
+    named = left_out is not None or left is not None
+    draft.at(at_call(call, "surfaced" if named else "cause", f"rank {rank} waits here"))
     draft.at(at_call(partner or last, "origin", f"rank {call.peer} is here"))
     for state in job.ranks:
         log = state.log
@@ -63,6 +70,8 @@ def check(job: Job) -> Diagnosis | None:
     draft.help(
         "send and receive under the same condition on both ranks"
         if left_out is not None
+        else "give the loop the same number of turns on all ranks"
+        if left is not None
         else "let one of the two ranks send first and the other receive first, or use `batch_isend_irecv`"
     )
     return draft.done()
@@ -91,6 +100,21 @@ def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] |
         skips = [branch.test for branch in exits_before(frame.file, frame.line) if branch.exit == "continue"]
         if answer is not None and (tests or skips):
             return answer, (tests or skips)[0]
+    return None
+
+
+def _left_loop(job: Job, call: Collective) -> tuple[str, Loop] | None:
+    """The loop around the waiting call that the partner alone has left, while two ranks or more are still in it."""
+    last = {state.rank: state.log.calls[-1].site for state in job.ranks if state.log is not None and state.log.calls}
+    for frame in call.frames:
+        for loop in loops_around(frame.file, frame.line):
+            inside = {
+                rank
+                for rank, site in last.items()
+                if any(file == frame.file and loop.line <= line <= loop.end for file, line in site)
+            }
+            if len(inside) > 1 and inside == last.keys() - {call.peer}:
+                return frame.file, loop
     return None
 
 
