@@ -18,13 +18,20 @@ _RANK = re.compile(
 
 
 class Branch(NamedTuple):
-    """An `if`. `taken` is whether the line is in its body; else it is in its `else`."""
+    """An `if`. `taken` is whether the line is in its body; else it is in its `else`.
+
+    The handler of an exception is a branch too if it leaves the block; its `test` begins with `except`.
+    """
 
     line: int
     test: str
     taken: bool
     by_rank: bool
     exit: Exit | None = None
+
+    @property
+    def header(self) -> str:
+        return self.test if self.test.startswith("except") else f"if {self.test}"
 
     @property
     def only_by_rank(self) -> bool:
@@ -78,7 +85,8 @@ def loops_around(file: str, line: int) -> list[Loop]:
 def flags_of_loop(file: str, loop: Loop) -> set[str]:
     """The attributes that decide whether a loop goes on: those of its header and its exits, and what they compute."""
     tests = [loop.header.partition("while ")[2], *(branch.test for branch in loop.exits)]
-    names = {name for test in tests if test for name in _attributes(ast.parse(test, mode="eval"))}
+    tests = [test for test in tests if test and not test.startswith("except")]
+    names = {name for test in tests for name in _attributes(ast.parse(test, mode="eval"))}
     for node in nodes_in(syntax_tree(file)):
         if isinstance(node, ast.FunctionDef) and node.name in names:
             names = names | _attributes(node)
@@ -162,7 +170,7 @@ def _branch(node: ast.If, *, taken: bool, exit: Exit | None = None) -> Branch:
 
 
 def _exits(statement: ast.stmt) -> Iterator[Branch]:
-    """The `if` statements in a statement whose body ends in `continue`, `break`, `return` or `raise`."""
+    """The branches in a statement whose body ends in `continue`, `break`, `return` or `raise`."""
     if isinstance(statement, FUNCTIONS | ast.ClassDef):
         return
     if isinstance(statement, ast.If):
@@ -170,6 +178,11 @@ def _exits(statement: ast.stmt) -> Iterator[Branch]:
             kind = _EXITS.get(type(block[-1])) if block else None
             if kind is not None:
                 yield _branch(statement, taken=taken, exit=kind)  # type: ignore[arg-type]
+    for handler in statement.handlers if isinstance(statement, ast.Try) else ():
+        kind = _EXITS.get(type(handler.body[-1]))
+        if kind is not None and kind != "raise":
+            test = f"except {ast.unparse(handler.type)}" if handler.type is not None else "except"
+            yield Branch(handler.lineno, test, True, False, kind)  # type: ignore[arg-type]
     inner = isinstance(statement, LOOPS)
     for block in blocks(statement):
         for each in block:

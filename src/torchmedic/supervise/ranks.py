@@ -20,7 +20,9 @@ from torchmedic.settings import working_folder
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.proc import process
 
-_VICTIM_LIMITS = 1.9  # times the limit for a stall that the rank waited for is given to be explained
+# How long the rank that is waited for is given to be explained: times the limit for a stall, and seconds beyond it.
+_VICTIM_LIMITS = 1.9
+_MIN_VICTIM_SECONDS = 10.0
 _SPEAKER = ".speaker"  # there as soon as the parent of one rank speaks for all
 
 
@@ -159,7 +161,8 @@ def is_victim(run: Path, rank: int, still: float, limit: float) -> bool:
     if job is None or difference is None or difference.kind != "stopped" or rank in difference.culprits:
         return False
     late = [job.of(each) for each in difference.culprits]
-    return still < _VICTIM_LIMITS * limit and all(state is not None and state.fate == "running" for state in late)
+    patience = max(_VICTIM_LIMITS * limit, limit + _MIN_VICTIM_SECONDS)
+    return still < patience and all(state is not None and state.fate == "running" for state in late)
 
 
 def is_broken(run: Path) -> bool:

@@ -172,7 +172,7 @@ def _last_line(job: Job, difference: Difference) -> list[tuple[str, int]]:
 
 
 def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | None:
-    """The `if` after which the culprit did not reach the expected call: its file, line and test; None if there is none.
+    """The `if` after which the culprit did not reach the expected call: its file, line and text; None if there is none.
 
     A rank that made a forward without a backward has skipped it. Else the expected call must be missing in the logs.
     """
@@ -188,10 +188,10 @@ def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | 
         if state.skipped is not None and state.skipped.file == frame.file:
             exits = [branch for branch in exits if branch.line >= state.skipped.line]
         if exits:
-            return frame.file, exits[0].line, exits[0].test
+            return frame.file, exits[0].line, exits[0].header
         around = [branch for branch in branches_around(frame.file, frame.line) if branch.taken]
         if around:
-            return frame.file, around[0].line, around[0].test
+            return frame.file, around[0].line, around[0].header
     return None
 
 
@@ -208,5 +208,5 @@ def _continue(job: Job, difference: Difference) -> tuple[str, int, str] | None:
         for branch in exits_before(frame.file, frame.line):
             inside = frame.file == file and loop.line < branch.line <= loop.end
             if inside and branch.exit == "continue" and "%" not in branch.test:
-                return file, branch.line, branch.test
+                return file, branch.line, branch.header
     return None

@@ -53,7 +53,7 @@ def check(job: Job) -> Diagnosis | None:
         draft.at(at_call(answer, "cause", f"rank {call.peer} left this out"))
         draft.because(
             f"rank {call.peer} answered this line with {words(answer)} at {place(answer)} before; "
-            f"that call depends on `if {test}`"
+            f"that call depends on `{test}`"
         )
     left = _left_loop(job, call) if left_out is None else None
     if left is not None:
@@ -96,8 +96,8 @@ def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] |
     answer = usual_answer(waiting.log, partner.log, call)
     frames = answer.frames if answer is not None else ()
     for frame in (each for each in frames if each.file == frames[0].file):  # others may belong to a launcher
-        tests = [branch.test for branch in branches_around(frame.file, frame.line) if not branch.only_by_rank]
-        skips = [branch.test for branch in exits_before(frame.file, frame.line) if branch.exit == "continue"]
+        tests = [branch.header for branch in branches_around(frame.file, frame.line) if not branch.only_by_rank]
+        skips = [branch.header for branch in exits_before(frame.file, frame.line) if branch.exit == "continue"]
         if answer is not None and (tests or skips):
             return answer, (tests or skips)[0]
     return None

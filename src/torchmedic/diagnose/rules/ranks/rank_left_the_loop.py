@@ -39,7 +39,7 @@ def check(job: Job) -> Diagnosis | None:
         "likely" if leaves is not None else "proven",
         f"{who} left the loop `{loop.header}` while {others} went on",
         f"{others} made {_what(difference.expected)} once more; {who} had left the loop "
-        + (f"by `{leaves.exit}`, which only `if {leaves.test}` decides" if leaves is not None else "at its end"),
+        + (f"by `{leaves.exit}`, which only `{leaves.header}` decides" if leaves is not None else "at its end"),
     )
     line = leaves.line if leaves is not None else loop.line
     draft.at(line_location("cause", file, line, f"{who} left the loop here"))
