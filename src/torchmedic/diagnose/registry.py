@@ -109,6 +109,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "autograd.wrong_gradient_shape_or_dtype",
     "autograd.missing_or_bad_backward",
     "ranks.port_taken",
+    "ranks.gpu_given_to_two_ranks",
     "ranks.ranks_did_not_meet",
     "ranks.parameters_without_gradient",
     "ranks.parameter_ready_twice",

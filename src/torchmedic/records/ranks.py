@@ -19,8 +19,9 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a collective, or of `send` and `recv`, on one rank.
 
     `ordinal` counts the calls of the same source in the same group, from 1. `peer` is the source or destination rank.
-    `frames` are the user's frames, innermost first. `native` is that torch made the call itself, in C++: the
-    gradient buckets of DistributedDataParallel, for example. `time` is in seconds since the epoch.
+    `frames` are the user's frames, innermost first; `library` are those of libraries other than torch, such as a
+    Trainer. `native` is that torch made the call itself, in C++: the gradient buckets of DistributedDataParallel, for
+    example. `time` is in seconds since the epoch.
     """
 
     op: str
@@ -30,6 +31,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...] = ()
     peer: int | None = None
     frames: tuple[StackFrame, ...] = ()
+    library: tuple[StackFrame, ...] = ()
     native: bool = False
     time: float = 0.0
 
@@ -47,13 +49,22 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
         """The lines of the user's code that led to the call."""
         return tuple((frame.file, frame.line) for frame in self.frames)
 
+    @property
+    def path(self) -> tuple[tuple[tuple[str, int], ...], ...]:
+        """All lines that led to the call, those of libraries too."""
+        return self.site, tuple((frame.file, frame.line) for frame in self.library)
+
 
 # Collectives whose tensors must have the same shapes on all ranks.
 SAME_SHAPES = frozenset(
     {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_single", "reduce_scatter", "reduce_scatter_single"}
 )
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
-FORWARD = "forward"  # no collective, but the beginning of a step of DistributedDataParallel
+# Marks of a step of DistributedDataParallel; neither is a collective. `backward` stands for the collectives that torch
+# makes in it, where the Flight Recorder is lost.
+FORWARD = "forward"
+BACKWARD = "backward"
+MARKS = frozenset({FORWARD, BACKWARD})
 POINT_TO_POINT = frozenset({"send", "recv", "recv_any"})
 
 

@@ -20,7 +20,10 @@ _LONG_QUIET_SECONDS = 10.0  # without progress, shown in colour
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a run. None where its black box has no value; `rate` is in steps per second."""
+    """One process of a run. None where its black box has no value; `rate` is in steps per second.
+
+    `calls` is how many collectives a rank has called, `last_call` and `place` are the last one and its line.
+    """
 
     name: str
     state: Literal["running", "ended", "gone", "unreadable"]
@@ -31,6 +34,8 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     quiet: float | None = None
     rss: int | None = None
     device_memory: int | None = None
+    calls: int = 0
+    last_call: str = ""
     place: str = ""
 
 
@@ -69,6 +74,8 @@ def _parts(view: View) -> Iterator[RenderableType]:
     yield head
     if view.processes:
         yield _processes(view)
+        if sum(1 for process in view.processes if process.calls) > 1:
+            yield _collectives(view)
     elif view.state == "waiting":
         yield Text("no process has imported torch yet")
     for gpu in view.gpus:
@@ -102,6 +109,17 @@ def _processes(view: View) -> Table:
             _size(process.rss),
         ]
         table.add_row(*cells, *([_size(process.device_memory)] if device else []))
+    return table
+
+
+def _collectives(view: View) -> Table:
+    """How far each rank is: a rank that made fewer calls than the others is the one that they wait for."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("rank", "calls", "last call", "line"):
+        table.add_column(name, justify="right" if name == "calls" else "left", overflow="ellipsis", no_wrap=True)
+    for process in view.processes:
+        if process.calls:
+            table.add_row(process.name, str(process.calls), process.last_call, process.place)
     return table
 
 

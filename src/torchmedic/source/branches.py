@@ -12,17 +12,33 @@ from torchmedic.source.syntax import FUNCTIONS, LOOPS, blocks, callee, nodes_in,
 Exit = Literal["continue", "break", "return", "raise"]
 
 _EXITS = {ast.Continue: "continue", ast.Break: "break", ast.Return: "return", ast.Raise: "raise"}
-_RANK = re.compile(r"(?<![a-z])rank(?![a-z])|is_(global_)?(main|zero|first|master)|process_index|on_main|main_process")
+_RANK = re.compile(
+    r"(?<![a-z])rank(?![a-z])|is_(global_)?(main|zero|first|master|lead|chief|root)|process_index|on_main|main_process"
+)
 
 
 class Branch(NamedTuple):
-    """An `if`. `taken` is whether the line is in its body; else it is in its `else`."""
+    """An `if`. `taken` is whether the line is in its body; else it is in its `else`.
+
+    The handler of an exception is a branch too if it leaves the block; its `test` begins with `except`.
+    """
 
     line: int
     test: str
     taken: bool
     by_rank: bool
     exit: Exit | None = None
+
+    @property
+    def header(self) -> str:
+        return self.test if self.test.startswith("except") else f"if {self.test}"
+
+    @property
+    def only_by_rank(self) -> bool:
+        """Whether nothing but the rank decides: such a test has the same result every time."""
+        test = ast.parse(self.test, mode="eval").body
+        parts = test.values if isinstance(test, ast.BoolOp) else [test]
+        return all(_RANK.search(ast.unparse(part)) for part in parts)
 
 
 class Loop(NamedTuple):
@@ -66,19 +82,47 @@ def loops_around(file: str, line: int) -> list[Loop]:
     return found[::-1]
 
 
-def is_after_in_block(file: str, line: int, op: str) -> int | None:
-    """The line below `line`, in the same block, of a call of the function named `op`."""
+def flags_of_loop(file: str, loop: Loop) -> set[str]:
+    """The attributes that decide whether a loop goes on: those of its header and its exits, and what they compute."""
+    tests = [loop.header.partition("while ")[2], *(branch.test for branch in loop.exits)]
+    tests = [test for test in tests if test and not test.startswith("except")]
+    names = {name for test in tests for name in _attributes(ast.parse(test, mode="eval"))}
+    for node in nodes_in(syntax_tree(file)):
+        if isinstance(node, ast.FunctionDef) and node.name in names:
+            names = names | _attributes(node)
+    return names
+
+
+def _attributes(node: ast.AST) -> set[str]:
+    return {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+
+
+def assignments_of(file: str, names: set[str]) -> list[tuple[int, str]]:
+    """The lines of a file that set one of these attributes to something true; with the name."""
+    return [
+        (node.lineno, target.attr)
+        for node in nodes_in(syntax_tree(file))
+        if isinstance(node, ast.Assign) and not (isinstance(node.value, ast.Constant) and not node.value.value)
+        for target in node.targets
+        if isinstance(target, ast.Attribute) and target.attr in names
+    ]
+
+
+def is_after_in_block(file: str, line: int, names: set[str]) -> bool:
+    """Whether a function with one of these names is called below `line`, in the same block and under no other `if`."""
     for node in reversed(_around(file, line)):
         for block in blocks(node) if isinstance(node, ast.stmt) else [getattr(node, "body", [])]:
-            if not _holds(block, line):
-                continue
-            for statement in block:
-                if statement.lineno > line:
-                    for call in ast.walk(statement):
-                        if isinstance(call, ast.Call) and callee(call) == op:
-                            return call.lineno
-            return None
-    return None
+            if _holds(block, line):
+                below = [each for each in block if each.lineno > line and not isinstance(each, ast.If)]
+                calls = [node for each in below for node in ast.walk(each) if isinstance(node, ast.Call)]
+                return any(callee(call) in names for call in calls)
+    return False
+
+
+def callees_at(file: str, line: int) -> set[str]:
+    """The names of the functions that a line calls."""
+    calls = (node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Call) and _spans(node, line))
+    return {name for name in map(callee, calls) if name}
 
 
 def is_called_once(file: str, line: int, name: str) -> bool:
@@ -126,7 +170,7 @@ def _branch(node: ast.If, *, taken: bool, exit: Exit | None = None) -> Branch:
 
 
 def _exits(statement: ast.stmt) -> Iterator[Branch]:
-    """The `if` statements in a statement whose body ends in `continue`, `break`, `return` or `raise`."""
+    """The branches in a statement whose body ends in `continue`, `break`, `return` or `raise`."""
     if isinstance(statement, FUNCTIONS | ast.ClassDef):
         return
     if isinstance(statement, ast.If):
@@ -134,6 +178,11 @@ def _exits(statement: ast.stmt) -> Iterator[Branch]:
             kind = _EXITS.get(type(block[-1])) if block else None
             if kind is not None:
                 yield _branch(statement, taken=taken, exit=kind)  # type: ignore[arg-type]
+    for handler in statement.handlers if isinstance(statement, ast.Try) else ():
+        kind = _EXITS.get(type(handler.body[-1]))
+        if kind is not None and kind != "raise":
+            test = f"except {ast.unparse(handler.type)}" if handler.type is not None else "except"
+            yield Branch(handler.lineno, test, True, False, kind)  # type: ignore[arg-type]
     inner = isinstance(statement, LOOPS)
     for block in blocks(statement):
         for each in block:

@@ -52,6 +52,12 @@ def _is_generated(path: str) -> bool:
     return f"{os.sep}torchinductor_" in path or (folder is not None and path.startswith(os.path.realpath(folder)))
 
 
+def is_library_file(filename: str) -> bool:
+    """Whether code of this file belongs to an installed library other than torch: a Trainer, for example."""
+    name = next((filename.rpartition(part)[2] for part in _INSTALLED if part in filename), "")
+    return bool(name) and name.partition(os.sep)[0] not in ("torch", "torchmedic") and not is_user_file(filename)
+
+
 def user_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the user's own code at or above `frame`."""
     while frame is not None:

@@ -20,7 +20,9 @@ from torchmedic.settings import working_folder
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.proc import process
 
-_VICTIM_LIMITS = 1.9  # times the limit for a stall that the rank waited for is given to be explained
+# How long the rank that is waited for is given to be explained: times the limit for a stall, and seconds beyond it.
+_VICTIM_LIMITS = 1.9
+_MIN_VICTIM_SECONDS = 10.0
 _SPEAKER = ".speaker"  # there as soon as the parent of one rank speaks for all
 
 
@@ -130,13 +132,21 @@ def _fate(run: Path, folder: Path, pid: int, box: BoxContents | None) -> tuple[F
     return ("ended", "") if box is not None and box.clean_exit else ("died", "")
 
 
-def verdict(run: Path, *, still: float = 0.0) -> Diagnosis | None:
-    """Why the job has failed or stands still, if its ranks went different ways."""
+def verdict(run: Path, *, still: float = 0.0, only_met: bool = False) -> Diagnosis | None:
+    """Why the job has failed or stands still, if its ranks went different ways.
+
+    `only_met`: only where the ranks have met in calls that do not fit; one that has made no call may still come.
+    """
     from torchmedic.diagnose import registry
     from torchmedic.diagnose.engine import ask
 
     job = read_job(run, still=still)
-    return ask(job, registry.RANKS) if job is not None else None
+    if job is None:
+        return None
+    difference = job.difference
+    if only_met and (difference is None or difference.call is None or difference.expected is None):
+        return None
+    return ask(job, registry.RANKS)
 
 
 def is_victim(run: Path, rank: int, still: float, limit: float) -> bool:
@@ -151,7 +161,8 @@ def is_victim(run: Path, rank: int, still: float, limit: float) -> bool:
     if job is None or difference is None or difference.kind != "stopped" or rank in difference.culprits:
         return False
     late = [job.of(each) for each in difference.culprits]
-    return still < _VICTIM_LIMITS * limit and all(state is not None and state.fate == "running" for state in late)
+    patience = max(_VICTIM_LIMITS * limit, limit + _MIN_VICTIM_SECONDS)
+    return still < patience and all(state is not None and state.fate == "running" for state in late)
 
 
 def is_broken(run: Path) -> bool:

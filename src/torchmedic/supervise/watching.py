@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 from torchmedic.errors import UnreadableRun
+from torchmedic.observe.ranks import ring
 from torchmedic.records import BoxContents, Moment, Report
 from torchmedic.records.gpu import GpuHealth, GpuState
+from torchmedic.records.ranks import Collective
 from torchmedic.report.live import State, View, Watched
 from torchmedic.runfolder import files, layout
 from torchmedic.runfolder import gpu as gpu_files
@@ -154,6 +156,8 @@ def _watched(folder: Path, box: BoxContents | None, now: float, *, closed: bool)
     last = box.last
     quiet = now - (last.time if last is not None else box.started)
     # On another host or in another container the pid means nothing, but a fresh entry does.
+    calls, call = _last_call(folder)
+    frame = call.frames[0] if call is not None and call.frames else None
     alive = lives(box.pid, box.started) or (quiet < _FRESH_SECONDS and not box.clean_exit and not closed)
     return Watched(
         name=folder.name,
@@ -165,7 +169,17 @@ def _watched(folder: Path, box: BoxContents | None, now: float, *, closed: bool)
         quiet=quiet,
         rss=last.rss if last is not None else None,
         device_memory=last.device_memory if last is not None else None,
+        calls=calls,
+        last_call=call.op if call is not None else "",
+        place=f"{relative(frame.file)}:{frame.line}" if frame is not None else "",
     )
+
+
+def _last_call(folder: Path) -> tuple[int, Collective | None]:
+    """How many collectives a process has called, and the last one; nothing for one that is no rank of a job."""
+    with contextlib.suppress(UnreadableRun):
+        return ring.read_last(folder / ring.FILE)
+    return 0, None
 
 
 def lives(pid: int, started: float) -> bool:

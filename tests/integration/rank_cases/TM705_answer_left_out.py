@@ -1,4 +1,4 @@
-# ranks: 2  culprit: 0
+# ranks: 2  culprit: 1
 import torch
 import torch.distributed as dist
 

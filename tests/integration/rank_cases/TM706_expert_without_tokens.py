@@ -1,4 +1,4 @@
-# ranks: 2  culprit: any
+# ranks: 2  culprit: any  cured
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

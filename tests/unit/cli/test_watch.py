@@ -18,6 +18,7 @@ import pytest
 from running import clean_environment
 
 from torchmedic.cli import main
+from torchmedic.observe.ranks import ring
 from torchmedic.observe.step import blackbox
 from torchmedic.observe.step.blackbox import FileBox
 from torchmedic.records import Diagnosis, Location, Outcome, Report
@@ -59,6 +60,19 @@ def box(run: Path, name: str, *, pid: int | None = None, ago: float = 0.0, steps
             file.seek(16)
             file.write(struct.pack("<Q", pid))
     return written
+
+
+def test_ranks_side_by_side(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for rank, calls in enumerate((3, 2)):
+        box(run, f"rank{rank}")
+        writer = ring.Ring(run / f"rank{rank}" / ring.FILE, rank, 2)
+        site = writer.enter((("train.py", 7 + rank, "main"),))
+        for number in range(calls):
+            writer.write(ring.described("all_reduce" if rank else "barrier", "0", (), (), None), number + 1, site)
+    assert main(["watch", "run"]) == 0
+    rows = [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert ["rank0", "3", "barrier", "train.py:7"] in rows
+    assert ["rank1", "2", "all_reduce", "train.py:8"] in rows
 
 
 def test_a_run_that_goes_on(run: Path, capfd: pytest.CaptureFixture[str]) -> None:

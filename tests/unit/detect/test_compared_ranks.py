@@ -9,7 +9,7 @@ from torchmedic.detect.ranks.drift import find_drift
 from torchmedic.detect.ranks.stragglers import find_straggler
 from torchmedic.diagnose import registry
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import Collective, JobFacts, RankFacts, RankLog, WeightSample
+from torchmedic.records.ranks import BACKWARD, Collective, JobFacts, RankFacts, RankLog, WeightSample
 
 LINE = StackFrame(file="train.py", line=7, function="train")
 
@@ -85,9 +85,23 @@ def meetings(late: float, count: int = 30) -> list[float]:
 
 
 def test_the_rank_that_comes_last_is_slow() -> None:
-    found = find_straggler([log(0, meetings(0.0)), log(1, meetings(0.6)), log(2, meetings(0.01))])
+    found = find_straggler([log(0, meetings(0.0)), log(1, meetings(0.6)), log(2, meetings(0.01))], ended=True)
     assert found is not None
     assert (found.rank, found.late, round(found.wait, 1), round(found.step, 1)) == (1, 29, 0.6, 1.0)
+
+
+def test_a_slow_rank_is_seen_while_the_run_goes_on_after_more_meetings() -> None:
+    """The rings are read at different moments, and backwards stand for what torch calls in them."""
+
+    def live(count: int) -> list[RankLog]:
+        times = [meetings(0.0, count + 1), meetings(0.6, count)]
+        marks = [[Collective(op=BACKWARD, frames=(LINE,), time=at) for at in each] for each in times]
+        return [RankLog(rank=rank, pid=1, calls=tuple(each)) for rank, each in enumerate(marks)]
+
+    assert find_straggler(live(30), ended=False) is None
+    found = find_straggler(live(100), ended=False)
+    assert found is not None
+    assert (found.rank, round(found.wait, 1)) == (1, 0.6)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +114,7 @@ def test_the_rank_that_comes_last_is_slow() -> None:
     ids=["short", "few", "turns"],
 )
 def test_ranks_that_are_not_slow(times: list[list[float]]) -> None:
-    assert find_straggler([log(rank, each) for rank, each in enumerate(times)]) is None
+    assert find_straggler([log(rank, each) for rank, each in enumerate(times)], ended=True) is None
 
 
 def test_a_device_is_shared_only_where_another_is_free() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from torchmedic.detect.ranks.alignment import first_difference, forward_without_backward, unmatched
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import FORWARD, Collective, RankLog
+from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, RankLog
 
 
 def call(op: str, line: int, *, shape: tuple[int, ...] = (), peer: int | None = None, **more: object) -> Collective:
@@ -58,6 +58,14 @@ def test_of_two_ranks_the_one_that_leaves_its_habit_is_to_blame() -> None:
     difference = first_difference([log(0, *STEP, *STEP, *STEP), log(1, *STEP, *STEP, STEP[1])])
     assert difference is not None
     assert (difference.culprits, difference.by, difference.kind) == ((1,), "habit", "missing")
+
+
+def test_a_habit_of_one_rank_is_no_habit_of_all() -> None:
+    """Rank 0 alone makes a broadcast at line 21, which pairs with line 34 of rank 1 until there is no such line."""
+    own, other = call("broadcast", 21, shape=(8,)), call("broadcast", 34, shape=(8,))
+    difference = first_difference([log(0, *STEP, own, *STEP, own), log(1, *STEP, other, *STEP, END)])
+    assert difference is not None
+    assert difference.by == "nothing"
 
 
 def test_the_same_collective_at_another_line_is_healthy() -> None:
@@ -122,8 +130,26 @@ def test_two_ranks_that_both_receive_wait_for_each_other() -> None:
 
 
 def test_a_forward_without_its_backward() -> None:
-    forward, bucket = call(FORWARD, 13), call("all_reduce", 17, native=True)
-    skipped = forward_without_backward(log(1, forward, bucket, forward, bucket, forward, forward, bucket))
+    forward, backward = call(FORWARD, 13), call(BACKWARD, 17)
+    skipped = forward_without_backward(log(1, forward, backward, forward, backward, forward, forward, backward))
     assert skipped is not None
     assert skipped.time == 4.0
-    assert forward_without_backward(log(0, forward, bucket, forward, bucket)) is None
+    assert forward_without_backward(log(0, forward, backward, forward, backward)) is None
+
+
+def test_two_forwards_for_each_backward_are_a_habit() -> None:
+    """A discriminator is called for real and for fake samples, on one line."""
+    step = (call(FORWARD, 13), call(FORWARD, 13), call(BACKWARD, 17))
+    assert forward_without_backward(log(0, *step, *step, *step)) is None
+
+
+def test_backwards_stand_for_the_calls_of_a_rank_that_has_died() -> None:
+    """gloo aborts a rank whose partner is in another bucket; what torch called there is lost."""
+    first, second = call(BACKWARD, 21), call(BACKWARD, 28)
+    whole = log(0, first, second, first, second, first, second, complete=False)
+    bucket = call("all_reduce", 21, native=True)
+    difference = first_difference([whole, log(1, first, bucket, second, bucket, second)])
+    assert difference is not None
+    assert difference.expected is not None
+    assert (difference.kind, difference.culprits) == ("missing", (1,))
+    assert difference.expected.site == first.site

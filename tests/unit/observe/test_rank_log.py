@@ -26,6 +26,28 @@ def test_calls_come_back_in_order_with_their_lines(tmp_path: Path) -> None:
     assert log.calls[0].site == (("train.py", 12), ("train.py", 40))
 
 
+def test_lines_of_libraries_come_back_beside_those_of_the_user(tmp_path: Path) -> None:
+    writer = ring.Ring(tmp_path / ring.FILE, rank=0, world_size=2)
+    site = writer.enter(LINES, (("trainer.py", 900, "train"),))
+    writer.write(ring.described("barrier", "0", (), (), None), 1, site)
+    (call,) = ring.read(tmp_path / ring.FILE).calls
+    assert call.path == ((("train.py", 12), ("train.py", 40)), (("trainer.py", 900),))
+
+
+def test_the_last_call_is_read_alone(tmp_path: Path) -> None:
+    writer = ring.Ring(tmp_path / ring.FILE, rank=0, world_size=2)
+    assert ring.read_last(tmp_path / ring.FILE) == (0, None)
+    site = writer.enter(LINES)
+    for number in range(ring.SLOTS + 3):
+        writer.write(ring.described("all_reduce", "0", (), (), None), number + 1, site)
+    count, call = ring.read_last(tmp_path / ring.FILE)
+    assert (count, call and call.ordinal, call and call.site) == (
+        ring.SLOTS + 3,
+        ring.SLOTS + 3,
+        (("train.py", 12), ("train.py", 40)),
+    )
+
+
 def test_the_oldest_calls_are_overwritten_and_counted(tmp_path: Path) -> None:
     writer = ring.Ring(tmp_path / ring.FILE, 0, 2)
     for number in range(ring.SLOTS + 10):

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from torchmedic.source.branches import branches_around, exits_before, is_after_in_block, loops_around
+from torchmedic.source.branches import (
+    Branch,
+    assignments_of,
+    branches_around,
+    exits_before,
+    flags_of_loop,
+    is_after_in_block,
+    loops_around,
+)
 
 SOURCE = """
 def train(rank, items):
@@ -62,5 +70,33 @@ def test_loops_and_what_leaves_them(file: str) -> None:
 
 
 def test_a_call_below_in_the_same_block(file: str) -> None:
-    assert is_after_in_block(file, line("all_reduce"), "broadcast") == line("broadcast")
-    assert is_after_in_block(file, line("broadcast"), "all_reduce") is None
+    assert is_after_in_block(file, line("all_reduce"), {"broadcast"})
+    assert not is_after_in_block(file, line("broadcast"), {"all_reduce"})
+    assert not is_after_in_block(file, line("for item in items"), {"save"})  # only one branch calls it
+
+
+def test_a_handler_that_leaves_the_turn(tmp_path: Path) -> None:
+    text = "for row in rows:\n    try:\n        x = parse(row)\n    except ValueError:\n        continue\n    step(x)\n"
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    (found,) = exits_before(str(path), 6)
+    assert (found.line, found.header, found.exit) == (4, "except ValueError", "continue")
+
+
+def test_what_ends_the_loop_of_a_library_is_looked_for_in_the_script(tmp_path: Path) -> None:
+    library, script = tmp_path / "library.py", tmp_path / "train.py"
+    library.write_text(
+        "class Loop:\n    @property\n    def done(self):\n        return self.trainer.should_stop\n\n"
+        "    def run(self):\n        while not self.done:\n            self.advance()\n"
+    )
+    script.write_text("trainer.should_stop = False\nmodel.training = True\ntrainer.should_stop = True\n")
+    (loop,) = loops_around(str(library), 8)
+    assert assignments_of(str(script), flags_of_loop(str(library), loop)) == [(3, "should_stop")]
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [("rank == 0", True), ("rank > 0 and step < 3", False), ("is_main and self.rank == 0", True), ("done", False)],
+)
+def test_a_test_that_only_the_rank_decides(test: str, expected: bool) -> None:
+    assert Branch(1, test, True, True).only_by_rank is expected

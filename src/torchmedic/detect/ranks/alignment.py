@@ -15,7 +15,17 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from torchmedic.records.ranks import FORWARD, POINT_TO_POINT, Collective, Difference, DifferenceKind, FoundBy, RankLog
+from torchmedic.records.ranks import (
+    BACKWARD,
+    FORWARD,
+    MARKS,
+    POINT_TO_POINT,
+    Collective,
+    Difference,
+    DifferenceKind,
+    FoundBy,
+    RankLog,
+)
 
 _WINDOW = 256  # calls after the first difference that are compared
 _END = -1
@@ -40,13 +50,14 @@ def _begun(difference: Difference) -> float:
 def by_group(logs: Sequence[RankLog]) -> dict[str, dict[int, list[Collective]]]:
     """The collectives of each group by rank, from the first call on that all logs still hold.
 
-    A rank that was killed has left only its calls from Python: then only those are compared.
+    A rank that was killed has left only its calls from Python: then only those are compared, and backwards of
+    DistributedDataParallel stand for the collectives in them.
     """
     complete = all(log.complete for log in logs)
     found: dict[str, dict[int, list[Collective]]] = {}
     for log in logs:
         for call in log.calls:
-            if is_compared(call) and (complete or not call.native):
+            if is_compared(call, complete=complete):
                 found.setdefault(call.group, {}).setdefault(log.rank, []).append(call)
     world = [log.rank for log in logs]
     for rank in world:
@@ -58,18 +69,32 @@ def by_group(logs: Sequence[RankLog]) -> dict[str, dict[int, list[Collective]]]:
     return found
 
 
-def is_compared(call: Collective) -> bool:
+def is_compared(call: Collective, *, complete: bool = True) -> bool:
     """Whether all ranks of the group must make this call."""
+    if call.op == BACKWARD or call.native:
+        return complete is call.native
     return call.op not in POINT_TO_POINT and call.op != FORWARD
 
 
 def _cut(streams: dict[int, list[Collective]]) -> None:
-    """Drop the calls that the ring of another rank has overwritten."""
-    firsts = [next((call.ordinal for call in calls if not call.native), 0) for calls in streams.values()]
-    start = max(firsts, default=0)
-    for calls in streams.values():
-        place = next((at for at, call in enumerate(calls) if not call.native and call.ordinal >= start), 0)
-        del calls[:place]
+    """Drop the calls that the ring of another rank has overwritten.
+
+    Calls from Python are counted, and marks are counted apart from them.
+    """
+    counted = any(_is_counted(call) for calls in streams.values() for call in calls)
+    anchors = {
+        rank: [
+            (at, call.ordinal) for at, call in enumerate(calls) if (_is_counted(call) if counted else not call.native)
+        ]
+        for rank, calls in streams.items()
+    }
+    start = max((found[0][1] for found in anchors.values() if found), default=0)
+    for rank, calls in streams.items():
+        del calls[: next((at for at, ordinal in anchors[rank] if ordinal >= start), 0)]
+
+
+def _is_counted(call: Collective) -> bool:
+    return not call.native and call.op not in MARKS
 
 
 def _compare(group: str, streams: Mapping[int, Sequence[Collective]]) -> Difference | None:
@@ -91,7 +116,7 @@ def _tokens(streams: Mapping[int, Sequence[Collective]]) -> dict[int, tuple[int,
     """Each call as a number: equal where call site and content are."""
     known: dict[object, int] = {}
     return {
-        rank: tuple(known.setdefault((call.content, call.site), len(known)) for call in calls)
+        rank: tuple(known.setdefault((call.content, call.path), len(known)) for call in calls)
         for rank, calls in streams.items()
     }
 
@@ -204,9 +229,9 @@ def _common(
     most = max(parts, key=lambda token: len(parts[token]))
     if 2 * len(parts[most]) > total > 2:
         return most, "majority"
-    prefix = next(iter(tokens.values()))[:index]
-    pairs = Counter(itertools.pairwise(prefix))
-    usual = [token for token in parts if index and token != _END and pairs[(prefix[-1], token)]]
+    sides = {tokens[ranks[0]][:index] for ranks in parts.values()} if index else set()
+    habits = [{after for before, after in itertools.pairwise(calls) if before == calls[-1]} for calls in sides]
+    usual = [token for token in parts if token != _END and habits and all(token in each for each in habits)]
     if len(usual) == 1:
         return usual[0], "habit"
     return _by_insertion(tokens, parts, index)
@@ -261,7 +286,7 @@ def unmatched(logs: Iterable[RankLog]) -> list[tuple[int, Collective]]:
                 received[(call.peer, log.rank)] += 1
     found = []
     for log in logs:
-        last = next((call for call in reversed(log.calls) if call.op != FORWARD), None)
+        last = next((call for call in reversed(log.calls) if call.op not in MARKS), None)
         if last is None or last.peer is None:
             continue
         pair = (log.rank, last.peer) if last.op == "send" else (last.peer, log.rank)
@@ -287,15 +312,16 @@ def forward_without_backward(log: RankLog) -> Collective | None:
     followed: Counter[object] = Counter()
     alone: list[Collective] = []
     forward: Collective | None = None
-    for call in log.calls if log.complete else ():
+    for call in log.calls:
         if call.op == FORWARD:
             if forward is not None:
                 alone.append(forward)
             forward = call
-        elif call.native and forward is not None and call.op == "all_reduce":
+        elif call.op == BACKWARD and forward is not None:
             followed[forward.site] += 1
             forward = None
     if forward is not None:
         alone.append(forward)
-    usual = [each for each in alone if followed[each.site] >= _MIN_HABIT]
+    rare = Counter(each.site for each in alone)
+    usual = [each for each in alone if followed[each.site] >= max(_MIN_HABIT, 2 * rare[each.site])]
     return usual[-1] if usual else None

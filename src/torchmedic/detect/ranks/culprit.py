@@ -12,7 +12,7 @@ import msgspec
 
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, Difference, RankState
-from torchmedic.source.branches import Branch, branches_around, is_called_once
+from torchmedic.source.branches import Branch, branches_around, exits_before, is_called_once
 
 
 def named(difference: Difference, states: Sequence[RankState]) -> Difference:
@@ -66,6 +66,7 @@ def _went_past(difference: Difference, states: Sequence[RankState]) -> bool:
 
 
 def _is_alone(branch: Branch | None) -> bool:
+    """Whether only some ranks come to a call: inside of `if rank == 0:`, or behind `if rank != 0: return`."""
     return branch is not None and branch.by_rank and branch.taken
 
 
@@ -78,13 +79,20 @@ def deciding_branch(call: Collective, other: Collective | None) -> Branch | None
 def deciding_frame(call: Collective, other: Collective | None) -> tuple[StackFrame, Branch] | None:
     """The innermost frame of a call that depends on an `if` about the rank, else on any `if`; with that `if`.
 
-    Lines that the call of the other ranks came through as well decide nothing.
+    An `if` about the rank that leaves the function in front of the call decides too. Lines that the call of the other
+    ranks came through as well decide nothing.
     """
     common = set(other.site) if other is not None else set()
     found = [
         (frame, branch)
         for frame in call.frames
         if (frame.file, frame.line) not in common
-        for branch in branches_around(frame.file, frame.line)
+        for branch in [*branches_around(frame.file, frame.line), *_early_exits(frame)]
     ]
     return next((pair for pair in found if pair[1].by_rank), found[0] if found else None)
+
+
+def _early_exits(frame: StackFrame) -> list[Branch]:
+    """The `if` statements about the rank after which the line of a frame is not reached."""
+    exits = exits_before(frame.file, frame.line)
+    return [branch for branch in exits if branch.by_rank and branch.exit in ("return", "continue")]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torchmedic.detect.ranks.alignment import first_difference, is_compared
+from torchmedic.detect.ranks.alignment import by_group, first_difference
 from torchmedic.records.ranks import Collective, RankLog
 
 _MIN_MEETINGS = 20
@@ -16,6 +16,7 @@ _MIN_LATE = 0.9  # share of the meetings to which the same rank comes last
 _MIN_SHARE = 0.4  # of a step, that the others wait
 _MIN_WAIT_SECONDS = 0.05
 _MIN_TOTAL_SECONDS = 2.0
+_LIVE_FACTOR = 4  # a run that goes on must show so much more: its first steps may not be like the rest
 
 
 class Straggler(NamedTuple):
@@ -30,22 +31,24 @@ class Straggler(NamedTuple):
     before: Collective | None
 
 
-def find_straggler(logs: Sequence[RankLog]) -> Straggler | None:
+def find_straggler(logs: Sequence[RankLog], *, ended: bool) -> Straggler | None:
     """The rank that others wait for in nearly every step; None if no rank stands out.
 
     All ranks leave a collective together. So the first collective of a step shows who needed longest to come there: the
-    call whose line is the most frequent one, after the longest pauses.
+    call whose line is the most frequent one, after the longest pauses. While the run goes on, the calls that torch
+    makes itself are not known, and backwards stand for them.
     """
-    if len(logs) < 2 or not all(log.complete for log in logs) or first_difference(logs) is not None:
+    logs = sorted(logs, key=lambda log: log.rank)
+    streams = _common(logs)
+    if len(streams) < 2:
         return None
-    streams = [[call for call in log.calls if is_compared(call) and call.group == "0"] for log in logs]
-    length = min(map(len, streams))
-    streams = [stream[-length:] for stream in streams]  # the Flight Recorder keeps the last calls
+    length = len(streams[0])
     opening = _opening(streams[0])
     if opening is None:
         return None
     places = [at for at in range(1, length) if streams[0][at].site == opening]
-    if len(places) < _MIN_MEETINGS:
+    factor = 1 if ended else _LIVE_FACTOR
+    if len(places) < factor * _MIN_MEETINGS:
         return None
     arrivals = [[stream[at].time for stream in streams] for at in places]
     last = Counter(times.index(max(times)) for times in arrivals)
@@ -54,10 +57,22 @@ def find_straggler(logs: Sequence[RankLog]) -> Straggler | None:
     steps = [after[slow] - before[slow] for before, after in itertools.pairwise(arrivals)]
     wait, step = statistics.median(waits), statistics.median(steps)
     enough = late >= _MIN_LATE * len(places) and wait >= max(_MIN_WAIT_SECONDS, _MIN_SHARE * step)
-    if not enough or wait * len(places) < _MIN_TOTAL_SECONDS:
+    if not enough or wait * len(places) < factor * _MIN_TOTAL_SECONDS:
         return None
     at = places[-1]
     return Straggler(logs[slow].rank, late, len(places), wait, step, streams[slow][at], streams[slow][at - 1])
+
+
+def _common(logs: Sequence[RankLog]) -> list[list[Collective]]:
+    """The calls of all ranks in the world's group, as far as all have come and kept them; nothing if they differ."""
+    streams = list(by_group(logs).get("0", {}).values())
+    length = min(map(len, streams), default=0)
+    if not length or len(streams) < len(logs):
+        return []
+    if all(log.complete for log in logs):  # the Flight Recorder keeps the last calls
+        return [each[-length:] for each in streams] if first_difference(logs) is None else []
+    cut = [each[:length] for each in streams]  # the rings of ranks that go on are read at different moments
+    return cut if len({tuple(call.content for call in stream) for stream in cut}) == 1 else []
 
 
 def _opening(calls: Sequence[Collective]) -> tuple[tuple[str, int], ...] | None:

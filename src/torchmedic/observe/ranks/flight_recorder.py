@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import torch
 
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks import plain_pickle, ring
+from torchmedic.observe.ranks.call_site import MAX_LIBRARY_FRAMES, MAX_USER_FRAMES
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import Collective, RankLog
+from torchmedic.records.ranks import BACKWARD, Collective, RankLog
 from torchmedic.runfolder.files import RANK_LOG, write_atomically
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_code import is_library_file, is_user_file
 
+WRAPPER = "collective"  # the function of `recorder.py` around a collective
 _OWN = os.path.join("torchmedic", "observe", "ranks") + os.sep
-_MAX_FRAMES = 5  # of the user's that a call site is made of
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -44,7 +46,7 @@ def log(folder: Path) -> RankLog | None:
         if entries is None:
             return own
         native = [_call(entry) for entry in entries if not _is_ours(entry)]
-        calls = sorted([*own.calls, *native], key=lambda call: call.time)
+        calls = with_lines_of_backward(sorted([*own.calls, *native], key=lambda call: call.time))
         return RankLog(
             rank=own.rank,
             pid=own.pid,
@@ -56,6 +58,23 @@ def log(folder: Path) -> RankLog | None:
     return None
 
 
+def with_lines_of_backward(calls: list[Collective]) -> list[Collective]:
+    """Give calls without any line that of the backward that they came in.
+
+    On a GPU, backward runs in a thread of torch's own, where the recorder sees no Python.
+    """
+    found = []
+    backward: Collective | None = None
+    for call in calls:
+        if call.op == BACKWARD:
+            backward = call
+        if call.native and not call.frames and backward is not None:
+            found.append(msgspec.structs.replace(call, frames=backward.frames, library=backward.library))
+        else:
+            found.append(call)
+    return found
+
+
 def publish(folder: Path) -> RankLog | None:
     """Write the log into the folder of this process, where the parents of all ranks find it."""
     found = log(folder) if (folder / ring.FILE).exists() else None
@@ -65,29 +84,44 @@ def publish(folder: Path) -> RankLog | None:
 
 
 def _entries() -> list[dict[str, Any]] | None:
+    """The calls that torch has recorded; None if it records none. NCCL has a recorder of its own."""
     c10d = getattr(torch._C, "_distributed_c10d", None)
-    dump = getattr(c10d, "_dump_fr_trace", None) or getattr(c10d, "_dump_nccl_trace", None)
-    if dump is None:
-        return None
-    found = plain_pickle.loads(dump(True, True, False))
-    entries = found.get("entries") if isinstance(found, dict) else None
-    return entries or None
+    dumps = [getattr(c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
+    return entries_of(dump(True, True, False) for dump in dumps if dump is not None)
+
+
+def entries_of(dumps: Iterable[bytes]) -> list[dict[str, Any]] | None:
+    """The calls in several dumps, each call once: since torch 2.15 one dump may hold the calls of all backends."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for data in dumps:
+        told = plain_pickle.loads(data)
+        for entry in (told.get("entries") if isinstance(told, dict) else None) or ():
+            found.setdefault((entry["profiling_name"], entry["time_created_ns"], entry.get("record_id")), entry)
+    return list(found.values()) or None
 
 
 def _is_ours(entry: dict[str, Any]) -> bool:
     """Whether a call came from Python, and so through our own recorder."""
-    return any(_OWN in frame.get("filename", "") for frame in (entry.get("frames") or ())[:3])
+    innermost = (entry.get("frames") or ())[:3]
+    return any(frame.get("name") == WRAPPER and _OWN in frame.get("filename", "") for frame in innermost)
 
 
 def _call(entry: dict[str, Any]) -> Collective:
-    frames = [each for each in entry.get("frames") or () if is_user_file(each["filename"])][:_MAX_FRAMES]
+    frames = entry.get("frames") or ()
+    users = [each for each in frames if is_user_file(each["filename"])][:MAX_USER_FRAMES]
+    library = [each for each in frames if is_library_file(each["filename"])][:MAX_LIBRARY_FRAMES]
     return Collective(
         op=str(entry["profiling_name"]).rpartition(":")[2],
         group=str(entry["process_group"][0]),
         ordinal=int(entry.get("collective_seq_id") or 0),
         shapes=tuple(tuple(shape) for shape in entry.get("input_sizes") or ()),
         dtypes=tuple(_DTYPES.get(name, name.lower()) for name in entry.get("input_dtypes") or ()),
-        frames=tuple(StackFrame(file=each["filename"], line=each["line"], function=each["name"]) for each in frames),
+        frames=tuple(map(_frame, users)),
+        library=tuple(map(_frame, library)),
         native=True,
         time=int(entry["time_created_ns"]) / 1e9,
     )
+
+
+def _frame(entry: dict[str, Any]) -> StackFrame:
+    return StackFrame(file=entry["filename"], line=entry["line"], function=entry["name"])

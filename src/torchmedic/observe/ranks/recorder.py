@@ -11,22 +11,19 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchmedic.contained import contained
+from torchmedic.contained import contained, report_fault
 from torchmedic.observe.hooks import patches
+from torchmedic.observe.ranks.call_site import CallSites
 from torchmedic.observe.ranks.facts import FactsOfRank
-from torchmedic.observe.ranks.ring import FILE, Lines, Ring, described
+from torchmedic.observe.ranks.ring import FILE, Ring, described
 from torchmedic.observe.ranks.store_mail import StoreMail
-from torchmedic.records.ranks import FORWARD
-from torchmedic.source.user_code import is_user_file, verdicts
+from torchmedic.records.ranks import BACKWARD, FORWARD
 
-_MAX_FRAMES = 5  # of the user's that a call site is made of
-_MAX_DEPTH = 64  # frames that are looked at
 _MAX_KNOWN = 4096  # descriptions kept
 _WRAPPING = "_verify_param_shape_across_processes"  # called by the `__init__` of DistributedDataParallel
 
@@ -71,9 +68,12 @@ class Recorder:
         self.facts: FactsOfRank | None = None
         self.mail: StoreMail | None = None
         self._ring: Ring | None = None
-        self._sites: dict[tuple[Any, ...], int] = {}
+        self._sites = CallSites()
+        self._reducing: Any = None  # the group of a DistributedDataParallel whose backward has yet to come
+        self._sees_backward = False
         self._texts: dict[Any, bytes] = {}
         self._counts: dict[str, int] = {}
+        self._marks: dict[bytes, int] = {}
         self._shut = False
         self._note_safely = contained("observe.ranks")(self._note)
 
@@ -95,12 +95,19 @@ class Recorder:
             patches.wrap(wrapper, "_pre_forward", self._around_forward)
         if hasattr(made, "_new_group_with_tag"):
             patches.wrap(made, "_new_group_with_tag", self._around_new_group)
+        if self._sees_backward:
+            self._watch_backward()
+
+    def _watch_backward(self) -> None:
+        """Only a process that has made a DistributedDataParallel pays for this."""
+        patches.wrap(torch.autograd, "_engine_run_backward", self._around_backward)
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's."""
-        self._ring = self.facts = self.mail = None
+        self._ring = self.facts = self.mail = self._reducing = None
         self._sites.clear()
         self._counts.clear()
+        self._marks.clear()
         self._shut = False
 
     def _around(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,12 +147,13 @@ class Recorder:
 
     def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A forward of DistributedDataParallel, whose backward calls collectives: it tells of a backward left out."""
-        note = self._note_safely
+        mark = self._mark
 
         @functools.wraps(original)
         def _pre_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
             if module.require_backward_grad_sync and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                note(FORWARD, module.process_group, (), kwargs)
+                self._reducing = module.process_group
+                mark(FORWARD, self._reducing)
                 if self.facts is not None:
                     self.facts.forward(module)
             try:
@@ -163,6 +171,9 @@ class Recorder:
         def verify(*args: Any, **kwargs: Any) -> Any:
             if self.facts is not None:
                 self.facts.wrapped(sys._getframe(1))
+            if not self._sees_backward:
+                self._sees_backward = True
+                self._watch_backward()
             try:
                 return original(*args, **kwargs)
             except BaseException as error:
@@ -170,6 +181,24 @@ class Recorder:
                 raise
 
         return verify
+
+    def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The backward of a DistributedDataParallel: it stands for the collectives in it if the process is killed."""
+        mark = self._mark
+
+        @functools.wraps(original)
+        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            group = self._reducing
+            if group is not None and kwargs.get("accumulate_grad") and not torch.compiler.is_compiling():
+                self._reducing = None
+                mark(BACKWARD, group)
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                patches.without_our_frame(error)
+                raise
+
+        return _engine_run_backward
 
     def _around_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
         note = self._note_safely
@@ -184,6 +213,22 @@ class Recorder:
                 raise
 
         return _new_group_with_tag
+
+    def _mark(self, op: str, group: Any) -> None:
+        """Note a forward or a backward. No tensor is read, so `contained` need hide nothing: a mark is made often."""
+        ring = self._ring
+        if ring is None:
+            return
+        try:
+            name = group.group_name
+            text = self._texts.get((op, name))
+            if text is None:
+                text = self._texts[(op, name)] = described(op, name, (), (), None)
+            count = self._marks[text] = self._marks.get(text, 0) + 1
+            ring.write(text, count, self._sites.number(sys._getframe(1), ring))
+        except Exception as error:
+            self._ring = None
+            report_fault("observe.ranks", error)
 
     def _note(self, op: str, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ring = self._ring
@@ -215,7 +260,7 @@ class Recorder:
             if key is not None:
                 self._texts[key] = text
         count = self._counts[name] = self._counts.get(name, 0) + 1
-        ring.write(text, count, self._site(sys._getframe(2)))
+        ring.write(text, count, self._sites.number(sys._getframe(2), ring))
 
     def _open(self, rank: int | None = None, size: int = 0) -> Ring | None:
         if self._shut:
@@ -228,40 +273,6 @@ class Recorder:
             return None
         self._ring = Ring(folder / FILE, rank, size)
         return self._ring
-
-    def _site(self, frame: FrameType | None) -> int:
-        places: list[CodeType | int] = []
-        known = verdicts.get
-        depth = 0
-        while frame is not None and depth < _MAX_DEPTH:
-            code = frame.f_code
-            name = code.co_filename
-            verdict = known(name)
-            if verdict or (verdict is None and is_user_file(name)):
-                places += (code, frame.f_lasti)
-                if len(places) == 2 * _MAX_FRAMES:
-                    break
-            frame = frame.f_back
-            depth += 1
-        key = tuple(places)
-        site = self._sites.get(key)
-        if site is None:
-            assert self._ring is not None
-            site = self._sites[key] = self._ring.enter(_lines(key))
-        return site
-
-
-def _lines(key: tuple[Any, ...]) -> Lines:
-    return tuple(
-        (code.co_filename, _line(code, lasti), code.co_name) for code, lasti in zip(key[::2], key[1::2], strict=True)
-    )
-
-
-def _line(code: CodeType, lasti: int) -> int:
-    for start, end, line in code.co_lines():
-        if start <= lasti < end and line is not None:
-            return line
-    return code.co_firstlineno
 
 
 def _contents(

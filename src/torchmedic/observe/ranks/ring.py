@@ -5,7 +5,7 @@ behind, and a slot that was half written is passed over. The user's lines that a
 each chain of lines is kept once, in an append-only table. The file is written to and never mapped: a mapped file that
 somebody truncates would kill the process.
 
-    header (64 B) | table of lines (64 KiB) | 2048 slots of 192 B
+    header (64 B) | table of lines (256 KiB) | 2048 slots of 192 B
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from time import time as now
 
@@ -22,13 +23,13 @@ from torchmedic.errors import UnreadableRun
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, RankLog
 
-MAGIC = b"TMRANKS1"
+MAGIC = b"TMRANKS2"
 SLOTS = 2048
 FILE = "collectives"  # its name in the folder of a rank
 
 _HEADER = struct.Struct("<8sQii")  # magic, pid, rank, world size
 _TABLE_AT = 64
-_TABLE_SIZE = 64 * 1024
+_TABLE_SIZE = 256 * 1024
 _LENGTH = struct.Struct("<H")
 _RING_AT = _TABLE_AT + _TABLE_SIZE
 _SLOT_SIZE = 192
@@ -39,6 +40,7 @@ _SIZE = _RING_AT + SLOTS * _SLOT_SIZE
 assert _SLOT.size <= _SLOT_SIZE
 
 Lines = tuple[tuple[str, int, str], ...]  # file, line, function; the innermost first
+Sites = list[tuple[tuple[StackFrame, ...], tuple[StackFrame, ...]]]  # the frames of the user, and of libraries
 
 
 class Ring:
@@ -66,9 +68,9 @@ class Ring:
         slot = self._pack(number, now(), ordinal, site, len(text), text, 0, number & 0xFFFFFFFF)
         self._put(_RING_AT + (number % SLOTS) * _SLOT_SIZE, slot)
 
-    def enter(self, lines: Lines) -> int:
+    def enter(self, lines: Lines, library: Lines = ()) -> int:
         """Put a chain of lines into the table; its number there, 0 if the table is full."""
-        data = msgspec.json.encode(lines)
+        data = msgspec.json.encode((lines, library))
         end = self._table_end + _LENGTH.size + len(data)
         if end + _LENGTH.size > _RING_AT or len(data) > 0xFFFF:
             return 0
@@ -111,34 +113,11 @@ def read(path: Path) -> RankLog:
     Raises:
         UnreadableRun: The file is missing, truncated or not a ring of collectives.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
-    if len(data) < _SIZE or not data.startswith(MAGIC):
-        raise UnreadableRun(f"cannot read {path}: it is not a whole ring of collectives")
+    data = _data(path)
     _, pid, rank, world_size = _HEADER.unpack_from(data, 0)
     sites = _read_table(data)
-    found: list[tuple[int, Collective]] = []
-    for slot in range(SLOTS):
-        number, when, ordinal, site, length, text, _, low = _SLOT.unpack_from(data, _RING_AT + slot * _SLOT_SIZE)
-        if number and number & 0xFFFFFFFF == low:
-            try:
-                op, group, shapes, dtypes, peer = msgspec.json.decode(text[:length], type=_Text)
-            except msgspec.DecodeError:
-                continue
-            call = Collective(
-                op=op,
-                group=group,
-                ordinal=ordinal,
-                shapes=shapes,
-                dtypes=dtypes,
-                peer=peer,
-                frames=sites[site] if site < len(sites) else (),
-                time=when,
-            )
-            found.append((number, call))
-    found.sort(key=lambda entry: entry[0])
+    numbered = sorted(_numbered(data))
+    found = [(number, call) for number, slot in numbered if (call := _call(data, slot, sites)) is not None]
     return RankLog(
         rank=rank,
         pid=pid,
@@ -148,11 +127,61 @@ def read(path: Path) -> RankLog:
     )
 
 
+def read_last(path: Path) -> tuple[int, Collective | None]:
+    """How many calls a process has made, and the last of them; for `torchmedic watch`.
+
+    Raises:
+        UnreadableRun: The file is missing, truncated or not a ring of collectives.
+    """
+    data = _data(path)
+    number, slot = max(_numbered(data), default=(0, 0))
+    return number, _call(data, slot, _read_table(data)) if number else None
+
+
+def _data(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
+    if len(data) < _SIZE or not data.startswith(MAGIC):
+        raise UnreadableRun(f"cannot read {path}: it is not a whole ring of collectives")
+    return data
+
+
+def _numbered(data: bytes) -> Iterator[tuple[int, int]]:
+    """The numbers of the calls that are wholly written, each with its slot."""
+    for slot in range(SLOTS):
+        number, *_, low = _SLOT.unpack_from(data, _RING_AT + slot * _SLOT_SIZE)
+        if number and number & 0xFFFFFFFF == low:
+            yield number, slot
+
+
+def _call(data: bytes, slot: int, sites: Sites) -> Collective | None:
+    _, when, ordinal, site, length, text, _, _ = _SLOT.unpack_from(data, _RING_AT + slot * _SLOT_SIZE)
+    try:
+        op, group, shapes, dtypes, peer = msgspec.json.decode(text[:length], type=_Text)
+    except msgspec.DecodeError:
+        return None
+    frames, library = sites[site] if site < len(sites) else ((), ())
+    return Collective(
+        op=op,
+        group=group,
+        ordinal=ordinal,
+        shapes=shapes,
+        dtypes=dtypes,
+        peer=peer,
+        frames=frames,
+        library=library,
+        time=when,
+    )
+
+
 _Text = tuple[str, str, tuple[tuple[int, ...], ...], tuple[str, ...], int | None]
 
 
-def _read_table(data: bytes) -> list[tuple[StackFrame, ...]]:
-    sites: list[tuple[StackFrame, ...]] = [()]
+def _read_table(data: bytes) -> Sites:
+    """The chains of lines by their number."""
+    sites: Sites = [((), ())]
     at = _TABLE_AT
     while at + _LENGTH.size <= _RING_AT:
         (length,) = _LENGTH.unpack_from(data, at)
@@ -160,9 +189,13 @@ def _read_table(data: bytes) -> list[tuple[StackFrame, ...]]:
             break
         text = data[at + _LENGTH.size : at + _LENGTH.size + length]
         try:
-            lines = msgspec.json.decode(text, type=tuple[tuple[str, int, str], ...])
+            users, library = msgspec.json.decode(text, type=tuple[Lines, Lines])
         except msgspec.DecodeError:
-            lines = ()
-        sites.append(tuple(StackFrame(file=file, line=line, function=function) for file, line, function in lines))
+            users, library = (), ()
+        sites.append((_frames(users), _frames(library)))
         at += _LENGTH.size + length
     return sites
+
+
+def _frames(lines: Lines) -> tuple[StackFrame, ...]:
+    return tuple(StackFrame(file=file, line=line, function=function) for file, line, function in lines)

@@ -84,16 +84,23 @@ def _exchange(store: Any, run: Path, log: RankLog, fate: Fate) -> None:
     if len(missing) > _MAX_RANKS:
         missing = set(sorted(missing)[:_MAX_RANKS])
     end = time.monotonic() + _WAIT_SECONDS.get(fate, 0.0)
+    since = max((call.time for call in log.calls), default=0.0)
+    older: dict[int, RemoteRank] = {}  # letters from before the last call of this rank: newer ones are waited for
     while True:
         for rank in sorted(missing):
             text = _text(store, rank)
             found = _opened(text) if text is not None else None
-            if found is not None and (found.fate != "running" or time.time() - found.time < _FRESH_SECONDS):
+            if found is not None and (found.fate != "running" or found.time >= since):
                 write_atomically(folder / f"{rank}.json", msgspec.json.encode(found))
                 missing.discard(rank)
+            elif found is not None:
+                older[rank] = found
         if not missing or time.monotonic() >= end:
-            return
+            break
         time.sleep(_POLL_SECONDS)
+    for rank in missing & older.keys():
+        if time.time() - older[rank].time < _FRESH_SECONDS:
+            write_atomically(folder / f"{rank}.json", msgspec.json.encode(older[rank]))
 
 
 def _text(store: Any, rank: int) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Modules of `fully_shard` without their other ranks, for a replay.
+"""Modules of `fully_shard` and FullyShardedDataParallel without their other ranks, for a replay.
 
 Each rank holds a part of every weight, and the hooks around `forward` gather the rest from the other ranks, which are
 not in the replay. So the hooks are taken off, and whole weights stand in: the part of this rank, repeated. Shapes,
@@ -24,7 +24,14 @@ _STAND_IN = 0.01  # for the values of a weight of which this rank has nothing
 @contextlib.contextmanager
 def unsharded(roots: Sequence[torch.nn.Module]) -> Iterator[bool]:
     """A context in which the modules below some roots run without other ranks. Yields whether weights stand in."""
-    sharded = list(_sharded(roots))
+    with _without_shards(roots) as one, _without_flat_weights(roots) as other:
+        yield one or other
+
+
+@contextlib.contextmanager
+def _without_shards(roots: Sequence[torch.nn.Module]) -> Iterator[bool]:
+    """`fully_shard`: the hooks around `forward` are taken off, and every weight is replaced by a whole one."""
+    sharded = list(_modules(roots, "FSDPModule"))
     if not sharded:
         yield False
         return
@@ -55,8 +62,51 @@ def unsharded(roots: Sequence[torch.nn.Module]) -> Iterator[bool]:
             table.update(known)
 
 
-def _sharded(roots: Sequence[torch.nn.Module]) -> Iterator[torch.nn.Module]:
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+@contextlib.contextmanager
+def _without_flat_weights(roots: Sequence[torch.nn.Module]) -> Iterator[bool]:
+    """FullyShardedDataParallel: `forward` calls the module inside, whose weights are cut out of a whole flat one."""
+    wrappers = list(_modules(roots, "FullyShardedDataParallel"))
+    if not wrappers:
+        yield False
+        return
+    kind: Any = type(wrappers[0])
+    tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    forward = kind.forward
+    try:
+        for wrapper in wrappers:
+            for owner, name, weight in _cut_out(wrapper):
+                tables += [(owner.__dict__, dict(owner.__dict__)), (owner._parameters, dict(owner._parameters))]
+                owner.__dict__.pop(name, None)  # between two steps a weight may be a plain attribute
+                owner._parameters[name] = weight
+        kind.forward = lambda wrapper, *args, **kwargs: wrapper.module(*args, **kwargs)
+        yield True
+    finally:
+        kind.forward = forward
+        for table, before in reversed(tables):
+            table.clear()
+            table.update(before)
+
+
+def _cut_out(wrapper: Any) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
+    """The weights of a wrapper that stand in: their module, their name there, and a tensor of the full shape."""
+    flat = getattr(getattr(wrapper, "_handle", None), "flat_param", None)
+    if flat is None:
+        return
+    part = getattr(flat, "_local_shard", flat).detach().flatten()
+    total = sum(flat._numels)
+    whole = part.repeat(-(-total // part.numel()))[:total] if part.numel() else part.new_full((total,), _STAND_IN)
+    made: dict[tuple[int, str], torch.nn.Parameter] = {}
+    for info, shape, piece in zip(flat._param_infos, flat._shapes, whole.split(list(flat._numels)), strict=True):
+        weight = torch.nn.Parameter(piece.view(shape).clone(), requires_grad=flat.requires_grad)
+        made[id(info.module), info.param_name] = weight
+        yield info.module, info.param_name, weight
+    for info in flat._shared_param_infos:  # tied weights stay tied
+        yield info.module, info.param_name, made[id(info.prim_module), info.prim_param_name]
+
+
+def _modules(roots: Sequence[torch.nn.Module], name: str) -> Iterator[torch.nn.Module]:
+    """The modules below some roots that are of a class of torch.distributed.fsdp."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), name, None)
     if kind is None:
         return
     for module in {id(each): each for root in roots for each in root.modules()}.values():

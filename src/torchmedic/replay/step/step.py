@@ -134,8 +134,13 @@ def whole_step(stack: Stack, agent: StepContext) -> Step:
 
 
 def _refuse_launchers(stack: Stack) -> None:
-    if any(part in frame.f_code.co_filename for frame, _, _ in stack for part in _LAUNCHERS):
-        raise CannotCut("it happened while processes were started or looked after, not in a training step")
+    """Refuse what happened in a launcher. The function of the user's that `mp.spawn` calls is a step like any other."""
+    for frame, _, _ in stack:
+        name = frame.f_code.co_filename
+        if any(part in name for part in _LAUNCHERS):
+            raise CannotCut("it happened while processes were started or looked after, not in a training step")
+        if is_user_file(name):
+            return
 
 
 def _step(stack: Stack, agent: StepContext, include_failing: bool, outwards: int = 0) -> Step:

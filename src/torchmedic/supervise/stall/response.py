@@ -24,6 +24,7 @@ from torchmedic.supervise.stall.watch import Case, StallWatch
 _MAX_SAVING_SECONDS = 300.0  # for writing the weights
 
 _WAITS_FOR_RANKS = "waits-for-collective"
+_NOT_EXPLAINED = "standstill-not-explained"
 
 Tell = Callable[[Diagnosis], None]
 
@@ -82,16 +83,18 @@ class Response:
         from torchmedic.diagnose.engine import ask
 
         diagnosis = ask(stall, registry.STALLED)
-        if diagnosis is not None and diagnosis.name == _WAITS_FOR_RANKS and diagnosis.severity == "error":
-            of_job = ranks.verdict(self._run, still=stall.still)
-            if of_job is None and (self._explained or ranks.is_victim(self._run, stall.rank, stall.still, stall.limit)):
+        if diagnosis is not None and self._may_be_of_job(diagnosis):
+            is_hung = diagnosis.severity == "error"
+            of_job = ranks.verdict(self._run, still=stall.still, only_met=not is_hung)
+            if of_job is None and is_hung and self._is_victim(stall):
                 return  # a rank that stands elsewhere is the cause, and is examined itself
-            diagnosis = of_job or diagnosis
-            if self._job is not None or not ranks.claim(self._run):
-                if self._wants == "kill":
-                    self._kill(root)
-                return  # told for the job, here or by the parent of another rank
-            self._job = diagnosis
+            if of_job is not None or is_hung:
+                diagnosis = of_job or diagnosis
+                if self._job is not None or not ranks.claim(self._run):
+                    if self._wants == "kill":
+                        self._kill(root)
+                    return  # told for the job, here or by the parent of another rank
+                self._job = diagnosis
         if diagnosis is None or (diagnosis.code, diagnosis.severity) in case.noted:
             return  # it makes progress, or the diagnosis is known
         if diagnosis.severity == "note" and any(severity != "note" for _, severity in case.noted):
@@ -112,6 +115,15 @@ class Response:
             self._kill(root)
         elif self._wants == "checkpoint" and questions.ask(self._run, stall.pid, questions.SAVE):
             self._saving[stall.pid] = time.monotonic() + _MAX_SAVING_SECONDS
+
+    def _may_be_of_job(self, diagnosis: Diagnosis) -> bool:
+        """Whether the logs of all ranks may tell more: the process waits for ranks, or for something not known."""
+        if diagnosis.name == _WAITS_FOR_RANKS:
+            return True
+        return diagnosis.name == _NOT_EXPLAINED and ranks.read_job(self._run) is not None
+
+    def _is_victim(self, stall: Stall) -> bool:
+        return self._explained or ranks.is_victim(self._run, stall.rank, stall.still, stall.limit)
 
     def _resumed(self, diagnosis: Diagnosis, seconds: float) -> None:
         if diagnosis == self._job:

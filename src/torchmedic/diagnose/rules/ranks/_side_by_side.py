@@ -14,7 +14,8 @@ from torchmedic.records.ranks import Collective, Difference, Job, RankState
 from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
 from torchmedic.source.user_code import relative
 
-_ALIKE = re.compile(r" in (t?range\(|.*\.(named_)?(parameters|modules|children|buffers)\()")
+_PARTS_OF_MODEL = re.compile(r" in .*\.(named_)?(parameters|modules|children|buffers)\(")
+_FIXED_NUMBER = re.compile(r" in t?range\(")
 _MAX_SHOWN = 8  # ranks that are shown one by one
 _REASONS = {
     "majority": "most ranks went the other way",
@@ -61,10 +62,16 @@ def at_call(call: Collective | None, role: Role, label: str) -> Location | None:
 
 
 def at_branch(call: Collective, other: Collective | None, role: Role, label: str) -> Location | None:
-    """The user's line of a call that depends on a branch: the call itself, or what calls its function."""
+    """The user's line of a call that depends on a branch: the call itself, or what calls its function.
+
+    Where an `if` leaves the function in front of the call, the line is that of the `if`.
+    """
     chosen = deciding_frame(call, other)
     frame = chosen[0] if chosen is not None else call.frames[0] if call.frames else None
-    return line_location(role, frame.file, frame.line, label) if frame is not None else None
+    if frame is None:
+        return None
+    exit_line = chosen[1].line if chosen is not None and chosen[1].exit is not None else None
+    return line_location(role, frame.file, exit_line or frame.line, label)
 
 
 def show(draft: Draft, job: Job, difference: Difference) -> None:
@@ -113,35 +120,40 @@ def left_loop(job: Job, difference: Difference) -> tuple[str, Loop] | None:
 def _left(job: Job, difference: Difference) -> tuple[str, Loop] | None:
     """The loop that the others are in and the culprits have left, with its file; None if the culprits are still in it.
 
-    Both the last common call and the expected one must come from the loop: the culprits took part in it.
+    Both the last common call and the expected one must come from the loop: the culprits took part in it. A loop of a
+    library (a Trainer) counts only where the user's code has none.
     """
     expected, before = difference.expected, difference.before
     if expected is None or before is None:
         return None
     last = _last_line(job, difference)
     alone = is_by_rank(difference)
-    earlier = {(frame.file, loop.line) for frame in before.frames for loop in loops_around(frame.file, frame.line)}
-    found: list[tuple[str, Loop]] = []
-    for frame in expected.frames:
-        for loop in loops_around(frame.file, frame.line):
-            if (frame.file, loop.line) not in earlier:
-                continue
-            inside = any(file == frame.file and loop.line <= line <= loop.end for file, line in last)
-            if inside and (alone or difference.call is None):
-                return None  # a call for this rank only in a turn of the loop, or a turn that is not over
-            if not inside and (last or _has_gone(job, difference)):
-                found.append((frame.file, loop))
-    return _telling(found)
+    for frames, earlier in ((expected.frames, before.frames), (expected.library, before.library)):
+        known = {(frame.file, loop.line) for frame in earlier for loop in loops_around(frame.file, frame.line)}
+        found: list[tuple[str, Loop]] = []
+        for frame in frames:
+            for loop in loops_around(frame.file, frame.line):
+                if (frame.file, loop.line) not in known:
+                    continue
+                inside = any(file == frame.file and loop.line <= line <= loop.end for file, line in last)
+                if inside and (alone or difference.call is None):
+                    return None  # a call for this rank only in a turn of the loop, or a turn that is not over
+                if not inside and (last or _has_gone(job, difference)):
+                    found.append((frame.file, loop))
+        if found:
+            return _telling(found)
+    return None
 
 
 def _telling(loops: list[tuple[str, Loop]]) -> tuple[str, Loop] | None:
     """The loop that can have fewer turns on one rank than on another, among the loops that a rank has left.
 
-    That is one with a `break`, else the innermost over something other than a fixed number or the parameters of a
-    model, else the outermost.
+    That is one with a `break`, else the innermost over something other than a fixed number, else the outermost. A loop
+    over the parameters of a model has the same turns on all ranks.
     """
+    loops = [each for each in loops if each[1].exits or not _PARTS_OF_MODEL.search(each[1].header)]
     broken = [each for each in loops if each[1].exits]
-    uneven = [each for each in loops if not _ALIKE.search(each[1].header)]
+    uneven = [each for each in loops if not _FIXED_NUMBER.search(each[1].header)]
     return next(iter([*broken, *uneven, *loops[-1:]]), None)
 
 
@@ -152,7 +164,7 @@ def _has_gone(job: Job, difference: Difference) -> bool:
 def _last_line(job: Job, difference: Difference) -> list[tuple[str, int]]:
     """Where the first culprit is: the lines of its next call, else those of its main thread."""
     if difference.call is not None:
-        return list(difference.call.site)
+        return [place for places in difference.call.path for place in places]
     state = job.of(difference.culprits[0])
     if state is not None and state.fate == "running":
         return [(frame.file, frame.line) for frame in state.at]
@@ -160,7 +172,7 @@ def _last_line(job: Job, difference: Difference) -> list[tuple[str, int]]:
 
 
 def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | None:
-    """The `if` after which the culprit did not reach the expected call: its file, line and test; None if there is none.
+    """The `if` after which the culprit did not reach the expected call: its file, line and text; None if there is none.
 
     A rank that made a forward without a backward has skipped it. Else the expected call must be missing in the logs.
     """
@@ -176,10 +188,10 @@ def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | 
         if state.skipped is not None and state.skipped.file == frame.file:
             exits = [branch for branch in exits if branch.line >= state.skipped.line]
         if exits:
-            return frame.file, exits[0].line, exits[0].test
+            return frame.file, exits[0].line, exits[0].header
         around = [branch for branch in branches_around(frame.file, frame.line) if branch.taken]
         if around:
-            return frame.file, around[0].line, around[0].test
+            return frame.file, around[0].line, around[0].header
     return None
 
 
@@ -196,5 +208,5 @@ def _continue(job: Job, difference: Difference) -> tuple[str, int, str] | None:
         for branch in exits_before(frame.file, frame.line):
             inside = frame.file == file and loop.line < branch.line <= loop.end
             if inside and branch.exit == "continue" and "%" not in branch.test:
-                return file, branch.line, branch.test
+                return file, branch.line, branch.header
     return None

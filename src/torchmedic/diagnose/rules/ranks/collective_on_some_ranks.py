@@ -58,7 +58,7 @@ def check(job: Job) -> Diagnosis | None:
     show(draft, job, difference)
     branch = deciding_branch(call, expected or difference.before)
     if branch is not None:
-        draft.because(f"the call depends on `if {branch.test}`, line {branch.line}")
+        draft.because(f"the call depends on `{branch.header}`, line {branch.line}")
     draft.help("let every rank make this call, and keep only the work of one rank inside the branch")
     return draft.done()
 
@@ -72,7 +72,7 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
         job,
         "likely",
         f"{who} left out {what}, which the other ranks called",
-        f"{who} took the branch `if {test}`, after which {what} at {place(expected)} is not reached",
+        f"{who} took the branch `{test}`, after which {what} at {place(expected)} is not reached",
     )
     draft.at(
         line_location("cause", file, line, f"{who} left the step here"),

@@ -12,10 +12,11 @@ Cure: make the calls in one order on all ranks; sort what is looped over.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.rules.ranks._side_by_side import at_call, ranks, show, words
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.rules.ranks._side_by_side import ranks, show, words
+from torchmedic.diagnose.words.death import line_location
+from torchmedic.records import Diagnosis, StackFrame
 from torchmedic.records.ranks import Collective, Difference, Job
-from torchmedic.source.branches import is_after_in_block
+from torchmedic.source.branches import callees_at, is_after_in_block
 
 
 @rule("TM702", "collectives-in-different-order")
@@ -33,9 +34,10 @@ def check(job: Job) -> Diagnosis | None:
         f"{who} called {words(call)} before {words(expected)}, {others} after it",
         f"{who} and {others} make the same two calls in a different order, so that neither of them can end",
     )
+    own, theirs = _parting(call, expected)
     draft.at(
-        at_call(call, "cause", f"{who}: {words(call)} comes first here"),
-        at_call(expected, "origin", f"{others}: {words(expected)} comes first here"),
+        line_location("cause", own.file, own.line, f"{who}: {words(call)} comes first here"),
+        line_location("origin", theirs.file, theirs.line, f"{others}: {words(expected)} comes first here"),
     )
     show(draft, job, difference)
     draft.help("make the two calls in the same order on all ranks")
@@ -43,18 +45,24 @@ def check(job: Job) -> Diagnosis | None:
 
 
 def _is_swapped(difference: Difference) -> bool:
-    """Whether each side makes the call of the other next: by the logs, or by the source below the calls."""
+    """Whether each side makes the call of the other next, by the source below the calls."""
     call, expected = difference.call, difference.expected
     assert call is not None
     assert expected is not None
+    if not call.frames or not expected.frames:
+        return False
     if (call.op, call.shapes, call.dtypes) == (expected.op, expected.shapes, expected.dtypes):
         return False
-    return _comes_after(call, expected) and _comes_after(expected, call)
+    own, theirs = _parting(call, expected)
+    return _comes_after(own, theirs, expected.op) and _comes_after(theirs, own, call.op)
 
 
-def _comes_after(first: Collective, second: Collective) -> bool:
-    frame = first.frames[0] if first.frames else None
-    if frame is None:
-        return False
-    below = is_after_in_block(frame.file, frame.line, second.op)
-    return below is not None and below != frame.line
+def _parting(call: Collective, expected: Collective) -> tuple[StackFrame, StackFrame]:
+    """The outermost frames at which the ways to two calls part."""
+    pairs = zip(reversed(call.frames), reversed(expected.frames), strict=False)
+    return next((pair for pair in pairs if pair[0] != pair[1]), (call.frames[0], expected.frames[0]))
+
+
+def _comes_after(first: StackFrame, second: StackFrame, op: str) -> bool:
+    """Whether what `second` calls is called below `first` too, in the same block."""
+    return is_after_in_block(first.file, first.line, {op, *callees_at(second.file, second.line)})

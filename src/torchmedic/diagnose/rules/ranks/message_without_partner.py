@@ -15,16 +15,17 @@ from __future__ import annotations
 from torchmedic.detect.ranks.alignment import usual_answer
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, words
+from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Collective, Job
-from torchmedic.source.branches import branches_around, exits_before
+from torchmedic.source.branches import Loop, branches_around, exits_before, is_after_in_block, loops_around
 
 
 @rule("TM705", "message-without-partner")
 def check(job: Job) -> Diagnosis | None:
     if not job.unmatched:
         return None
-    rank, call = job.unmatched[0]
+    rank, call = _first(job)
     assert call.peer is not None
     partner = dict(job.unmatched).get(call.peer)
     state = job.of(call.peer)
@@ -44,15 +45,23 @@ def check(job: Job) -> Diagnosis | None:
         f"rank {rank} waits in {words(call, contents=True)}, which rank {call.peer} does not answer",
         cause,
     )
-    left_out = _left_out(job, rank, call)
+    draft.about(rank)
+    left_out = _left_out(job, rank, call) if partner is None or not _answers_later(partner) else None
     if left_out is not None:
         answer, test = left_out
+        draft.about(call.peer)
         draft.at(at_call(answer, "cause", f"rank {call.peer} left this out"))
         draft.because(
             f"rank {call.peer} answered this line with {words(answer)} at {place(answer)} before; "
-            f"that call depends on `if {test}`"
+            f"that call depends on `{test}`"
         )
-    draft.at(at_call(call, "cause" if left_out is None else "surfaced", f"rank {rank} waits here"))
+    left = _left_loop(job, call) if left_out is None else None
+    if left is not None:
+        file, loop = left
+        draft.about(call.peer)
+        draft.at(line_location("cause", file, loop.line, f"rank {call.peer} left this loop, which the others are in"))
+    named = left_out is not None or left is not None
+    draft.at(at_call(call, "surfaced" if named else "cause", f"rank {rank} waits here"))
     draft.at(at_call(partner or last, "origin", f"rank {call.peer} is here"))
     for state in job.ranks:
         log = state.log
@@ -61,9 +70,21 @@ def check(job: Job) -> Diagnosis | None:
     draft.help(
         "send and receive under the same condition on both ranks"
         if left_out is not None
+        else "give the loop the same number of turns on all ranks"
+        if left is not None
         else "let one of the two ranks send first and the other receive first, or use `batch_isend_irecv`"
     )
     return draft.done()
+
+
+def _first(job: Job) -> tuple[int, Collective]:
+    """The wait that the others follow from: who waits for a rank that itself waits for a third one only follows."""
+    waits = dict(job.unmatched)
+    for rank, call in job.unmatched:
+        beyond = waits.get(call.peer) if call.peer is not None else None
+        if beyond is None or beyond.peer == rank:
+            return rank, call
+    return job.unmatched[0]
 
 
 def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] | None:
@@ -75,11 +96,33 @@ def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] |
     answer = usual_answer(waiting.log, partner.log, call)
     frames = answer.frames if answer is not None else ()
     for frame in (each for each in frames if each.file == frames[0].file):  # others may belong to a launcher
-        tests = [branch.test for branch in branches_around(frame.file, frame.line) if not branch.by_rank]
-        skips = [branch.test for branch in exits_before(frame.file, frame.line) if branch.exit == "continue"]
+        tests = [branch.header for branch in branches_around(frame.file, frame.line) if not branch.only_by_rank]
+        skips = [branch.header for branch in exits_before(frame.file, frame.line) if branch.exit == "continue"]
         if answer is not None and (tests or skips):
             return answer, (tests or skips)[0]
     return None
+
+
+def _left_loop(job: Job, call: Collective) -> tuple[str, Loop] | None:
+    """The loop around the waiting call that the partner alone has left, while two ranks or more are still in it."""
+    last = {state.rank: state.log.calls[-1].site for state in job.ranks if state.log is not None and state.log.calls}
+    for frame in call.frames:
+        for loop in loops_around(frame.file, frame.line):
+            inside = {
+                rank
+                for rank, site in last.items()
+                if any(file == frame.file and loop.line <= line <= loop.end for file, line in site)
+            }
+            if len(inside) > 1 and inside == last.keys() - {call.peer}:
+                return frame.file, loop
+    return None
+
+
+def _answers_later(partner: Collective) -> bool:
+    """Whether the partner makes the other call below its own, in the same block: both did the same thing first."""
+    other = {"send", "isend"} if partner.op == "recv" else {"recv", "irecv"}
+    frame = partner.frames[0] if partner.frames else None
+    return frame is not None and is_after_in_block(frame.file, frame.line, other)
 
 
 def _last(call: Collective | None) -> str:

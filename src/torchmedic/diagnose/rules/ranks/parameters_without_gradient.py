@@ -22,20 +22,24 @@ import torch
 
 from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Diagnosis, Location, Treatment
+from torchmedic.replay.step.lone_rank import CannotStandIn, two_steps
+from torchmedic.replay.step.trial import describe, passes
 from torchmedic.source.branches import branches_around
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.layer_construction import built_at, class_node
+from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.user_code import is_user_file
 
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+_UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _MAX_NAMED = 6  # parameters
 
 
 @rule("TM706", "parameters-without-gradient")
 def check(evidence: RaisedEvidence) -> Diagnosis | None:
     wrapper = _wrapper(evidence)
-    if wrapper is None or not evidence.says("expected to have finished reduction in the prior iteration"):
+    if wrapper is None or not evidence.says(_UNFINISHED):
         return None
     found = _INDICES.search(evidence.message)
     trained = [(name, each) for name, each in wrapper.module.named_parameters() if each.requires_grad]
@@ -56,9 +60,26 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if names:
         draft.because(f"no gradient: {', '.join(f'`{name}`' for name in names[:_MAX_NAMED])}")
     draft.because(f"find_unused_parameters={wrapper.find_unused_parameters}")
-    draft.help("pass `find_unused_parameters=True` to DistributedDataParallel", safety="safe")
+    draft.treat(_find_unused(evidence, wrapper))
     draft.help("or let the layers take part in every loss, for example by adding `0.0 * output.sum()`")
     return draft.done()
+
+
+def _find_unused(evidence: RaisedEvidence, wrapper: Any) -> Treatment:
+    """The setting, tried on the failing step: without it the step must fail as the job did, with it it must pass."""
+    advice = Treatment(title="pass `find_unused_parameters=True` to DistributedDataParallel", safety="safe")
+    try:
+        runner = evidence.step_through_backward().runner
+        before = two_steps(runner, wrapper)
+        if before.error is None or _UNFINISHED not in str(before.error):
+            return advice  # this step uses all parameters; the one before it did not
+        after = two_steps(runner, wrapper, find_unused_parameters=True)
+    except (CannotCut, CannotStandIn):
+        return advice
+    if not passes(after):
+        return advice
+    result = f"two steps in a row, in a group of this rank alone: {describe(after)}"
+    return msgspec.structs.replace(advice, proven=True, result=result)
 
 
 def _wrapper(evidence: RaisedEvidence) -> Any:

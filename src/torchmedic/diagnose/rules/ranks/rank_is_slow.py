@@ -22,7 +22,9 @@ from torchmedic.records.ranks import JobFacts
 
 @rule("TM716", "rank-is-slow")
 def check(job: JobFacts) -> Diagnosis | None:
-    found = find_straggler(job.logs) if job.ended and len({each.host for each in job.ranks}) == 1 else None
+    if len({each.host for each in job.ranks}) > 1:
+        return None
+    found = find_straggler(job.logs, ended=job.ended)
     if found is None:
         return None
     draft = check.draft(

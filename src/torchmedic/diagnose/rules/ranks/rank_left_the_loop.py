@@ -12,11 +12,13 @@ Cure: give all ranks the same number of batches (`DistributedSampler`, or `drop_
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, left_loop, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Diagnosis
-from torchmedic.records.ranks import Job
+from torchmedic.records.ranks import Collective, Difference, Job
+from torchmedic.source.branches import Loop, assignments_of, flags_of_loop
+from torchmedic.source.user_code import is_library_file
 
 
 @rule("TM704", "rank-left-the-loop")
@@ -28,27 +30,62 @@ def check(job: Job) -> Diagnosis | None:
     if left is None:
         return None
     file, loop = left
+    if is_library_file(file):
+        return _left_trainer(job, difference, difference.expected, file, loop)
     who, others = ranks(difference.culprits), ranks(difference.others)
     leaves = loop.exits[0] if len(loop.exits) == 1 else None
-    turns = difference.usual
-    what = "backward" if difference.expected.native else words(difference.expected)
     draft = check.draft(
         job,
         "likely" if leaves is not None else "proven",
         f"{who} left the loop `{loop.header}` while {others} went on",
-        f"{others} made {what} once more; {who} had left the loop "
-        + (f"by `{leaves.exit}`, which only `if {leaves.test}` decides" if leaves is not None else "at its end"),
+        f"{others} made {_what(difference.expected)} once more; {who} had left the loop "
+        + (f"by `{leaves.exit}`, which only `{leaves.header}` decides" if leaves is not None else "at its end"),
     )
     line = leaves.line if leaves is not None else loop.line
+    draft.at(line_location("cause", file, line, f"{who} left the loop here"))
+    _show(draft, job, difference)
+    return draft.help(_DECIDE if leaves is not None else _EQUAL_SHARES).done()
+
+
+_DECIDE = "decide together: all_reduce a flag, and let all ranks leave the loop in the same turn"
+_EQUAL_SHARES = "give every rank the same number of batches, or wrap the loop in `Join([model])`"
+
+
+def _left_trainer(job: Job, difference: Difference, expected: Collective, file: str, loop: Loop) -> Diagnosis:
+    """The loop is that of a library: what ends it early is a flag that the user's code sets, or fewer batches."""
+    who, others = ranks(difference.culprits), ranks(difference.others)
+    logs = [state.log for state in job.ranks if state.log is not None]
+    files = dict.fromkeys(frame.file for log in logs for call in log.calls for frame in call.frames)
+    flags = flags_of_loop(file, loop)
+    stops = [(each, *found) for each in files for found in assignments_of(each, flags)]
+    called = next(iter(expected.frames), None)
+    name = called.function if called is not None else ""
+    trainer = next((frame.function for frame in reversed(expected.library)), name)
+    draft = check.draft(
+        job,
+        "likely",
+        f"{who} left the loop of `{trainer}` while {others} went on",
+        f"{others} made {_what(expected)} once more; {who} had left the loop `{loop.header}` of the library"
+        + (f", which the flag `{stops[0][2]}` ends" if len(stops) == 1 else ""),
+    )
+    if len(stops) == 1:
+        draft.at(line_location("cause", stops[0][0], stops[0][1], f"{who} stopped the training by itself here"))
+    elif called is not None:
+        draft.at(line_location("cause", called.file, called.line, f"{who} left the loop in this call"))
+    _show(draft, job, difference)
+    return draft.help(_DECIDE if stops else _EQUAL_SHARES).done()
+
+
+def _what(expected: Collective) -> str:
+    return "backward" if expected.native else words(expected)
+
+
+def _show(draft: Draft, job: Job, difference: Difference) -> None:
+    who, others = ranks(difference.culprits), ranks(difference.others)
+    expected, call, turns = difference.expected, difference.call, difference.usual
     draft.at(
-        line_location("cause", file, line, f"{who} left the loop here"),
-        at_call(difference.expected, "surfaced", f"{others}: {what}, which waits for all ranks"),
-        at_call(difference.call, "origin", f"{who}: {words(difference.call)}" if difference.call is not None else ""),
+        at_call(expected, "surfaced", f"{others}: {_what(expected)}, which waits for all ranks" if expected else ""),
+        at_call(call, "origin", f"{who}: {words(call)}" if call is not None else ""),
     )
     show(draft, job, difference)
     draft.because(f"all ranks had made this call {turns} times before" if turns else "")
-    if leaves is not None:
-        draft.help("decide together: all_reduce a flag, and let all ranks leave the loop in the same turn")
-    else:
-        draft.help("give every rank the same number of batches, or wrap the loop in `Join([model])`")
-    return draft.done()
