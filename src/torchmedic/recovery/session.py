@@ -20,8 +20,9 @@ from torchmedic.records.recovery import Means, Recovery, RecoveryPhase, Refusal
 from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.guard import Guard
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
-from torchmedic.recovery.parking import SpillFile
+from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.random_calls import RandomState, random_state
+from torchmedic.recovery.recipes import Recipes
 from torchmedic.recovery.room import RoomMaker, give_back_caches, used_share
 from torchmedic.recovery.saved_tensors import SavedTensors, unpack, unseen
 
@@ -42,9 +43,10 @@ class Session:
     def __init__(self, level: Level, context: ProcessContext, tell: Callable[[Recovery | Refusal], None]) -> None:
         self.level = level
         self.context = context  # knows the step, for a backward pass that must be run again
-        self.file = SpillFile(context.run)
-        self.saved = SavedTensors(self.file)
-        self.optimizers = OptimizerMemory(self.file, self._stop_copies)
+        self.space = ParkingSpace(context.run)
+        self.recipes = Recipes()
+        self.saved = SavedTensors(self.space)
+        self.optimizers = OptimizerMemory(self.space, self._stop_copies)
         self.room = RoomMaker(self.saved, self.optimizers)
         self.guard = Guard(self)
         self.is_updating = False
@@ -201,10 +203,14 @@ class Session:
         if self._early is not None:
             self._early.next_step()
 
+    def early_spill(self, budget: int) -> EarlySpill:
+        """Takes so many bytes of saved tensors out of memory as they are saved."""
+        return EarlySpill(self.saved, self.space, self.recipes, budget)
+
     def _start_early(self, budget: int) -> None:
         if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
             return  # hooks of the user's: ours would be in their place
-        self._early = early = EarlySpill(self.saved, self.file, budget)
+        self._early = early = self.early_spill(budget)
         torch._C._autograd._push_saved_tensors_default_hooks(early.pack, unpack)
 
     def _stop_early(self) -> None:
