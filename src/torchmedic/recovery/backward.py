@@ -101,17 +101,20 @@ class GuardedEngine:
         session.graphs_run += 1
         try:
             gradients = Gradients(session.optimizers.parameters)
-            session.make_room_for_backward()
+            session.saved.backward.keeps_graph = bool(args[1] or args[2])
+            session.make_room_for_backward(t_outputs)
             try:
                 result = run(t_outputs, *args, **kwargs)
             except BaseException as error:
                 without_our_frame(error)
                 if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
                     raise
+                session.backward_room.failed()
                 call = _Call(run, t_outputs, args, kwargs)
                 result = self._repeated(call, gradients, error, sys._getframe(1))
                 if result is _FAILED:
                     raise
+            session.backward_room.succeeded()
             session.note_random_state()
             return result
         finally:

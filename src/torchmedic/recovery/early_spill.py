@@ -82,7 +82,7 @@ class EarlySpill:
                 saved = SavedTensor(tensor, place)
                 saved.tensor = None
                 return saved
-            saved = self._saved.pack(tensor)  # can still be parked when memory runs out
+            saved = self._saved.pack_new(tensor)  # can still be parked when memory runs out
         self._since_copy += 1
         if self._since_copy < _SOON:
             saved.ahead = (self._saved.backward, self._saved.backward.order)

@@ -61,6 +61,7 @@ class Place:
         self.key = int(storage._cdata)
         self.nbytes = storage.nbytes()
         self.tensors: list[weakref.ref[SavedTensor]] = []
+        self.sequence = 0  # of the node that backward comes to first
         self.depth = 0  # of places that must be computed again for this one
         self._backward = backward
         self._source: Parked | Recipe | None = None

@@ -20,6 +20,7 @@ from torchmedic.source.objects.graph import walk
 
 _RAW = "_raw_saved_"
 MIN_PARKED_BYTES = 4096
+_MAX_PIECES = 64  # smaller ones are parked only if that many are not enough
 _names: dict[type, tuple[str, ...]] = {}
 
 
@@ -88,10 +89,14 @@ class SavedTensors:
     def __init__(self, space: ParkingSpace) -> None:
         self._space = space
         self.backward = Backward()
+        self._sequence = 0  # of the node that a tensor is taken from
         self._places: weakref.WeakValueDictionary[int, Place] = weakref.WeakValueDictionary()
 
     def park(self, wanted: int, busy: frozenset[int]) -> int:
-        """Park saved tensors, the largest first, until so many bytes are free; returns the bytes that became free.
+        """Park saved tensors until so many bytes are free, those first that backward needs last.
+
+        Returns:
+            The bytes that became free.
 
         Args:
             wanted: In bytes.
@@ -103,7 +108,8 @@ class SavedTensors:
         kept = busy | parameter_storages()
         self._take_from_graphs()
         free = 0
-        for place in sorted(self._places.values(), key=lambda each: each.nbytes, reverse=True):
+        large = wanted // _MAX_PIECES
+        for place in sorted(self._places.values(), key=lambda each: (each.nbytes < large, each.sequence)):
             if free >= wanted:
                 break
             if place.key not in kept and place.nbytes >= MIN_PARKED_BYTES:
@@ -112,9 +118,15 @@ class SavedTensors:
 
     def _take_from_graphs(self) -> None:
         for node in walk(_live_nodes()):
+            self._sequence = node._sequence_nr()
             for raw in _unpacked(node):
                 with contextlib.suppress(RuntimeError):  # there are hooks already, a checkpoint's for example
                     raw.register_hooks(self.pack, unpack)
+
+    def pack_new(self, tensor: torch.Tensor) -> SavedTensor:
+        """Take a tensor from a node that is being made."""
+        self._sequence = torch._C._autograd._get_sequence_nr()
+        return self.pack(tensor)
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """Take a tensor from its node."""
@@ -124,7 +136,34 @@ class SavedTensors:
             place = self._places.get(int(storage._cdata))
             if place is None or place.is_out:
                 place = self._places[int(storage._cdata)] = Place(storage, self.backward)
+            place.sequence = max(place.sequence, self._sequence)
         return SavedTensor(tensor, place)
+
+
+def saved_sizes(nodes: Iterable[Any]) -> dict[int, int]:
+    """The bytes of the storages that nodes have saved tensors in, in memory or out of it."""
+    found: dict[int, int] = {}
+    for node in nodes:
+        for name, raw in _saved_by(node):
+            packed = getattr(raw, "data", None)
+            if isinstance(packed, SavedTensor):
+                if packed.place is not None:
+                    found[packed.place.key] = packed.place.nbytes
+            elif getattr(raw, "unpack_hook", None) is None:
+                for tensor in _tensors_of(node, name):
+                    if is_plain(tensor):
+                        storage = tensor.untyped_storage()
+                        found[int(storage._cdata)] = storage.nbytes()
+    return found
+
+
+def _tensors_of(node: Any, name: str) -> list[torch.Tensor]:
+    """The tensors behind an attribute of a node that hands out handles."""
+    try:
+        found = getattr(node, "saved_tensors" if name == f"{_RAW}tensors" else name.replace("_raw", ""))
+    except (RuntimeError, AttributeError):
+        return []  # changed in place since, or gone
+    return [each for each in (found if isinstance(found, tuple | list) else (found,)) if isinstance(each, torch.Tensor)]
 
 
 def release_graph(roots: Iterable[torch.Tensor]) -> None:
@@ -197,13 +236,5 @@ def _unpacked(node: Any) -> Iterator[Any]:
     for name, raw in _saved_by(node):
         if not hasattr(raw, "unpack_hook"):
             yield raw  # torch before it could say; to register hooks twice raises
-        elif raw.unpack_hook is None and _is_unchanged(node, name):
+        elif raw.unpack_hook is None and _tensors_of(node, name):
             yield raw
-
-
-def _is_unchanged(node: Any, name: str) -> bool:
-    try:
-        getattr(node, "saved_tensors" if name == f"{_RAW}tensors" else name.replace("_raw", ""))
-    except (RuntimeError, AttributeError):
-        return False
-    return True

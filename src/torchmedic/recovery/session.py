@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from torchmedic.contained import contained
 from torchmedic.observe.context import ProcessContext
 from torchmedic.records.recovery import Means, Recovery, RecoveryPhase, Refusal
+from torchmedic.recovery.backward_room import BackwardRoom
 from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.guard import Guard
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
@@ -48,6 +49,7 @@ class Session:
         self.saved = SavedTensors(self.space)
         self.optimizers = OptimizerMemory(self.space, self._stop_copies)
         self.room = RoomMaker(self.saved, self.optimizers)
+        self.backward_room = BackwardRoom(self.room)
         self.guard = Guard(self)
         self.is_updating = False
         self.is_up = False
@@ -81,19 +83,38 @@ class Session:
         why = f" ({self.room.no_room})" if self.room.no_room else ""
         return f"no memory could be freed that the call does not use itself{why}"
 
-    def recovered(self, phase: RecoveryPhase, means: Means, call: str, nbytes: int, seconds: float) -> None:
+    def recovered(
+        self,
+        phase: RecoveryPhase,
+        means: Means,
+        call: str,
+        nbytes: int,
+        seconds: float,
+        *,
+        is_avoided: bool = False,
+    ) -> None:
         self._calm = 0
         if means in ("activations", "recompute"):
             self.parked_in_step += nbytes
         recovery = Recovery(
-            step=self.step, phase=phase, means=means, call=call, bytes=nbytes, seconds=round(seconds, 3)
+            step=self.step,
+            phase=phase,
+            means=means,
+            call=call,
+            bytes=nbytes,
+            seconds=round(seconds, 3),
+            is_avoided=is_avoided,
         )
         self._tell(recovery)
 
-    def make_room_for_backward(self) -> None:
-        """Park more before a backward if its forward pass filled memory: afterwards the graph cannot be repeated."""
-        if self.parked_in_step:
-            self.room.park_saved(self.parked_in_step)
+    @contained("recover.backward_room")
+    def make_room_for_backward(self, roots: Iterable[torch.Tensor]) -> None:
+        """Park activations if the backward pass would run out of memory."""
+        started = time.monotonic()
+        with unseen():
+            parked = self.backward_room.make(roots, self.optimizers.parameters)
+        if parked:
+            self.recovered("backward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
 
     def refuse(self, phase: RecoveryPhase, reason: str) -> None:
         self._tell(Refusal(step=self.step, phase=phase, reason=reason))
