@@ -147,8 +147,9 @@ def saved_sizes(nodes: Iterable[Any]) -> dict[int, int]:
         for name, raw in _saved_by(node):
             packed = getattr(raw, "data", None)
             if isinstance(packed, SavedTensor):
-                if packed.place is not None:
-                    found[packed.place.key] = packed.place.nbytes
+                place = packed.place
+                if place is not None:  # the key of a storage that is gone may be another's by now
+                    found[id(place) if place.is_out else place.key] = place.nbytes
             elif getattr(raw, "unpack_hook", None) is None:
                 for tensor in _tensors_of(node, name):
                     if is_plain(tensor):
