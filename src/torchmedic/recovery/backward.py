@@ -194,7 +194,7 @@ class GuardedEngine:
         raise Refused(session.nothing_left())
 
     def _budgets(self, error: BaseException) -> Iterator[int]:
-        """The bytes of saved activations to take out: some at first, then all, then with optimizer state out as well."""
+        """The bytes of saved tensors to take out: some at first, then all, then with optimizer state out as well."""
         found = exhaustion_of_error(error)
         free_unused_memory()
         yield 2 * max((found.asked or 0) if found is not None else 0, self._session.parked_in_step)

@@ -51,6 +51,7 @@ class EarlySpill:
         self._places: dict[int, tuple[weakref.ref[Place], StorageWeakRef, int]] = {}
         self._steps = 0
         self._cheap_bytes = 0  # that can be dropped in a step at next to no cost
+        self._is_overlapped = False  # whether copies are made beside the computation
         self._seconds_per_byte = _FILE_SECONDS_PER_BYTE
         self._max_copied = budget
         self._since_copy = _SOON
@@ -61,7 +62,8 @@ class EarlySpill:
         now = time.perf_counter()
         if self._began is not None:
             rest = max(self.budget - self._cheap_bytes, 0)
-            free_of_cost = int((now - self._began) * _FORWARD_SHARE / self._seconds_per_byte)
+            beside = (now - self._began) * _FORWARD_SHARE if self._is_overlapped else 0.0
+            free_of_cost = int(beside / self._seconds_per_byte)
             missing = max(self.budget - self.spilled, 0) if self._max_copied < self.budget else 0
             self._max_copied = min(rest, max(free_of_cost, self._copied + missing))
             self._steps += 1
@@ -130,8 +132,9 @@ class EarlySpill:
         return recipe if place.depth <= _MAX_DEPTH else None
 
     def _copy_seconds(self, storage: torch.UntypedStorage) -> float:
-        if storage.device.type != "cpu":
-            self._seconds_per_byte = self._space.copies(storage.device).seconds_per_byte
+        copies = self._space.copies(storage.device)
+        if copies is not None:
+            self._is_overlapped, self._seconds_per_byte = True, copies.seconds_per_byte
         return self._seconds_per_byte * storage.nbytes()
 
     def _copy(self, place: Place, storage: torch.UntypedStorage) -> None:

@@ -108,10 +108,11 @@ class Parked:
         self._file = space.file
         self._copy: PinnedCopy | None = None
         self._position: int | None = None
-        if self.device.type == "cpu":
+        copies = space.copies(self.device)
+        if copies is None:
             self._position = space.file.write(storage.data_ptr(), self.nbytes)
         else:
-            self._copy = space.copies(self.device).take(storage, overlapped=overlapped)
+            self._copy = copies.take(storage, overlapped=overlapped)
 
     @property
     def copies(self) -> PinnedCopies | None:
@@ -149,11 +150,19 @@ class ParkingSpace:
         self.file = SpillFile(folder)
         self._copies: dict[torch.device, PinnedCopies] = {}
 
-    def copies(self, device: torch.device) -> PinnedCopies:
+    def copies(self, device: torch.device) -> PinnedCopies | None:
+        """The copies of a device; None for the host, whose contents go to the file."""
+        if device.type == "cpu":
+            return None
         found = self._copies.get(device)
         if found is None:
             found = self._copies[device] = PinnedCopies(device)
         return found
+
+    def catch_up(self) -> None:
+        """Free the memory of devices that copies under way still hold."""
+        for each in self._copies.values():
+            each.catch_up()
 
 
 def _pieces(address: int, nbytes: int) -> list[tuple[int, memoryview]]:

@@ -29,7 +29,7 @@ class PinnedCopies:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream: Any = torch.cuda.Stream(device)
         self._free: dict[int, list[torch.Tensor]] = {}  # buffers by size
         self._free_bytes = 0
         self._used_bytes = 0
@@ -54,13 +54,16 @@ class PinnedCopies:
         event = self._on_stream(copy.buffer, source)
         self._behind.append((event, source))
         self._behind_bytes += storage.nbytes()
-        allowed = _MAX_BEHIND_BYTES if overlapped else 0
+        self.catch_up(_MAX_BEHIND_BYTES if overlapped else 0)
+        return copy
+
+    def catch_up(self, allowed: int = 0) -> None:
+        """Let the computation wait for copies to the host until no more bytes than allowed are under way."""
         current = torch.cuda.current_stream(self.device)
         while self._behind_bytes > allowed:
             event, source = self._behind.popleft()
             current.wait_event(event)  # whoever gets this memory next works after the copy
             self._behind_bytes -= source.nbytes
-        return copy
 
     def put(self, copy: PinnedCopy, storage: torch.UntypedStorage) -> Any:
         """Start a copy back into a storage; returns the event that tells its end."""
@@ -89,7 +92,7 @@ class PinnedCopies:
 
     def _on_stream(self, target: torch.Tensor, source: torch.Tensor) -> Any:
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream):  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
         return self._stream.record_event()
 

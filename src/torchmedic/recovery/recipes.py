@@ -7,6 +7,7 @@ each kind, the call is made once and must give the same bits. So a wrong guess c
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -66,7 +67,9 @@ class _Operator:
 class Recipe:
     """A call with its arguments: saved tensors, other recipes, constants."""
 
-    def __init__(self, function: Callable[..., Any], arguments: dict[str, Any], index: int, key: tuple[Any, ...]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], arguments: dict[str, Any], index: int, key: tuple[Any, ...]
+    ) -> None:
         self._function = function
         self._arguments = arguments
         self._index = index
@@ -266,17 +269,11 @@ def _has_epsilon(recipe: Recipe) -> bool:
     )
 
 
-class _plainly:
+@contextlib.contextmanager
+def _plainly() -> Iterator[None]:
     """Calls without graph, without autocast, and unseen by modes of the user's."""
-
-    def __enter__(self) -> None:
-        self._contexts = [torch.no_grad(), unseen(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction()]
-        for each in self._contexts:
-            each.__enter__()
-
-    def __exit__(self, *failure: object) -> None:
-        for each in reversed(self._contexts):
-            each.__exit__(*failure)
+    with torch.no_grad(), unseen(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
+        yield
 
 
 def _now(device: torch.device) -> float:
@@ -294,4 +291,4 @@ def _has_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _snake_case(name: str) -> str:
     """`max_pool2d_with_indices` for `MaxPool2DWithIndices`."""
-    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", re.sub(r"(\d)D", r"\1d", name)).lower().replace("2d_", "2d_")
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", re.sub(r"(\d)D", r"\1d", name)).lower()

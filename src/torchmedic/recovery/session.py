@@ -112,6 +112,7 @@ class Session:
         """Park activations if the backward pass would run out of memory."""
         started = time.monotonic()
         with unseen():
+            self.space.catch_up()
             parked = self.backward_room.make(roots, self.optimizers.parameters)
         if parked:
             self.recovered("backward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
