@@ -16,7 +16,7 @@ from torchmedic.recovery.room import RoomMaker, device_limit
 from torchmedic.recovery.saved_tensors import saved_sizes
 from torchmedic.source.objects.graph import walk
 
-_GRADIENTS_OF_LARGEST = 2.5  # tensors of this size that a pass has at the same time, beside the saved ones
+_GRADIENTS_OF_LARGEST = 2.2  # gradients of the two largest tensors, before and after a node, and some room to work in
 _MAX_FREE_SHARE = 0.5  # of what is allowed: with more than that free, nobody looks at the graph
 
 
@@ -40,7 +40,8 @@ class BackwardRoom:
             return 0
         seen = saved_sizes(walk(root.grad_fn for root in roots))
         gradients = max((each.nbytes for each in parameters if each.requires_grad and each.grad is None), default=0)
-        missing = int(_GRADIENTS_OF_LARGEST * max(seen.values(), default=0)) + gradients - free
+        largest = sum(sorted(seen.values())[-2:])
+        missing = int(_GRADIENTS_OF_LARGEST * largest) + gradients - free
         parked = self._room.park_saved(missing) if missing > 0 else 0
         self._in_use -= parked
         return parked
