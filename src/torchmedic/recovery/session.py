@@ -22,7 +22,7 @@ from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.guard import Guard
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.parking import ParkingSpace
-from torchmedic.recovery.random_calls import RandomState, random_state
+from torchmedic.recovery.random_calls import GivenGenerators, RandomState, random_state
 from torchmedic.recovery.recipes import Recipes
 from torchmedic.recovery.room import RoomMaker, give_back_caches, used_share
 from torchmedic.recovery.saved_tensors import SavedTensors, unpack, unseen
@@ -55,6 +55,7 @@ class Session:
         self.is_up = False
         self.graphs_run = 0  # backward passes that have begun
         self.random_states: deque[RandomState] = deque(maxlen=_KEPT_RANDOM_STATES)  # where a step may have begun
+        self.generators = GivenGenerators()
         self._noted_draws = 0
         self._tell = tell
         self._updates = 0
@@ -148,10 +149,14 @@ class Session:
         """A step or a part of one is over: the next one may begin with these random numbers."""
         if self.is_up:
             self.random_states.append(random_state())
+            self.generators.next_part()
             self._noted_draws = 0
 
-    def draws(self) -> None:
+    def draws(self, generator: Any) -> None:
         """A call is about to draw random numbers; before a step begins, a loader may have drawn some."""
+        if isinstance(generator, torch.Generator):
+            self.generators.draws(generator)
+            return
         if self._noted_draws < _NOTED_DRAWS:
             self._noted_draws += 1
             self.random_states.append(random_state())
