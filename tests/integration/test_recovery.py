@@ -133,6 +133,16 @@ print("done")
 """
 
 
+def test_bad_numbers_are_found_after_optimizer_memory_was_parked(tmp_path: Path) -> None:
+    poisoned = "net(torch.full((4, 64), 1.0 if step < 3 else float('nan'))).square().mean().backward()"
+    source = FAULTY.replace("net(torch.ones(4, 64)).square().mean().backward()", poisoned)
+    assert source != FAULTY
+    finished = run_script(tmp_path, source, options=["--recover", "safe"])
+    assert finished.stdout == "2\ndone\n", finished.stderr
+    assert [each.means for each in events_of(finished.run / "rank0", "recovery", Recovery)] == ["optimizer"]
+    assert [each.code[:3] for each in finished.report.diagnoses] == ["TM2"]
+
+
 @pytest.mark.parametrize(
     "hook", ["", "recover.build", "recover.event", "recover.install", "recover.state", "recover.update"]
 )

@@ -65,7 +65,7 @@ class ComputedAgain:
         runner = self._step.runner
         runner.frozen = set()
         for _ in range(2):
-            with self._session.context.examining():
+            with self._session.examining():
                 played = self._play(spill)
             if played.error is not None:
                 if is_out_of_memory(played.error):

@@ -40,6 +40,7 @@ class Installation:
         self._set(Optimizer, "_patch_step_function", _around_build(session, Optimizer._patch_step_function))
         self._set(Optimizer, "state_dict", _around_state_dict(session, Optimizer.state_dict))
         self._set(torch, "compile", _around_compile(session, torch.compile))
+        self._set(context, "examining", _around_examining(session))
         depth = torch._C._len_torch_function_stack
         if containment.has_function_modes is depth:  # the lowest mode is ours, and hides nothing from a hook
             self._set(containment, "has_function_modes", lambda: depth() > session.is_up)
@@ -175,10 +176,22 @@ def _around_state_dict(session: Session, original: Callable[..., Any]) -> Callab
     @functools.wraps(original)
     def state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if session.optimizers.out:
-            wanted(optimizer)
+            wanted()
         return original(optimizer, *args, **kwargs)
 
     return state_dict
+
+
+def _around_examining(session: Session) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    original = session.examining
+
+    @contextlib.contextmanager
+    def examining() -> Iterator[None]:
+        session.state_wanted()  # an examination copies tensors, and the guard does not see that
+        with original():
+            yield
+
+    return examining
 
 
 def _around_compile(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,6 +44,7 @@ class Session:
     def __init__(self, level: Level, context: ProcessContext, tell: Callable[[Recovery | Refusal], None]) -> None:
         self.level = level
         self.context = context  # knows the step, for a backward pass that must be run again
+        self.examining = context.examining  # as it was before `install` put a wrapper around it
         self.space = ParkingSpace(context.run)
         self.recipes = Recipes()
         self.saved = SavedTensors(self.space)
@@ -183,7 +184,7 @@ class Session:
             else:
                 self.lower_guard()
 
-    def state_wanted(self, optimizer: Any) -> None:
+    def state_wanted(self) -> None:
         """Somebody reads the state of an optimizer, perhaps in another thread: all of it must be in memory."""
         for storage in self.optimizers.living_out():
             self.bring_back(storage, frozenset())
@@ -247,8 +248,7 @@ class Session:
             self._early = None
 
     def _stop_copies(self) -> None:
-        """End the watch for bad numbers, which copies optimizer state: it would read emptied storages."""
-        self.context.finite.on = False
+        """End the copies of optimizer state for a look back: they are made unseen, and would read emptied storages."""
         self.context.rewind.give_up()
 
     def forked(self) -> None:
