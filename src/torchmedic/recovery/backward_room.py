@@ -6,13 +6,11 @@ free memory is less, saved tensors are parked that the pass needs last.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 
 import torch
 
-from torchmedic.observe.memory.headroom import address_limit, data_limit, sizes
-from torchmedic.recovery.room import RoomMaker, device_limit
+from torchmedic.recovery.room import RoomMaker, in_use_and_limit
 from torchmedic.recovery.saved_tensors import saved_sizes
 from torchmedic.source.objects.graph import walk
 
@@ -31,7 +29,7 @@ class BackwardRoom:
     def make(self, roots: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor]) -> int:
         """Park what may be missing; returns the bytes that were parked."""
         roots = list(roots)
-        found = _in_use_and_limit(roots[0].device)
+        found = in_use_and_limit(roots[0].device)
         if found is None:
             return 0
         self._in_use, limit = found
@@ -53,16 +51,3 @@ class BackwardRoom:
     def failed(self) -> None:
         """Memory was not enough with this much in use."""
         self._proven_bytes = 0
-
-
-def _in_use_and_limit(device: torch.device) -> tuple[int, int] | None:
-    """The bytes in use and the bytes that are allowed; None where there is no limit."""
-    if device.type == "cuda":
-        with contextlib.suppress(RuntimeError):
-            return torch.cuda.memory_allocated(device), device_limit(device)
-        return None
-    limits = [(name, limit) for name, limit in (("VmSize", address_limit()), ("VmData", data_limit())) if limit]
-    if not limits:
-        return None
-    used = sizes()
-    return min(((used.get(name, 0), limit) for name, limit in limits), key=lambda each: each[1] - each[0])

@@ -45,7 +45,9 @@ class Installation:
         if containment.has_function_modes is depth:  # the lowest mode is ours, and hides nothing from a hook
             self._set(containment, "has_function_modes", lambda: depth() > session.is_up)
         self._handles = [
-            register_optimizer_step_pre_hook(lambda *_: session.update_begins()),
+            register_optimizer_step_pre_hook(
+                lambda _, args, kwargs: session.update_begins(has_closure=len(args) > 1 or bool(kwargs))
+            ),
             register_optimizer_step_post_hook(lambda *_: session.update_ended()),
         ]
         # The hooks that watch look at gradients, which must be in memory again by then.

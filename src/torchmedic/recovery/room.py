@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from torchmedic.detect.failures.exhaustion import exhaustion_of_error
-from torchmedic.observe.memory.headroom import headroom
+from torchmedic.observe.memory.headroom import address_limit, data_limit, headroom, sizes
 from torchmedic.observe.memory.host import host_memory
 from torchmedic.records.recovery import Means
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
@@ -106,7 +106,20 @@ def _fraction(device: int) -> float:
     return float(asked(device)) if asked is not None else 1.0
 
 
-def device_limit(device: torch.device) -> int:
+def in_use_and_limit(device: torch.device) -> tuple[int, int] | None:
+    """The bytes in use and the bytes that are allowed; None where there is no limit."""
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):
+            return torch.cuda.memory_allocated(device), _device_limit(device)
+        return None
+    limits = [(name, limit) for name, limit in (("VmSize", address_limit()), ("VmData", data_limit())) if limit]
+    if not limits:
+        return None
+    used = sizes()
+    return min(((used.get(name, 0), limit) for name, limit in limits), key=lambda each: each[1] - each[0])
+
+
+def _device_limit(device: torch.device) -> int:
     """The bytes that the tensors of this process can take of a device."""
     free, total = torch.cuda.mem_get_info(device)
     index = device.index if device.index is not None else torch.cuda.current_device()

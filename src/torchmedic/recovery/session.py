@@ -24,13 +24,14 @@ from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.random_calls import GivenGenerators, RandomState, random_state
 from torchmedic.recovery.recipes import Recipes
-from torchmedic.recovery.room import RoomMaker, give_back_caches, used_share
+from torchmedic.recovery.room import RoomMaker, give_back_caches, in_use_and_limit, used_share
 from torchmedic.recovery.saved_tensors import SavedTensors, unpack, unseen
 
 Level = Literal["safe", "all"]
 
 _ALWAYS_GUARDED_UPDATES = 10
-_MIN_USED_SHARE = 0.3  # of some memory; below it, one step would have to need three times as much as all before
+_MIN_USED_SHARE = 0.5  # of some memory; below it, one step would have to need twice as much as all before
+_UPDATE_TEMPORARIES = 4  # copies of the weights for which there must be room in an update without the guard
 _LOOK_SECONDS = 1.0
 _CALM_UPDATES = 100  # without an out-of-memory, after which less is parked in each step
 _MIN_BUDGET_BYTES = 1 << 20
@@ -61,6 +62,8 @@ class Session:
         self._tell = tell
         self._updates = 0
         self._due = 0.0
+        self._is_update_safe = False
+        self._is_lowered = False  # for an update
         self._compiles = False
         self._early: EarlySpill | None = None
         self.parked_in_step = 0
@@ -162,13 +165,19 @@ class Session:
             self._noted_draws += 1
             self.random_states.append(random_state())
 
-    def update_begins(self) -> None:
+    def update_begins(self, *, has_closure: bool) -> None:
         self.is_updating = True
+        if self._is_update_safe and self.is_up and not has_closure and not self.optimizers.out:
+            self.lower_guard()
+            self._is_lowered = True
 
     @contained("recover.update")
     def update_ended(self) -> None:
         """The weights are updated: gradients must be in memory again, as backward adds to them unseen."""
         self.is_updating = False
+        if self._is_lowered:
+            self._is_lowered = False
+            self.raise_guard()
         self.note_random_state()
         if self.optimizers.out:
             for storage in self.optimizers.living_out(gradients_only=True):
@@ -183,6 +192,15 @@ class Session:
                 self.raise_guard()
             else:
                 self.lower_guard()
+            self._is_update_safe = self._has_room_for_update()
+
+    def _has_room_for_update(self) -> bool:
+        """Whether updates, which all need the same memory, can go without the guard."""
+        needed: dict[torch.device, int] = {}
+        for each in self.optimizers.parameters:
+            needed[each.device] = needed.get(each.device, 0) + each.nbytes
+        known = [(in_use_and_limit(device), nbytes) for device, nbytes in needed.items()]
+        return all(found is None or found[1] - found[0] > _UPDATE_TEMPORARIES * nbytes for found, nbytes in known)
 
     def state_wanted(self) -> None:
         """Somebody reads the state of an optimizer, perhaps in another thread: all of it must be in memory."""
