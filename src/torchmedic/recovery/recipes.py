@@ -223,9 +223,13 @@ class Recipes:
 
 def _saved(node: Any, name: str) -> Any:
     """A tensor that a node keeps: a handle of ours, or a small tensor."""
-    packed = getattr(getattr(node, f"_raw_saved_{name}"), "data", None)
-    if isinstance(packed, SavedTensor):
-        return packed
+    raw = getattr(node, f"_raw_saved_{name}")
+    if not hasattr(raw, "unpack_hook"):
+        raise _Unknown  # torch before it could say whose hooks a saved tensor has
+    if isinstance(raw.data, SavedTensor):
+        return raw.data
+    if raw.unpack_hook is not None:
+        raise _Unknown  # a checkpoint of the user's would compute the tensor
     value = getattr(node, f"_saved_{name}")
     return None if value is None else _constant(value)
 

@@ -150,7 +150,7 @@ def saved_sizes(nodes: Iterable[Any]) -> dict[int, int]:
                 place = packed.place
                 if place is not None:  # the key of a storage that is gone may be another's by now
                     found[id(place) if place.is_out else place.key] = place.nbytes
-            elif getattr(raw, "unpack_hook", None) is None:
+            elif getattr(raw, "unpack_hook", _drop) is None:  # older versions of torch do not say
                 for tensor in _tensors_of(node, name):
                     if is_plain(tensor):
                         storage = tensor.untyped_storage()
