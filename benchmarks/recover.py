@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import gpt
+import resnet
 import torch
 from measured_run import environment, save
 from torch.utils.checkpoint import checkpoint
@@ -41,9 +42,7 @@ def training(name: str, size: int) -> tuple[torch.nn.Module, torch.optim.Optimiz
     """A model, its optimizer, and a function that computes the loss of the next batch."""
     torch.manual_seed(0)
     if name == "resnet50":
-        from torchvision.models import resnet50
-
-        model: torch.nn.Module = resnet50().cuda()
+        model: torch.nn.Module = resnet.resnet50().cuda()
         generator = torch.Generator("cuda").manual_seed(1)
 
         def loss() -> torch.Tensor:
@@ -65,7 +64,7 @@ def training(name: str, size: int) -> tuple[torch.nn.Module, torch.optim.Optimiz
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     if isinstance(model, gpt.GPT):
         return list(model.blocks)
-    return [block for name, layer in model.named_children() if name.startswith("layer") for block in layer.children()]
+    return [each for each in model.modules() if isinstance(each, resnet.Bottleneck)]
 
 
 @contextlib.contextmanager
