@@ -101,8 +101,8 @@ class GuardedEngine:
         session.graphs_run += 1
         try:
             gradients = Gradients(session.optimizers.parameters)
-            session.saved.backward.keeps_graph = bool(args[1] or args[2])
             session.make_room_for_backward(t_outputs)
+            session.saved.backward.begin(session.backward_room.spare, keeps_graph=bool(args[1] or args[2]))
             try:
                 result = run(t_outputs, *args, **kwargs)
             except BaseException as error:

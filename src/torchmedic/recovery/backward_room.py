@@ -25,6 +25,7 @@ class BackwardRoom:
         self._room = room
         self._proven_bytes = 0
         self._in_use = 0
+        self.spare = 0  # bytes that the next pass has beside what it needs
 
     def make(self, roots: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor]) -> int:
         """Park what may be missing; returns the bytes that were parked."""
@@ -34,7 +35,10 @@ class BackwardRoom:
             return 0
         self._in_use, limit = found
         free = limit - self._in_use
-        if self._in_use <= self._proven_bytes or free > _MAX_FREE_SHARE * limit:
+        if free > _MAX_FREE_SHARE * limit:
+            self.spare = free // 2
+            return 0
+        if self._in_use <= self._proven_bytes:
             return 0
         seen = saved_sizes(walk(root.grad_fn for root in roots))
         gradients = max((each.nbytes for each in parameters if each.requires_grad and each.grad is None), default=0)
@@ -42,6 +46,7 @@ class BackwardRoom:
         missing = int(_GRADIENTS_OF_LARGEST * largest) + gradients - free
         parked = self._room.park_saved(missing) if missing > 0 else 0
         self._in_use -= parked
+        self.spare = max(parked - missing, 0)
         return parked
 
     def succeeded(self) -> None:

@@ -24,6 +24,16 @@ class Backward:
     def __init__(self) -> None:
         self.keeps_graph = False  # so nothing that is brought back may stay in memory until its node is gone
         self.order: list[weakref.ref[Place]] = []  # the places that were copied in this step, oldest first
+        self.consumed = 0  # bytes that the pass has asked for: about half of them are free again
+        self._spare = 0
+
+    def begin(self, spare: int, *, keeps_graph: bool) -> None:
+        """A backward pass begins, with so many bytes beside what it needs."""
+        self.consumed, self._spare, self.keeps_graph = 0, spare, keeps_graph
+
+    def has_room_for(self, nbytes: int) -> bool:
+        """Whether so many bytes can be in memory before they are needed."""
+        return nbytes <= self._spare + (0 if self.keeps_graph else self.consumed // 2)
 
     def next_step(self) -> None:
         self.order = []
@@ -111,6 +121,10 @@ class Place:
         """Rely on a recipe; the memory becomes free when its last user is gone."""
         self._source = recipe
 
+    def consumed(self) -> None:
+        """Backward asks for a tensor that lies here."""
+        self._backward.consumed += self.nbytes
+
     def storage(self) -> torch.UntypedStorage:
         """The storage with its contents; all saved tensors that lie in it share it again."""
         assert self._source is not None
@@ -146,7 +160,11 @@ class Place:
         if self._arrival is not None or self._held is not None or not isinstance(source, Parked):
             return True
         copies = source.copies
-        if copies is None or not copies.has_room_ahead():
+        if (
+            copies is None
+            or not copies.has_room_ahead()
+            or not self._backward.has_room_for(copies.ahead_bytes + self.nbytes)
+        ):
             return False
         try:
             self._arrival = source.arrival()

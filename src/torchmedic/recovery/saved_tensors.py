@@ -65,8 +65,9 @@ class SavedTensor:
                 "compute its gradient, with torch.autograd.set_detect_anomaly(True)."
             )
         if self.ahead is not None:
-            backward, order = self.ahead
-            backward.fetch_ahead(order, len(order))
+            self.ahead[0].fetch_ahead(self.ahead[1], len(self.ahead[1]))
+        if self.place is not None:
+            self.place.consumed()
         if self.tensor is not None:
             return self.tensor
         assert self.place is not None
