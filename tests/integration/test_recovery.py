@@ -76,8 +76,9 @@ def test_too_little_address_space(tmp_path: Path) -> None:
     assert found
     assert max(each.bytes for each in found) > 30 << 20
     said = finished.stderr.splitlines()
-    assert all(line.startswith("torchmedic: recovered from out-of-memory in the ") for line in said), finished.stderr
-    assert len(said) == len({(each.phase, each.means) for each in found})
+    begins = ("torchmedic: recovered from out-of-memory in the ", "torchmedic: avoided an out-of-memory in the ")
+    assert all(line.startswith(begins) for line in said), finished.stderr
+    assert len(said) == len({(each.is_avoided, each.phase, each.means) for each in found})
 
 
 def test_says_why_not(tmp_path: Path) -> None:
@@ -130,6 +131,16 @@ for step in range(4):
     print(len(optimizer.state_dict()["state"]))
 print("done")
 """
+
+
+def test_bad_numbers_are_found_after_optimizer_memory_was_parked(tmp_path: Path) -> None:
+    poisoned = "net(torch.full((4, 64), 1.0 if step < 3 else float('nan'))).square().mean().backward()"
+    source = FAULTY.replace("net(torch.ones(4, 64)).square().mean().backward()", poisoned)
+    assert source != FAULTY
+    finished = run_script(tmp_path, source, options=["--recover", "safe"])
+    assert finished.stdout == "2\ndone\n", finished.stderr
+    assert [each.means for each in events_of(finished.run / "rank0", "recovery", Recovery)] == ["optimizer"]
+    assert [each.code[:3] for each in finished.report.diagnoses] == ["TM2"]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ _ADVICE: dict[Means, str] = {
 class Recovery(msgspec.Struct, frozen=True, kw_only=True, tag="recovery", tag_field="kind"):
     """A call that ran out of memory and was repeated with success.
 
-    `bytes` were parked outside of the memory that was short; `seconds` is what the recovery took.
+    `bytes` were parked outside of the memory that was short; `seconds` is what the recovery took. With `is_avoided` the
+    memory was not short yet, but would have been.
     """
 
     step: int
@@ -37,6 +38,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True, tag="recovery", tag_fi
     call: str = ""
     bytes: int = 0
     seconds: float = 0.0
+    is_avoided: bool = False
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="recovery-refused", tag_field="kind"):
@@ -49,15 +51,16 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="recovery-refused",
 
 def summary(recoveries: Iterable[Recovery], refusals: Iterable[Refusal]) -> list[str]:
     """What is told at the end of a run: a line for each kind of recovery, and the last refusal."""
-    kinds: dict[tuple[RecoveryPhase, Means], list[Recovery]] = {}
+    kinds: dict[tuple[bool, RecoveryPhase, Means], list[Recovery]] = {}
     for each in recoveries:
-        kinds.setdefault((each.phase, each.means), []).append(each)
+        kinds.setdefault((each.is_avoided, each.phase, each.means), []).append(each)
     lines = []
-    for (phase, means), found in kinds.items():
+    for (is_avoided, phase, means), found in kinds.items():
+        begin = "avoided an out-of-memory" if is_avoided else "recovered from out-of-memory"
         times = "once" if len(found) == 1 else f"{len(found)} times"
         seconds = sum(each.seconds for each in found)
         lines.append(
-            f"recovered from out-of-memory in the {_PHASES[phase]} {times}, first at step {found[0].step}: "
+            f"{begin} in the {_PHASES[phase]} {times}, first at step {found[0].step}: "
             f"{_done(means, max(each.bytes for each in found))}, {seconds:.1f} s in all, the results are the same; "
             f"to make it permanent: {_ADVICE[means]}"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -18,11 +19,10 @@ import torch
 import torch.autograd
 
 from torchmedic.contained import report_fault
-from torchmedic.detect.failures.exhaustion import is_out_of_memory
+from torchmedic.detect.failures.exhaustion import exhaustion_of_error, is_out_of_memory
 from torchmedic.observe.hooks.patches import without_our_frame
 from torchmedic.recovery.computed_again import ComputedAgain, Refused
-from torchmedic.recovery.early_spill import EarlySpill
-from torchmedic.recovery.room import avoid_broken_blocks, free_unused_memory, give_back_caches
+from torchmedic.recovery.room import avoid_broken_blocks, free_unused_memory
 from torchmedic.recovery.saved_tensors import living_tensors, release_graph, unseen
 from torchmedic.recovery.session import Session
 from torchmedic.replay.step.step import from_stack
@@ -101,17 +101,20 @@ class GuardedEngine:
         session.graphs_run += 1
         try:
             gradients = Gradients(session.optimizers.parameters)
-            session.make_room_for_backward()
+            session.make_room_for_backward(t_outputs)
+            session.saved.backward.begin(session.backward_room.spare, keeps_graph=bool(args[1] or args[2]))
             try:
                 result = run(t_outputs, *args, **kwargs)
             except BaseException as error:
                 without_our_frame(error)
                 if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
                     raise
+                session.backward_room.failed()
                 call = _Call(run, t_outputs, args, kwargs)
                 result = self._repeated(call, gradients, error, sys._getframe(1))
                 if result is _FAILED:
                     raise
+            session.backward_room.succeeded()
             session.note_random_state()
             return result
         finally:
@@ -126,7 +129,7 @@ class GuardedEngine:
             avoid_broken_blocks(error)
             if call.keeps_graph:
                 return self._on_kept_graph(call, gradients, error)
-            return self._on_new_graph(call, gradients, frame)
+            return self._on_new_graph(call, gradients, error, frame)
         except Refused as refused:
             session.refuse("backward", str(refused))
         except CannotCut as refused:
@@ -166,15 +169,15 @@ class GuardedEngine:
             return result
         raise Refused(session.nothing_left())
 
-    def _on_new_graph(self, call: _Call, gradients: Gradients, frame: FrameType) -> Any:
+    def _on_new_graph(self, call: _Call, gradients: Gradients, error: BaseException, frame: FrameType) -> Any:
         session, started = self._session, time.monotonic()
         again = ComputedAgain(from_stack(frame, session.context, include_failing=True), session)
-        session.file.open()
+        session.space.file.open()
         if not call.inputs:
             with unseen():
                 release_graph(call.roots)
-        for budget in self._budgets():
-            spill = EarlySpill(session.saved, session.file, budget)
+        for budget in self._budgets(error):
+            spill = session.early_spill(budget)
             roots: list[torch.Tensor] = []
             try:
                 roots = again.roots(call.roots, spill)
@@ -184,21 +187,23 @@ class GuardedEngine:
                     raise
                 with unseen():
                     release_graph(roots)
+                traceback.clear_frames(failure.__traceback__)
                 continue
             session.recovered("backward", "recompute", "backward", spill.spilled, time.monotonic() - started)
             return result
         raise Refused(session.nothing_left())
 
-    def _budgets(self) -> Iterator[int]:
-        """The bytes of saved activations to park: none at first, then all, then with optimizer state out as well."""
+    def _budgets(self, error: BaseException) -> Iterator[int]:
+        """The bytes of saved tensors to take out: some at first, then all, then with optimizer state out as well."""
+        found = exhaustion_of_error(error)
         free_unused_memory()
-        yield 0
-        give_back_caches()
+        yield 2 * max((found.asked or 0) if found is not None else 0, self._session.parked_in_step)
+        free_unused_memory()
         yield _EVERYTHING
         with unseen():
             free = self._session.optimizers.park(_EVERYTHING, frozenset(), gradients=False)
         if free:
-            give_back_caches()
+            free_unused_memory()
             yield _EVERYTHING
 
     def _run(self, call: _Call, roots: Sequence[torch.Tensor], gradients: Gradients) -> Any:

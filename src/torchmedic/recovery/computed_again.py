@@ -65,7 +65,7 @@ class ComputedAgain:
         runner = self._step.runner
         runner.frozen = set()
         for _ in range(2):
-            with self._session.context.examining():
+            with self._session.examining():
                 played = self._play(spill)
             if played.error is not None:
                 if is_out_of_memory(played.error):
@@ -84,7 +84,8 @@ class ComputedAgain:
         runner._preserve = functools.partial(_preserve, runner, original)  # type: ignore[method-assign]
         spill.next_step()
         try:
-            return runner.play(spill.active(), backward=False, keep_graphs=False)
+            with self._session.generators.rewound():
+                return runner.play(spill.active(), backward=False, keep_graphs=False)
         except TooMuchInReach as reason:
             raise Refused(f"the step cannot be computed again: {reason}") from None
         finally:

@@ -44,7 +44,7 @@ class Guard(TorchFunctionMode):
             graphs = self._session.graphs_run
             self._special[func] = draws(func) or func in _RUN_GRAPHS
             if draws(func):
-                self._session.draws()
+                self._session.draws((kwargs or {}).get("generator"))
                 put_back = generator_states(kwargs)
         try:
             return func(*args, **kwargs) if kwargs else func(*args)

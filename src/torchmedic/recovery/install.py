@@ -40,11 +40,14 @@ class Installation:
         self._set(Optimizer, "_patch_step_function", _around_build(session, Optimizer._patch_step_function))
         self._set(Optimizer, "state_dict", _around_state_dict(session, Optimizer.state_dict))
         self._set(torch, "compile", _around_compile(session, torch.compile))
+        self._set(context, "examining", _around_examining(session))
         depth = torch._C._len_torch_function_stack
         if containment.has_function_modes is depth:  # the lowest mode is ours, and hides nothing from a hook
             self._set(containment, "has_function_modes", lambda: depth() > session.is_up)
         self._handles = [
-            register_optimizer_step_pre_hook(lambda *_: session.update_begins()),
+            register_optimizer_step_pre_hook(
+                lambda _, args, kwargs: session.update_begins(has_closure=len(args) > 1 or bool(kwargs))
+            ),
             register_optimizer_step_post_hook(lambda *_: session.update_ended()),
         ]
         # The hooks that watch look at gradients, which must be in memory again by then.
@@ -175,10 +178,22 @@ def _around_state_dict(session: Session, original: Callable[..., Any]) -> Callab
     @functools.wraps(original)
     def state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if session.optimizers.out:
-            wanted(optimizer)
+            wanted()
         return original(optimizer, *args, **kwargs)
 
     return state_dict
+
+
+def _around_examining(session: Session) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    original = session.examining
+
+    @contextlib.contextmanager
+    def examining() -> Iterator[None]:
+        session.state_wanted()  # an examination copies tensors, and the guard does not see that
+        with original():
+            yield
+
+    return examining
 
 
 def _around_compile(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.recovery.parking import Parked, SpillFile
+from torchmedic.recovery.parking import Parked, ParkingSpace
 from torchmedic.recovery.saved_tensors import is_plain
 
 _MIN_PARKED_BYTES = 4096
@@ -22,8 +22,8 @@ _MIN_PARKED_BYTES = 4096
 class OptimizerMemory:
     """The storages of the optimizers' tensors, some of them parked."""
 
-    def __init__(self, file: SpillFile, before_first: Callable[[], None]) -> None:
-        self._file = file
+    def __init__(self, space: ParkingSpace, before_first: Callable[[], None]) -> None:
+        self._space = space
         self._before_first = before_first  # called before anything is parked: whoever reads these tensors must stop
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.out: dict[int, tuple[Parked, weakref.ref[torch.Tensor]]] = {}  # by the storage
@@ -62,7 +62,7 @@ class OptimizerMemory:
                 continue
             if not self.out:
                 self._before_first()
-            parked = Parked(storage, self._file)
+            parked = Parked(storage, self._space)
             self.out[key] = (parked, weakref.ref(tensor, functools.partial(self._forget, key)))
             storage.resize_(0)
             free += parked.nbytes

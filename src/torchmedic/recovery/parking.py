@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import tempfile
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import psutil
 import torch
+
+from torchmedic.recovery.pinned_copies import Arrival, PinnedCopies, PinnedCopy
 
 # As they are now: a replay, which is kept from writing to files of the user's, exchanges the functions of `os`.
 _read, _write = os.preadv, os.pwrite
@@ -91,44 +92,77 @@ def _is_in_memory(folder: Path) -> bool:
 class Parked:
     """The bytes of one storage. `into` brings them back, as often as it is asked to."""
 
-    def __init__(self, storage: torch.UntypedStorage, file: SpillFile) -> None:
+    def __init__(self, storage: torch.UntypedStorage, space: ParkingSpace, *, overlapped: bool = False) -> None:
+        """Copy the bytes.
+
+        Args:
+            storage: Its memory can be freed or used again at once.
+            space: Where the copy goes.
+            overlapped: Whether the copy may hold the memory of a device for a while, so that nothing waits for it.
+
+        Raises:
+            OSError: There is no room for the copy.
+        """
         self.device = storage.device
         self.nbytes = storage.nbytes()
-        self._file = file
-        self._host: torch.Tensor | None = None
+        self._file = space.file
+        self._copy: PinnedCopy | None = None
         self._position: int | None = None
-        if self.device.type == "cpu":
-            self._position = file.write(storage.data_ptr(), self.nbytes)
+        copies = space.copies(self.device)
+        if copies is None:
+            self._position = space.file.write(storage.data_ptr(), self.nbytes)
         else:
-            # On the stream that also frees and reuses the memory, so nothing has to be waited for.
-            self._host = _host_memory(self.nbytes)
-            self._host.copy_(_as_bytes(storage), non_blocking=True)
+            self._copy = copies.take(storage, overlapped=overlapped)
+
+    @property
+    def copies(self) -> PinnedCopies | None:
+        """The copies of the device; None for memory of the host."""
+        return None if self._copy is None else self._copy.copies
 
     def into(self, storage: torch.UntypedStorage) -> None:
-        if self._host is not None:
-            _as_bytes(storage).copy_(self._host, non_blocking=True)
+        if self._copy is not None:
+            Arrival(self._copy, storage).storage()
         elif self._position is not None:
             self._file.read(self._position, storage.data_ptr(), self.nbytes)
 
     def new_storage(self) -> torch.UntypedStorage:
         """A storage of its own with these bytes."""
-        storage = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device).untyped_storage()
+        storage = self._empty_storage()
         self.into(storage)
         return storage
+
+    def arrival(self) -> Arrival | None:
+        """Start to bring the bytes back into a new storage; None where nothing is gained by an early start."""
+        return None if self._copy is None else Arrival(self._copy, self._empty_storage())
+
+    def _empty_storage(self) -> torch.UntypedStorage:
+        return torch.empty(self.nbytes, dtype=torch.uint8, device=self.device).untyped_storage()
 
     def __del__(self) -> None:
         if getattr(self, "_position", None) is not None and self._position is not None:
             self._file.release(self._position, self.nbytes)
 
 
-def _host_memory(nbytes: int) -> torch.Tensor:
-    with contextlib.suppress(RuntimeError):
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-    return torch.empty(nbytes, dtype=torch.uint8)  # a limit on pinned memory: slower, and the same values
+class ParkingSpace:
+    """Where the contents of storages go: the host for a device, a file for the host."""
 
+    def __init__(self, folder: Path) -> None:
+        self.file = SpillFile(folder)
+        self._copies: dict[torch.device, PinnedCopies] = {}
 
-def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    def copies(self, device: torch.device) -> PinnedCopies | None:
+        """The copies of a device; None for the host, whose contents go to the file."""
+        if device.type == "cpu":
+            return None
+        found = self._copies.get(device)
+        if found is None:
+            found = self._copies[device] = PinnedCopies(device)
+        return found
+
+    def catch_up(self) -> None:
+        """Free the memory of devices that copies under way still hold."""
+        for each in self._copies.values():
+            each.catch_up()
 
 
 def _pieces(address: int, nbytes: int) -> list[tuple[int, memoryview]]:

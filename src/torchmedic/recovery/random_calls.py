@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -69,3 +70,30 @@ def generator_states(kwargs: Mapping[str, Any] | None = None) -> Callable[[], No
             generator.set_state(state)
 
     return put_back
+
+
+class GivenGenerators:
+    """Generators that calls of a step were given, each as it was before the first of these calls."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+
+    def next_part(self) -> None:
+        """The next step, or the next part of one, begins."""
+        self._first.clear()
+
+    def draws(self, generator: torch.Generator) -> None:
+        if id(generator) not in self._first:
+            self._first[id(generator)] = (generator, generator.get_state())
+
+    @contextlib.contextmanager
+    def rewound(self) -> Iterator[None]:
+        """The generators are as before the step inside the block, and as they were after it."""
+        now = [(generator, generator.get_state()) for generator, _ in self._first.values()]
+        for generator, state in self._first.values():
+            generator.set_state(state)
+        try:
+            yield
+        finally:
+            for generator, state in now:
+                generator.set_state(state)

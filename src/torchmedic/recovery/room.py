@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from torchmedic.detect.failures.exhaustion import exhaustion_of_error
-from torchmedic.observe.memory.headroom import headroom
+from torchmedic.observe.memory.headroom import address_limit, data_limit, headroom, sizes
 from torchmedic.observe.memory.host import host_memory
 from torchmedic.records.recovery import Means
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
@@ -69,9 +69,9 @@ class RoomMaker:
             free_unused_memory()
             yield Room("retry", 0)
 
-    def park_saved(self, wanted: int) -> None:
-        """Park some bytes of saved tensors, before they are short."""
-        self._parked(functools.partial(self._saved.park, wanted, frozenset()))
+    def park_saved(self, wanted: int) -> int:
+        """Park some bytes of saved tensors before they are short; returns the bytes that became free."""
+        return self._parked(functools.partial(self._saved.park, wanted, frozenset()))
 
     def _parked(self, park: Callable[[], int]) -> int:
         try:
@@ -104,6 +104,26 @@ def _fraction(device: int) -> float:
     """The share of a device that `set_per_process_memory_fraction` leaves to this process."""
     asked = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # not every version has it
     return float(asked(device)) if asked is not None else 1.0
+
+
+def in_use_and_limit(device: torch.device) -> tuple[int, int] | None:
+    """The bytes in use and the bytes that are allowed; None where there is no limit."""
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):
+            return torch.cuda.memory_allocated(device), _device_limit(device)
+        return None
+    limits = [(name, limit) for name, limit in (("VmSize", address_limit()), ("VmData", data_limit())) if limit]
+    if not limits:
+        return None
+    used = sizes()
+    return min(((used.get(name, 0), limit) for name, limit in limits), key=lambda each: each[1] - each[0])
+
+
+def _device_limit(device: torch.device) -> int:
+    """The bytes that the tensors of this process can take of a device."""
+    free, total = torch.cuda.mem_get_info(device)
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return min(free + torch.cuda.memory_reserved(device), int(_fraction(index) * total))
 
 
 def avoid_broken_blocks(error: BaseException) -> None:

@@ -13,89 +13,42 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from torchmedic.recovery.parking import Parked, SpillFile
+from torchmedic.recovery.parking import ParkingSpace
+from torchmedic.recovery.places import Backward, Place
 from torchmedic.source.objects.graph import walk
 
 _RAW = "_raw_saved_"
 MIN_PARKED_BYTES = 4096
+_MAX_PIECES = 64  # smaller ones are parked only if that many are not enough
 _names: dict[type, tuple[str, ...]] = {}
-
-
-class Place:
-    """The memory of one storage that saved tensors lie in."""
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.key = int(storage._cdata)
-        self.nbytes = storage.nbytes()
-        self.tensors: list[weakref.ref[SavedTensor]] = []
-        self._parked: Parked | None = None
-        self._restored: StorageWeakRef | None = None
-
-    @property
-    def is_parked(self) -> bool:
-        return self._parked is not None
-
-    def park(self, file: SpillFile) -> int:
-        """Park the storage, and return the bytes that became free: 0 if others hold the storage too.
-
-        Raises:
-            OSError: There is no room for it.
-        """
-        held = [each for reference in self.tensors if (each := reference()) is not None and each.tensor is not None]
-        if not held or self._parked is not None:
-            return 0
-        first = held[0].tensor
-        assert first is not None
-        storage = first.untyped_storage()
-        parked = Parked(storage, file)
-        weak = StorageWeakRef(storage)
-        for each in held:
-            each.tensor = None
-        del storage, first
-        if not weak.expired():
-            still = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
-            if still is not None:
-                for each in held:
-                    each.tensor = each.on(still)
-                return 0
-        self._parked = parked
-        return self.nbytes
-
-    def park_early(self, storage: torch.UntypedStorage, file: SpillFile) -> None:
-        """Copy a storage that is still in use; its memory becomes free when its last user is gone."""
-        self._parked = Parked(storage, file)
-
-    def storage(self) -> torch.UntypedStorage:
-        """The storage with its contents; all saved tensors that lie in it share it again."""
-        assert self._parked is not None
-        if self._restored is not None and not self._restored.expired():
-            found = torch.UntypedStorage._new_with_weak_ptr(self._restored.cdata)
-            if found is not None:
-                return found
-        storage = self._parked.new_storage()
-        self._restored = StorageWeakRef(storage)
-        return storage
 
 
 class SavedTensor:
     """What a node of the graph keeps instead of a tensor."""
 
     def __init__(self, tensor: torch.Tensor, place: Place | None) -> None:
-        self.tensor: torch.Tensor | None = tensor
-        self._place = place
+        # Without its graph: a node that saves its own result would keep itself alive.
+        self.tensor: torch.Tensor | None = tensor if tensor.grad_fn is None else tensor.detach()
+        self.place = place
         self._version = tensor._version
         self._original = weakref.ref(tensor)
-        self._kind = (tensor.dtype, tensor.device)
-        self._layout = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        self._device = tensor.device
+        is_strided = tensor.layout is torch.strided
+        self._layout = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride()) if is_strided else (0, (), ())
+        self.kind = (tensor.dtype, *self._layout)  # two tensors of one kind lie in memory alike
+        self.ahead: tuple[Backward, list[weakref.ref[Place]]] | None = None  # what backward needs after this one
         if place is not None:
             place.tensors.append(weakref.ref(self))
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """The tensor in a storage, with the offset and the strides that it had."""
-        dtype, device = self._kind
-        return torch.empty(0, dtype=dtype, device=device).set_(storage, *self._layout)
+        return torch.empty(0, dtype=self.kind[0], device=self._device).set_(storage, *self._layout)
+
+    @property
+    def address(self) -> int:
+        """Where the tensor lies; 0 while it is not in memory."""
+        return 0 if self.tensor is None else self.tensor.data_ptr()
 
     def unpack(self) -> torch.Tensor:
         """The tensor for backward.
@@ -111,11 +64,15 @@ class SavedTensor:
                 f"{self._version} instead. Hint: enable anomaly detection to find the operation that failed to "
                 "compute its gradient, with torch.autograd.set_detect_anomaly(True)."
             )
+        if self.ahead is not None:
+            self.ahead[0].fetch_ahead(self.ahead[1], len(self.ahead[1]))
+        if self.place is not None:
+            self.place.consumed()
         if self.tensor is not None:
             return self.tensor
-        assert self._place is not None
+        assert self.place is not None
         with unseen():
-            return self.on(self._place.storage())
+            return self.on(self.place.storage())
 
 
 def unpack(saved: Any) -> Any:
@@ -130,12 +87,17 @@ def unseen() -> contextlib.AbstractContextManager[Any]:
 class SavedTensors:
     """The saved tensors of this process that have been taken from their graphs."""
 
-    def __init__(self, file: SpillFile) -> None:
-        self._file = file
+    def __init__(self, space: ParkingSpace) -> None:
+        self._space = space
+        self.backward = Backward()
+        self._sequence = 0  # of the node that a tensor is taken from
         self._places: weakref.WeakValueDictionary[int, Place] = weakref.WeakValueDictionary()
 
     def park(self, wanted: int, busy: frozenset[int]) -> int:
-        """Park saved tensors, the largest first, until so many bytes are free; returns the bytes that became free.
+        """Park saved tensors until so many bytes are free, those first that backward needs last.
+
+        Returns:
+            The bytes that became free.
 
         Args:
             wanted: In bytes.
@@ -147,18 +109,25 @@ class SavedTensors:
         kept = busy | parameter_storages()
         self._take_from_graphs()
         free = 0
-        for place in sorted(self._places.values(), key=lambda each: each.nbytes, reverse=True):
+        large = wanted // _MAX_PIECES
+        for place in sorted(self._places.values(), key=lambda each: (each.nbytes < large, each.sequence)):
             if free >= wanted:
                 break
             if place.key not in kept and place.nbytes >= MIN_PARKED_BYTES:
-                free += place.park(self._file)
+                free += place.park(self._space)
         return free
 
     def _take_from_graphs(self) -> None:
         for node in walk(_live_nodes()):
+            self._sequence = node._sequence_nr()
             for raw in _unpacked(node):
                 with contextlib.suppress(RuntimeError):  # there are hooks already, a checkpoint's for example
                     raw.register_hooks(self.pack, unpack)
+
+    def pack_new(self, tensor: torch.Tensor) -> SavedTensor:
+        """Take a tensor from a node that is being made."""
+        self._sequence = torch._C._autograd._get_sequence_nr()
+        return self.pack(tensor)
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """Take a tensor from its node."""
@@ -166,9 +135,37 @@ class SavedTensors:
         if is_plain(tensor):
             storage = tensor.untyped_storage()
             place = self._places.get(int(storage._cdata))
-            if place is None or place.is_parked:
-                place = self._places[int(storage._cdata)] = Place(storage)
+            if place is None or place.is_out:
+                place = self._places[int(storage._cdata)] = Place(storage, self.backward)
+            place.sequence = max(place.sequence, self._sequence)
         return SavedTensor(tensor, place)
+
+
+def saved_sizes(nodes: Iterable[Any]) -> dict[int, int]:
+    """The bytes of the storages that nodes have saved tensors in, in memory or out of it."""
+    found: dict[int, int] = {}
+    for node in nodes:
+        for name, raw in _saved_by(node):
+            packed = getattr(raw, "data", None)
+            if isinstance(packed, SavedTensor):
+                place = packed.place
+                if place is not None:  # the key of a storage that is gone may be another's by now
+                    found[id(place) if place.is_out else place.key] = place.nbytes
+            elif getattr(raw, "unpack_hook", _drop) is None:  # older versions of torch do not say
+                for tensor in _tensors_of(node, name):
+                    if is_plain(tensor):
+                        storage = tensor.untyped_storage()
+                        found[int(storage._cdata)] = storage.nbytes()
+    return found
+
+
+def _tensors_of(node: Any, name: str) -> list[torch.Tensor]:
+    """The tensors behind an attribute of a node that hands out handles."""
+    try:
+        found = getattr(node, "saved_tensors" if name == f"{_RAW}tensors" else name.replace("_raw", ""))
+    except (RuntimeError, AttributeError):
+        return []  # changed in place since, or gone
+    return [each for each in (found if isinstance(found, tuple | list) else (found,)) if isinstance(each, torch.Tensor)]
 
 
 def release_graph(roots: Iterable[torch.Tensor]) -> None:
@@ -241,13 +238,5 @@ def _unpacked(node: Any) -> Iterator[Any]:
     for name, raw in _saved_by(node):
         if not hasattr(raw, "unpack_hook"):
             yield raw  # torch before it could say; to register hooks twice raises
-        elif raw.unpack_hook is None and _is_unchanged(node, name):
+        elif raw.unpack_hook is None and _tensors_of(node, name):
             yield raw
-
-
-def _is_unchanged(node: Any, name: str) -> bool:
-    try:
-        getattr(node, "saved_tensors" if name == f"{_RAW}tensors" else name.replace("_raw", ""))
-    except (RuntimeError, AttributeError):
-        return False
-    return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -17,18 +17,21 @@ import torch
 from torchmedic.contained import contained
 from torchmedic.observe.context import ProcessContext
 from torchmedic.records.recovery import Means, Recovery, RecoveryPhase, Refusal
+from torchmedic.recovery.backward_room import BackwardRoom
 from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.guard import Guard
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
-from torchmedic.recovery.parking import SpillFile
-from torchmedic.recovery.random_calls import RandomState, random_state
-from torchmedic.recovery.room import RoomMaker, give_back_caches, used_share
+from torchmedic.recovery.parking import ParkingSpace
+from torchmedic.recovery.random_calls import GivenGenerators, RandomState, random_state
+from torchmedic.recovery.recipes import Recipes
+from torchmedic.recovery.room import RoomMaker, give_back_caches, in_use_and_limit, used_share
 from torchmedic.recovery.saved_tensors import SavedTensors, unpack, unseen
 
 Level = Literal["safe", "all"]
 
 _ALWAYS_GUARDED_UPDATES = 10
-_MIN_USED_SHARE = 0.3  # of some memory; below it, one step would have to need three times as much as all before
+_MIN_USED_SHARE = 0.5  # of some memory; below it, one step would have to need twice as much as all before
+_UPDATE_TEMPORARIES = 4  # copies of the weights for which there must be room in an update without the guard
 _LOOK_SECONDS = 1.0
 _CALM_UPDATES = 100  # without an out-of-memory, after which less is parked in each step
 _MIN_BUDGET_BYTES = 1 << 20
@@ -42,19 +45,25 @@ class Session:
     def __init__(self, level: Level, context: ProcessContext, tell: Callable[[Recovery | Refusal], None]) -> None:
         self.level = level
         self.context = context  # knows the step, for a backward pass that must be run again
-        self.file = SpillFile(context.run)
-        self.saved = SavedTensors(self.file)
-        self.optimizers = OptimizerMemory(self.file, self._stop_copies)
+        self.examining = context.examining  # as it was before `install` put a wrapper around it
+        self.space = ParkingSpace(context.run)
+        self.recipes = Recipes()
+        self.saved = SavedTensors(self.space)
+        self.optimizers = OptimizerMemory(self.space, self._stop_copies)
         self.room = RoomMaker(self.saved, self.optimizers)
+        self.backward_room = BackwardRoom(self.room)
         self.guard = Guard(self)
         self.is_updating = False
         self.is_up = False
         self.graphs_run = 0  # backward passes that have begun
         self.random_states: deque[RandomState] = deque(maxlen=_KEPT_RANDOM_STATES)  # where a step may have begun
+        self.generators = GivenGenerators()
         self._noted_draws = 0
         self._tell = tell
         self._updates = 0
         self._due = 0.0
+        self._is_update_safe = False
+        self._is_lowered = False  # for an update
         self._compiles = False
         self._early: EarlySpill | None = None
         self.parked_in_step = 0
@@ -79,19 +88,39 @@ class Session:
         why = f" ({self.room.no_room})" if self.room.no_room else ""
         return f"no memory could be freed that the call does not use itself{why}"
 
-    def recovered(self, phase: RecoveryPhase, means: Means, call: str, nbytes: int, seconds: float) -> None:
+    def recovered(
+        self,
+        phase: RecoveryPhase,
+        means: Means,
+        call: str,
+        nbytes: int,
+        seconds: float,
+        *,
+        is_avoided: bool = False,
+    ) -> None:
         self._calm = 0
         if means in ("activations", "recompute"):
             self.parked_in_step += nbytes
         recovery = Recovery(
-            step=self.step, phase=phase, means=means, call=call, bytes=nbytes, seconds=round(seconds, 3)
+            step=self.step,
+            phase=phase,
+            means=means,
+            call=call,
+            bytes=nbytes,
+            seconds=round(seconds, 3),
+            is_avoided=is_avoided,
         )
         self._tell(recovery)
 
-    def make_room_for_backward(self) -> None:
-        """Park more before a backward if its forward pass filled memory: afterwards the graph cannot be repeated."""
-        if self.parked_in_step:
-            self.room.park_saved(self.parked_in_step)
+    @contained("recover.backward_room")
+    def make_room_for_backward(self, roots: Iterable[torch.Tensor]) -> None:
+        """Park activations if the backward pass would run out of memory."""
+        started = time.monotonic()
+        with unseen():
+            self.space.catch_up()
+            parked = self.backward_room.make(roots, self.optimizers.parameters)
+        if parked:
+            self.recovered("backward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
 
     def refuse(self, phase: RecoveryPhase, reason: str) -> None:
         self._tell(Refusal(step=self.step, phase=phase, reason=reason))
@@ -124,21 +153,31 @@ class Session:
         """A step or a part of one is over: the next one may begin with these random numbers."""
         if self.is_up:
             self.random_states.append(random_state())
+            self.generators.next_part()
             self._noted_draws = 0
 
-    def draws(self) -> None:
+    def draws(self, generator: Any) -> None:
         """A call is about to draw random numbers; before a step begins, a loader may have drawn some."""
+        if isinstance(generator, torch.Generator):
+            self.generators.draws(generator)
+            return
         if self._noted_draws < _NOTED_DRAWS:
             self._noted_draws += 1
             self.random_states.append(random_state())
 
-    def update_begins(self) -> None:
+    def update_begins(self, *, has_closure: bool) -> None:
         self.is_updating = True
+        if self._is_update_safe and self.is_up and not has_closure and not self.optimizers.out:
+            self.lower_guard()
+            self._is_lowered = True
 
     @contained("recover.update")
     def update_ended(self) -> None:
         """The weights are updated: gradients must be in memory again, as backward adds to them unseen."""
         self.is_updating = False
+        if self._is_lowered:
+            self._is_lowered = False
+            self.raise_guard()
         self.note_random_state()
         if self.optimizers.out:
             for storage in self.optimizers.living_out(gradients_only=True):
@@ -153,8 +192,17 @@ class Session:
                 self.raise_guard()
             else:
                 self.lower_guard()
+            self._is_update_safe = self._has_room_for_update()
 
-    def state_wanted(self, optimizer: Any) -> None:
+    def _has_room_for_update(self) -> bool:
+        """Whether updates, which all need the same memory, can go without the guard."""
+        needed: dict[torch.device, int] = {}
+        for each in self.optimizers.parameters:
+            needed[each.device] = needed.get(each.device, 0) + each.nbytes
+        known = [(in_use_and_limit(device), nbytes) for device, nbytes in needed.items()]
+        return all(found is None or found[1] - found[0] > _UPDATE_TEMPORARIES * nbytes for found, nbytes in known)
+
+    def state_wanted(self) -> None:
         """Somebody reads the state of an optimizer, perhaps in another thread: all of it must be in memory."""
         for storage in self.optimizers.living_out():
             self.bring_back(storage, frozenset())
@@ -201,10 +249,14 @@ class Session:
         if self._early is not None:
             self._early.next_step()
 
+    def early_spill(self, budget: int) -> EarlySpill:
+        """Takes so many bytes of saved tensors out of memory as they are saved."""
+        return EarlySpill(self.saved, self.space, self.recipes, budget)
+
     def _start_early(self, budget: int) -> None:
         if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
             return  # hooks of the user's: ours would be in their place
-        self._early = early = EarlySpill(self.saved, self.file, budget)
+        self._early = early = self.early_spill(budget)
         torch._C._autograd._push_saved_tensors_default_hooks(early.pack, unpack)
 
     def _stop_early(self) -> None:
@@ -214,8 +266,7 @@ class Session:
             self._early = None
 
     def _stop_copies(self) -> None:
-        """End the watch for bad numbers, which copies optimizer state: it would read emptied storages."""
-        self.context.finite.on = False
+        """End the copies of optimizer state for a look back: they are made unseen, and would read emptied storages."""
         self.context.rewind.give_up()
 
     def forked(self) -> None:

@@ -51,5 +51,6 @@ def test_faults_that_go_on_until_memory_is_parked(name: str, times: int, tmp_pat
     # What is not survived runs out of memory before there is anything to park.
     assert [each for each in found if each.survived and not each.same] == []
     assert all("no memory could be freed" in each.how[0] for each in found if not each.survived)
-    if name == "adam":
-        assert min(seen[how] for how in ("forward activations", "update optimizer", "backward recompute")) >= 1
+    if name == "adam":  # a third fault meets a call for which activations, or optimizer memory, have just been parked
+        wanted = ("forward activations", "update optimizer") if times == 2 else ("forward optimizer",)
+        assert min(seen[how] for how in (*wanted, "backward recompute")) >= 1

@@ -1,0 +1,186 @@
+"""The memory of one storage that saved tensors lie in: in memory, copied elsewhere, or to be computed again."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from torchmedic.recovery.parking import Parked, ParkingSpace
+from torchmedic.recovery.pinned_copies import Arrival
+
+if TYPE_CHECKING:
+    from torchmedic.recovery.recipes import Recipe
+    from torchmedic.recovery.saved_tensors import SavedTensor
+
+
+class Backward:
+    """What places must know about the backward passes that use them."""
+
+    def __init__(self) -> None:
+        self.keeps_graph = False  # so nothing that is brought back may stay in memory until its node is gone
+        self.order: list[weakref.ref[Place]] = []  # the places that were copied in this step, oldest first
+        self.consumed = 0  # bytes that the pass has asked for: about half of them are free again
+        self._spare = 0
+
+    def begin(self, spare: int, *, keeps_graph: bool) -> None:
+        """A backward pass begins, with so many bytes beside what it needs."""
+        self.consumed, self._spare, self.keeps_graph = 0, spare, keeps_graph
+
+    def has_room_for(self, nbytes: int) -> bool:
+        """Whether so many bytes can be in memory before they are needed."""
+        return nbytes <= self._spare + (0 if self.keeps_graph else self.consumed // 2)
+
+    def next_step(self) -> None:
+        self.order = []
+
+    @contextlib.contextmanager
+    def nothing_held(self) -> Iterator[None]:
+        """Nothing that is brought back inside the block stays in memory after its use."""
+        before, self.keeps_graph = self.keeps_graph, True
+        try:
+            yield
+        finally:
+            self.keeps_graph = before
+
+    def fetch_ahead(self, order: list[weakref.ref[Place]], end: int) -> None:
+        """Start to bring back places before one of an order: backward comes to them next."""
+        while order and order[-1]() is None:
+            order.pop()
+        for reference in reversed(order[:end]):
+            place = reference()
+            if place is not None and not place.fetch():
+                return
+
+    def forget_ahead(self) -> None:
+        """Give up what was brought back before it is needed: there is no memory for what is needed now."""
+        for reference in self.order:
+            place = reference()
+            if place is not None:
+                place.unfetch()
+
+
+class Place:
+    """The memory of one storage that saved tensors lie in."""
+
+    def __init__(self, storage: torch.UntypedStorage, backward: Backward) -> None:
+        self.key = int(storage._cdata)
+        self.nbytes = storage.nbytes()
+        self.tensors: list[weakref.ref[SavedTensor]] = []
+        self.sequence = 0  # of the node that backward comes to first
+        self.depth = 0  # of places that must be computed again for this one
+        self._backward = backward
+        self._source: Parked | Recipe | None = None
+        self._restored: StorageWeakRef | None = None
+        self._held: torch.UntypedStorage | None = None
+        self._arrival: Arrival | None = None
+        self._order: tuple[list[weakref.ref[Place]], int] | None = None
+
+    @property
+    def is_out(self) -> bool:
+        return self._source is not None
+
+    def park(self, space: ParkingSpace) -> int:
+        """Park the storage, and return the bytes that became free: 0 if others hold the storage too.
+
+        Raises:
+            OSError: There is no room for it.
+        """
+        held = [each for reference in self.tensors if (each := reference()) is not None and each.tensor is not None]
+        if not held or self._source is not None:
+            return 0
+        first = held[0].tensor
+        assert first is not None
+        storage = first.untyped_storage()
+        parked = Parked(storage, space)
+        weak = StorageWeakRef(storage)
+        for each in held:
+            each.tensor = None
+        del storage, first
+        if not weak.expired():
+            still = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+            if still is not None:
+                for each in held:
+                    each.tensor = each.on(still)
+                return 0
+        self._source = parked
+        return self.nbytes
+
+    def copy_out(self, storage: torch.UntypedStorage, space: ParkingSpace) -> None:
+        """Copy a storage that is still in use; its memory becomes free when its last user is gone."""
+        self._source = Parked(storage, space, overlapped=True)
+        order = self._backward.order
+        order.append(weakref.ref(self))
+        self._order = (order, len(order) - 1)
+
+    def drop(self, recipe: Recipe) -> None:
+        """Rely on a recipe; the memory becomes free when its last user is gone."""
+        self._source = recipe
+
+    def consumed(self) -> None:
+        """Backward asks for a tensor that lies here."""
+        self._backward.consumed += self.nbytes
+
+    def storage(self) -> torch.UntypedStorage:
+        """The storage with its contents; all saved tensors that lie in it share it again."""
+        assert self._source is not None
+        if self._held is not None:
+            return self._held
+        if self._restored is not None and not self._restored.expired():
+            found = torch.UntypedStorage._new_with_weak_ptr(self._restored.cdata)
+            if found is not None:
+                return found
+        storage = self._brought_back(self._source)
+        if self._backward.keeps_graph:
+            self._restored = StorageWeakRef(storage)
+        else:
+            self._held = storage
+        if self._order is not None:
+            self._backward.fetch_ahead(*self._order)
+        return storage
+
+    def _brought_back(self, source: Parked | Recipe) -> torch.UntypedStorage:
+        if self._arrival is not None:
+            storage = self._arrival.storage()
+            self.unfetch()
+            return storage
+        try:
+            return source.new_storage()
+        except torch.OutOfMemoryError:
+            self._backward.forget_ahead()
+            return source.new_storage()
+
+    def fetch(self) -> bool:
+        """Start to bring the contents back; False if there is no room for them yet."""
+        source = self._source
+        if self._arrival is not None or self._held is not None or not isinstance(source, Parked):
+            return True
+        copies = source.copies
+        if (
+            copies is None
+            or not copies.has_room_ahead()
+            or not self._backward.has_room_for(copies.ahead_bytes + self.nbytes)
+        ):
+            return False
+        try:
+            self._arrival = source.arrival()
+        except torch.OutOfMemoryError:
+            copies.less_ahead()
+            return False
+        copies.ahead_bytes += self.nbytes
+        return True
+
+    def unfetch(self) -> None:
+        """Let go of what `fetch` started."""
+        if self._arrival is not None:
+            self._arrival = None
+            if isinstance(self._source, Parked) and self._source.copies is not None:
+                self._source.copies.ahead_bytes -= self.nbytes
+
+    def __del__(self) -> None:
+        if getattr(self, "_arrival", None) is not None:
+            self.unfetch()

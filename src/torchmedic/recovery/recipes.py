@@ -1,0 +1,298 @@
+"""Saved tensors that need not be saved: the call that made one is repeated when backward asks for it.
+
+A node of the graph keeps the arguments of its call, and the operator follows from its name. An argument that a node
+does not keep is looked for in the node before, or among the parameters. No recipe is believed: before the first use of
+each kind, the call is made once and must give the same bits. So a wrong guess costs time, never a wrong gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.recovery.saved_tensors import SavedTensor, unseen
+
+_MAX_CONSTANT_BYTES = 1 << 20  # of an argument that is copied, a bias for example
+_MAX_CALLS = 5  # in one recipe
+_TRIAL_RUNS = 2  # the first run may choose an algorithm; the second one is timed
+_EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3)  # a node of a layer norm does not keep its own
+# Only the running statistics depend on these numbers, and a recipe does not touch running statistics.
+_WITHOUT_EFFECT = {"momentum": 0.0, "exponential_average_factor": 0.0}
+_STATISTICS = ("running_mean", "running_var")
+_VIEWS = frozenset({"view", "unsafe_view", "reshape_alias", "alias"})
+_NODE = re.compile(r"(.+)Backward\d+")
+_OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Scalar")
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class _Unknown(Exception):
+    """There is no recipe."""
+
+
+class _Trial(NamedTuple):
+    """A recipe that gave the same bits, with the time that it took, and the guess that was right."""
+
+    seconds: float
+    epsilon: float
+
+
+class _Operator:
+    """The operator behind one type of node."""
+
+    def __init__(self, node: Any) -> None:
+        match = _NODE.fullmatch(type(node).__name__)
+        name = _snake_case(match[1]) if match else ""
+        self.name = name
+        self.saved = frozenset(each.removeprefix("_saved_") for each in dir(type(node)) if each.startswith("_saved_"))
+        self.function = (self._overload(name) or self._overload(f"_{name}")) if name else None
+        self.arguments = list(self.function._schema.arguments) if self.function is not None else []
+
+    def _overload(self, name: str) -> Any:
+        packet = getattr(torch.ops.aten, name, None)
+        names = packet.overloads() if packet is not None else []
+        for each in (each for each in _OVERLOADS if each in names):
+            overload = getattr(packet, each)
+            known = {argument.name for argument in overload._schema.arguments}
+            if overload._schema.is_mutable or not {"self", "other", "input", "weight"} & self.saved <= known:
+                continue
+            return None if torch.Tag.nondeterministic_seeded in overload.tags else overload
+        return None
+
+
+class Recipe:
+    """A call with its arguments: saved tensors, other recipes, constants."""
+
+    def __init__(
+        self, function: Callable[..., Any], arguments: dict[str, Any], index: int, key: tuple[Any, ...]
+    ) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._index = index
+        self.key = key
+        self.seconds = 0.0
+        self._shape: tuple[int, ...] = ()
+        self._strides: tuple[int, ...] = ()
+        self._nbytes = 0
+
+    def lay_out(self, tensor: torch.Tensor) -> None:
+        """Note the layout of the tensor that the result must have."""
+        self._shape, self._strides, self._nbytes = tuple(tensor.shape), tensor.stride(), tensor.nbytes
+
+    def sources(self) -> Iterator[SavedTensor]:
+        """The saved tensors that the recipe needs."""
+        for each in self._arguments.values():
+            if isinstance(each, SavedTensor):
+                yield each
+            elif isinstance(each, Recipe):
+                yield from each.sources()
+
+    def compute(self) -> torch.Tensor:
+        result = self._function(**{name: _value(each) for name, each in self._arguments.items()})
+        found: torch.Tensor = result[self._index] if isinstance(result, tuple | list) else result
+        return found
+
+    def new_storage(self) -> torch.UntypedStorage:
+        """A storage of its own with the result, laid out as the original was."""
+        with _plainly():
+            result = self.compute()
+            if result.stride() != self._strides or result.untyped_storage().nbytes() != self._nbytes:
+                laid_out = torch.empty_strided(self._shape, self._strides, dtype=result.dtype, device=result.device)
+                result = laid_out.copy_(result)
+        return result.untyped_storage()
+
+
+class Recipes:
+    """Makes recipes, and tries each kind of recipe before it is used."""
+
+    def __init__(self) -> None:
+        self._operators: dict[type, _Operator] = {}
+        self._tried: dict[tuple[Any, ...], _Trial | None] = {}  # None: the bits were not the same
+        self._epsilon = _EPSILONS[0]
+
+    def recipe_for(self, tensor: torch.Tensor) -> Recipe | None:
+        """A recipe for the whole storage of a tensor that is being saved."""
+        base = tensor._base if tensor._is_view() else tensor
+        if base is None or base.grad_fn is None or base.untyped_storage().nbytes() != base.nbytes:
+            return None
+        try:
+            recipe = self._with_epsilon(_EPSILONS[0], base)
+            if recipe.key not in self._tried:
+                self._tried[recipe.key] = self._trial(base)
+            trial = self._tried[recipe.key]
+            if trial is None:
+                return None
+            if trial.epsilon != _EPSILONS[0]:
+                recipe = self._with_epsilon(trial.epsilon, base)
+        except (_Unknown, RuntimeError, MemoryError, AttributeError, IndexError):
+            return None  # out of memory in a trial: the next step tries again
+        recipe.seconds = trial.seconds
+        return recipe
+
+    def _with_epsilon(self, epsilon: float, base: torch.Tensor) -> Recipe:
+        self._epsilon = epsilon
+        recipe = self._made(base.grad_fn, base.output_nr, _MAX_CALLS, tuple(base.shape), base.dtype)
+        own = int(base.untyped_storage()._cdata)
+        if any(each.place is not None and each.place.key == own for each in recipe.sources()):
+            raise _Unknown
+        recipe.lay_out(base)
+        return recipe
+
+    def _made(
+        self, node: Any, index: int, calls: int, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> Recipe:
+        """The recipe for a result of a node.
+
+        Args:
+            node: The node.
+            index: Which of its results.
+            calls: How many calls the recipe may have.
+            shape: Of the tensor that is wanted in the end: calls on single elements keep it.
+            dtype: Of the result, if that is known.
+        """
+        operator = self._operators.get(type(node))
+        if operator is None:
+            operator = self._operators[type(node)] = _Operator(node)
+        if operator.name in _VIEWS and calls:
+            inner = self._from_edge(node, 0, calls - 1, shape)
+            return Recipe(torch.reshape, {"input": inner, "shape": shape}, 0, ("view", shape, _described(inner)))
+        if operator.function is None or not calls or (operator.name == "to_copy" and dtype is None):
+            raise _Unknown
+        arguments: dict[str, Any] = {}
+        is_guessed, edges = False, 0
+        for argument in operator.arguments:
+            name, kind = argument.name, str(argument.type)
+            is_tensor = kind in ("Tensor", "Optional[Tensor]")
+            edge, edges = edges, edges + is_tensor
+            if name in _STATISTICS and getattr(node, "_saved_training", False):
+                arguments[name] = None
+            elif name in operator.saved:
+                arguments[name] = _saved(node, name) if is_tensor else getattr(node, f"_saved_{name}")
+            elif is_tensor:
+                arguments[name] = self._from_edge(node, edge, calls - 1, shape, is_needed=kind == "Tensor")
+            elif name in _WITHOUT_EFFECT:
+                arguments[name] = _WITHOUT_EFFECT[name]
+            elif operator.name == "to_copy":
+                arguments[name] = dtype if name == "dtype" else _default(argument)
+            else:
+                is_guessed = True
+                arguments[name] = self._epsilon if name == "eps" else _default(argument)
+        described = [_described(each) for name, each in arguments.items() if name != "eps" or not is_guessed]
+        if is_guessed:  # a guess holds for the calls of one layer, which its weight tells from others
+            weight = arguments.get("weight")
+            if not isinstance(weight, SavedTensor):
+                raise _Unknown
+            described.append(weight.address)
+        return Recipe(operator.function, arguments, index, (operator.name, index, *described))
+
+    def _from_edge(self, node: Any, edge: int, calls: int, shape: tuple[int, ...], *, is_needed: bool = True) -> Any:
+        """An argument that the node does not keep."""
+        before, index = node.next_functions[edge]
+        if before is None:
+            if is_needed:
+                raise _Unknown
+            return None
+        variable = getattr(before, "variable", None)
+        if variable is not None:
+            return _constant(variable)
+        if not index and hasattr(before, "_raw_saved_result"):
+            return _saved(before, "result")
+        return self._made(before, index, calls, shape)
+
+    def _trial(self, base: torch.Tensor) -> _Trial | None:
+        """Compute a tensor by its recipe; None if not every bit is the same."""
+        for epsilon in _EPSILONS:
+            recipe = self._with_epsilon(epsilon, base)
+            with _plainly():
+                for run in range(_TRIAL_RUNS):
+                    started = _now(base.device)
+                    found = recipe.compute()
+                    seconds = _now(base.device) - started
+                    if not run and not _has_same_bits(found, base.detach()):
+                        break
+                else:
+                    return _Trial(seconds, epsilon)
+            if not _has_epsilon(recipe):
+                break
+        return None
+
+
+def _saved(node: Any, name: str) -> Any:
+    """A tensor that a node keeps: a handle of ours, or a small tensor."""
+    raw = getattr(node, f"_raw_saved_{name}")
+    if not hasattr(raw, "unpack_hook"):
+        raise _Unknown  # torch before it could say whose hooks a saved tensor has
+    if isinstance(raw.data, SavedTensor):
+        return raw.data
+    if raw.unpack_hook is not None:
+        raise _Unknown  # a checkpoint of the user's would compute the tensor
+    value = getattr(node, f"_saved_{name}")
+    return None if value is None else _constant(value)
+
+
+def _constant(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a small tensor: it may be changed before backward."""
+    if tensor.nbytes > _MAX_CONSTANT_BYTES:
+        raise _Unknown
+    with _plainly():
+        return tensor.detach().clone()
+
+
+def _default(argument: Any) -> Any:
+    if argument.has_default_value():
+        return argument.default_value
+    if str(argument.type) == "bool":
+        return False
+    raise _Unknown
+
+
+def _described(value: Any) -> Any:
+    """What tells one kind of argument from another."""
+    if isinstance(value, SavedTensor):
+        return value.kind
+    if isinstance(value, Recipe):
+        return value.key
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), value.dtype)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _value(argument: Any) -> Any:
+    if isinstance(argument, SavedTensor):
+        return argument.unpack()
+    return argument.compute() if isinstance(argument, Recipe) else argument
+
+
+def _has_epsilon(recipe: Recipe) -> bool:
+    return any(
+        (name == "eps" or (isinstance(each, Recipe) and _has_epsilon(each))) for name, each in recipe._arguments.items()
+    )
+
+
+@contextlib.contextmanager
+def _plainly() -> Iterator[None]:
+    """Calls without graph, without autocast, and unseen by modes of the user's."""
+    with torch.no_grad(), unseen(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
+        yield
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _has_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype or one.is_complex():
+        return False
+    bits = _INTEGERS[one.element_size()]
+    return torch.equal(one.view(bits), other.view(bits))
+
+
+def _snake_case(name: str) -> str:
+    """`max_pool2d_with_indices` for `MaxPool2DWithIndices`."""
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", re.sub(r"(\d)D", r"\1d", name)).lower()

@@ -1,0 +1,85 @@
+"""Recovery in one of two ranks: what needs no other rank is repeated, a backward pass that would is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from rank_jobs import free_port
+from running import clean_environment
+
+SCRIPT = f"""
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torchmedic
+from torch import nn
+
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from recovery_cases import OutOfMemory
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+
+def train(where="", unlucky=0):
+    torch.manual_seed(0)
+    net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(rank)
+    losses = []
+    for step in range(4):
+        x = torch.randn(16, 32, generator=generator)
+        optimizer.zero_grad()
+        faults = {{name: OutOfMemory() for name in ("forward", "backward", "update")}}
+        if step == 2 and rank == unlucky and where:
+            faults[where] = OutOfMemory(5, 2 if where == "forward" else 1)
+        with faults["forward"]:
+            loss = net(x).square().mean()
+        with faults["backward"]:
+            loss.backward()
+        with faults["update"]:
+            optimizer.step()
+        losses.append(loss.item())
+    return losses + [each.sum().item() for each in net.parameters()]
+
+
+wanted = train()
+for where, unlucky in (("forward", 0), ("update", 1), ("backward", 1)):
+    with torchmedic.recover() as happened:
+        try:
+            found = train(where, unlucky)
+        except RuntimeError as error:  # the other rank is told by gloo that its peer is gone
+            found = type(error).__name__
+    how = [getattr(each, "means", None) or each.reason for each in happened]
+    sys.stdout.write(f"{{rank}} {{where}}: {{found if isinstance(found, str) else found == wanted}} {{how}}\\n")
+    sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    launch = ["torch.distributed.run", "--nproc-per-node", "2", f"--master-port={free_port()}", "train.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", *launch],
+        cwd=tmp_path,
+        env=clean_environment(GLOO_SOCKET_IFNAME="lo"),
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    told = sorted(done.stdout.splitlines())
+    reason = "other ranks take part in this backward pass, and would have to repeat it too"
+    assert told == [
+        "0 backward: RuntimeError []",
+        "0 forward: True ['activations']",
+        "0 update: True []",
+        f"1 backward: OutOfMemoryError [{reason!r}]",
+        "1 forward: True []",
+        "1 update: True ['retry']",
+    ], done.stderr
