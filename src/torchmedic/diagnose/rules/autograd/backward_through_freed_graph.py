@@ -25,7 +25,6 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.carried_tensors import Carrier, carrier_in_generator, carrier_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.step.result import BackwardCall, ReplayResult
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
@@ -41,7 +40,7 @@ _MESSAGE = "backward reached a part of the graph that was already freed"
 
 
 @rule("TM104", "backward-through-freed-graph")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("backward through the graph a second time"):
         return None
     failure = BackwardFailure(evidence)
@@ -53,7 +52,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("detach what is carried over from earlier steps, or add the losses up before one backward")
     elif failure.caller is not None:
         draft.at(failure.caller.location("surfaced", "the second time, here"))
-    return draft.done()
+    return draft
 
 
 def _replayed(failure: BackwardFailure) -> Draft | None:

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.custom_functions import head_location
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.replay.trace.backward_hooks import Hooked, watch_hooks
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.objects.graph import leaves_behind
@@ -39,7 +39,7 @@ _COUNT = re.compile(r"Backward hook returned an invalid number of grad_input, go
 
 
 @rule("TM117", "bad-hook")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     size, kind, count = (pattern.search(evidence.message) for pattern in (_SIZE, _TYPE, _COUNT))
     if evidence.says("register a hook on a tensor that doesn't require gradient"):
         return _too_soon(evidence)
@@ -71,8 +71,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(place)
     if failure.caller is not None:
         draft.at(failure.caller.location("surfaced" if place is not None else "cause", "the hook is called from here"))
-    draft.help("return `None` from a hook that only looks, else a gradient of the same shape, dtype and device")
-    return draft.done()
+    return draft.help("return `None` from a hook that only looks, else a gradient of the same shape, dtype and device")
 
 
 def _hook(evidence: RaisedEvidence, failure: BackwardFailure, name: str) -> Blamed:
@@ -121,7 +120,7 @@ def _functions(tree: ast.Module, line: int) -> Iterator[ast.FunctionDef | ast.La
                 yield node
 
 
-def _too_soon(evidence: RaisedEvidence) -> Diagnosis:
+def _too_soon(evidence: RaisedEvidence) -> Draft:
     draft = check.draft(
         evidence,
         "proven",
@@ -129,7 +128,6 @@ def _too_soon(evidence: RaisedEvidence) -> Diagnosis:
         "no gradient will ever come to this tensor, so the hook would never be called",
     )
     draft.at(*evidence.at_user_line("cause", "this tensor does not require a gradient"))
-    draft.help(
+    return draft.help(
         "put the hook on a tensor that is computed from parameters with gradients on, or call `requires_grad_()`"
     )
-    return draft.done()

@@ -21,7 +21,6 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import dtype
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.checkpoints import Checkpoint, Difference, Ran, deciding, difference, watch_checkpoints
 from torchmedic.source.live_frames import node_location
 
@@ -29,7 +28,7 @@ _MAX_REPLAYS = 12  # what depends on chance does not differ in every replay
 
 
 @rule("TM114", "checkpoint-mismatch")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "CheckpointError" not in evidence.kinds or not (
         evidence.says("different number of tensors") or evidence.says("recomputed", "different metadata")
     ):
@@ -57,8 +56,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.because("\n".join(evidence.message.splitlines()[:4])[:300])
     if failure.caller is not None:
         draft.at(failure.caller.location("surfaced", "computed again here"))
-    draft.help("make the function depend on its inputs alone: decide before the checkpoint, and pass the decision in")
-    return draft.done()
+    return draft.help(
+        "make the function depend on its inputs alone: decide before the checkpoint, and pass the decision in"
+    )
 
 
 def _replayed(failure: BackwardFailure) -> tuple[tuple[Checkpoint, Difference] | None, list[Checkpoint]]:

@@ -23,14 +23,13 @@ from torchmedic.diagnose.words.tensors import made_here
 from torchmedic.evidence.dataset_item import items_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.lookups import NO_BOUND, Lookup, lookup_of
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import Strays, is_whole, outside, readable, span
 from torchmedic.source.lookup.layers import table_built_at
 from torchmedic.source.lookup.origins import user_argument
 
 
 @rule("TM302", "index-out-of-range")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not (evidence.kinds & {"IndexError", "RuntimeError"}):
         return None
     for lookup in lookup_of(evidence.frames):
@@ -43,7 +42,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     return _from_message(evidence)
 
 
-def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, strays: Strays) -> Diagnosis:
+def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, strays: Strays) -> Draft:
     valid = (
         f"{-lookup.bound if lookup.wraps else 0} to {lookup.bound - 1}" if lookup.bound < NO_BOUND else "0 and above"
     )
@@ -71,7 +70,7 @@ def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, stray
     if len(items) > 1:
         draft.because(f"the dataset items with such an index: {listed([str(each) for each in items], 8)}")
     _advise(draft, lookup, index, strays, RangeCures(evidence))
-    return draft.done()
+    return draft
 
 
 def _advise(draft: Draft, lookup: Lookup, index: torch.Tensor, strays: Strays, cures: RangeCures) -> None:
@@ -101,7 +100,7 @@ def _are_positions(index: torch.Tensor, length: int) -> bool:
     return torch.equal(row, torch.arange(length, dtype=row.dtype))
 
 
-def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
+def _from_message(evidence: RaisedEvidence) -> Draft | None:
     """The index cannot be read, but torch has named it."""
     named = re.search(r"index (-?\d+) is out of bounds for dimension (\d+) with size (\d+)", evidence.message)
     if named is not None:
@@ -116,5 +115,4 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
         return None
     draft = check.draft(evidence, "likely", message, cause)
     draft.at(*evidence.at_user_line("cause", label))
-    draft.help("correct the index where it is made, or make the table larger")
-    return draft.done()
+    return draft.help("correct the index where it is made, or make the table larger")

@@ -23,7 +23,7 @@ from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import made_here
 from torchmedic.evidence.dataset_item import items_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Treatment
+from torchmedic.records import Treatment
 from torchmedic.replay.trace.values import Strays, is_whole, outside, readable, span
 from torchmedic.source.lookup.layers import layer_built_at, maker_of
 from torchmedic.source.lookup.origins import user_argument
@@ -47,7 +47,7 @@ class _Given:
 
 
 @rule("TM301", "label-out-of-range")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not (evidence.kinds & {"IndexError", "RuntimeError"}):
         return None
     given = _given(evidence)
@@ -78,7 +78,7 @@ def _given(evidence: RaisedEvidence) -> _Given | None:
     return None
 
 
-def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, strays: Strays) -> Diagnosis:
+def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, strays: Strays) -> Draft:
     classes = given.classes or 0
     known = f"{classes} class{'es' if classes != 1 else ''}"
     valid = f"0 to {classes - 1}"
@@ -106,7 +106,7 @@ def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, stray
     if len(items) > 1:
         draft.because(f"the dataset items with such a label: {listed([str(index) for index in items], 8)}")
     _advise(draft, labels, strays, classes, item.strip(" ()"), _Cures(RangeCures(evidence), given.labels, layer))
-    return draft.done()
+    return draft
 
 
 def _counted(labels: torch.Tensor, strays: Strays) -> str:
@@ -165,7 +165,7 @@ def _treat_or_help(draft: Draft, treatment: Treatment | None, title: str) -> Non
         draft.help(title)
 
 
-def _from_message(evidence: RaisedEvidence, given: _Given) -> Diagnosis | None:
+def _from_message(evidence: RaisedEvidence, given: _Given) -> Draft | None:
     """The labels cannot be read, but torch names one."""
     named = re.search(r"[Tt]arget (-?\d+) is out of bounds", evidence.message)
     if named is None:
@@ -178,5 +178,4 @@ def _from_message(evidence: RaisedEvidence, given: _Given) -> Diagnosis | None:
         f"torch names the label {label}; the labels themselves cannot be read any more",
     )
     draft.at(*evidence.at_user_line("cause", f"label {label} meets {given.classes} classes"))
-    draft.help("correct the label, or build the last layer for as many classes as the data has")
-    return draft.done()
+    return draft.help("correct the label, or build the last layer for as many classes as the data has")

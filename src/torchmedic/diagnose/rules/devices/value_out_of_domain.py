@@ -21,14 +21,13 @@ from torchmedic.diagnose.words.tensors import count, made_here
 from torchmedic.evidence.dataset_item import items_of
 from torchmedic.evidence.domains import Domain, domain_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number, readable, span
 
 _WITH_SCORES = "BCEWithLogitsLoss"
 
 
 @rule("TM303", "value-out-of-domain")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not (evidence.kinds & {"RuntimeError", "ValueError"}):
         return None
     domain = domain_of(evidence)
@@ -63,13 +62,12 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.because(
             f"{count(not_numbers, 'value')} of it {'is' if not_numbers == 1 else 'are'} NaN; it is older than this line"
         )
-        draft.help("look for the first NaN before this line; this line only rejected it")
-        return draft.done()
+        return draft.help("look for the first NaN before this line; this line only rejected it")
     extent = span(tensor) if tensor is not None and strays.total > 1 else None
     if extent is not None:
         draft.because(f"the values run from {number(extent[0])} to {number(extent[1])}")
     _advise(draft, domain, RangeCures(evidence))
-    return draft.done()
+    return draft
 
 
 def _advise(draft: Draft, domain: Domain, cures: RangeCures) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.diagnose.rule import RuleAnswer, rule
+from torchmedic.diagnose.rule import Draft, RuleAnswer, rule
 from torchmedic.diagnose.rules.memory._table import noticed, table
 from torchmedic.diagnose.rules.memory._warned import grown_meanwhile, was_warned
 from torchmedic.diagnose.words.format import size
@@ -33,7 +33,6 @@ from torchmedic.evidence.memory.fake.whole_step import Change, Cut
 from torchmedic.evidence.memory.retained_graphs import Retained
 from torchmedic.evidence.memory.source.fillers import Filler, assigned_at, fillers_of, is_looped
 from torchmedic.evidence.memory.wanted_graphs import evaluation_of, in_parts, is_wanted
-from torchmedic.records import Diagnosis
 from torchmedic.source.syntax import nodes_in
 
 _MIN_SHARE = 0.25  # of all tensors
@@ -58,7 +57,7 @@ class _Blamed(NamedTuple):
 
 
 @rule("TM403", "retained-graph")
-def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
+def check(evidence: RaisedEvidence) -> Draft | RuleAnswer | None:
     autopsy = evidence.autopsy
     blamed = _blamed(evidence, autopsy) if autopsy is not None else None
     if autopsy is None or blamed is None:
@@ -87,8 +86,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     for other in autopsy.retained[1:3]:
         draft.because(f"`{other.holder.path}` also holds graphs: {count(other.nodes, 'node')}, {size(other.nbytes)}")
     if blamed.is_wanted:
-        draft.help(in_parts(held))
-        return draft.done()
+        return draft.help(in_parts(held))
     advice = _advice(held, filler, autopsy)
     draft.help(advice)
     plan = TrialPlan(known=Change(cut=Cut(tuple(_tensors(held, autopsy)), advice)))
