@@ -97,7 +97,7 @@ def _is_users_own(evidence: RaisedEvidence) -> bool:
 def _kept(draft: Draft, evidence: RaisedEvidence, room: SharedMemory | None) -> Location | None:
     """The line that keeps what has been received: a batch stays in shared memory as long as somebody holds it."""
     from torchmedic.diagnose.rules.memory._table import filled_at
-    from torchmedic.evidence.memory.shared_holders import shared_holdings
+    from torchmedic.evidence.memory.accounting.walk import shared_holdings
 
     frames = [frame.live for frame in reversed(evidence.frames)]
     most = next(iter(shared_holdings(frames)), None)

@@ -12,7 +12,7 @@ import types
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -238,3 +238,31 @@ def _alone(value: list[Any]) -> frozenset[int]:
         return frozenset()
     kinds = [type(each) for _, each in items(value)]
     return frozenset(at for at, kind in enumerate(kinds) if kinds.count(kind) == 1 and is_users(kind))
+
+
+class SharedHolding(NamedTuple):
+    """A name, and what it leads to in shared memory."""
+
+    holder: Holder
+    nbytes: int
+    tensors: int
+
+
+def shared_holdings(frames: Iterable[FrameType]) -> list[SharedHolding]:
+    """The biggest first; a storage counts for the first name that leads to it.
+
+    Args:
+        frames: Those that the exception came through, innermost first.
+    """
+    found: dict[str, SharedHolding] = {}
+    seen: set[int] = set()
+    for tensor, holder in held_tensors(frames):
+        if tensor.device.type != "cpu" or tensor.is_sparse or not tensor.is_shared():
+            continue
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in seen:
+            continue
+        seen.add(storage.data_ptr())
+        known = found.get(holder.path, SharedHolding(holder, 0, 0))
+        found[holder.path] = SharedHolding(known.holder, known.nbytes + storage.nbytes(), known.tensors + 1)
+    return sorted(found.values(), key=lambda each: -each.nbytes)
