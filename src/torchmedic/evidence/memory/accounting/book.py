@@ -16,14 +16,13 @@ import torch
 from torchmedic.evidence.memory.accounting.holder import Found, FoundArray, FoundPile, Holder
 from torchmedic.evidence.memory.accounting.saved_by_graph import (
     function_of,
-    is_leaf,
     sequence_of,
     tensors_saved_by,
     weights_before,
     weights_of,
 )
 from torchmedic.evidence.memory.accounting.storages import Memory, distinct, live_tensors, memory_address, memory_of
-from torchmedic.source.objects.graph import is_counted, node_of, walk
+from torchmedic.source.objects.graph import is_counted, is_leaf, node_of, walk
 
 HEADINGS = (
     "parameters",

@@ -35,13 +35,6 @@ class _Refusing(TorchDispatchMode):
         raise RuntimeError("a saved tensor was packed by a hook")
 
 
-def is_leaf(tensor: torch.Tensor) -> bool:
-    try:
-        return tensor.is_leaf
-    except RuntimeError:
-        return False  # a view whose base was changed in place: torch does not even say that
-
-
 def tensors_saved_by(node: Any) -> list[torch.Tensor]:
     """The tensors that one node keeps alive; none where a backward has been through it."""
     found: list[torch.Tensor] = []

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from torchmedic.evidence.memory.accounting.saved_by_graph import is_leaf
 from torchmedic.evidence.memory.fake.fake_step import FakeRunner, device_left_alone, fake_recurrent_weights, untouched
 from torchmedic.evidence.memory.fake.optimizer_updates import stepping_on_fakes, update
 from torchmedic.evidence.memory.fake.peak import Counting, Fakes, LiveBytes
@@ -25,6 +24,7 @@ from torchmedic.replay.step.runner import Runner, SegmentEnd
 from torchmedic.replay.step.side_effects import no_side_effects
 from torchmedic.replay.step.trial import Edit
 from torchmedic.source.assignments import names_read, names_written, read_first
+from torchmedic.source.objects.graph import is_leaf
 
 Wanted = Callable[[torch.device], bool]
 
