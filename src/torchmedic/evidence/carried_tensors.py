@@ -32,7 +32,7 @@ class Carrier(NamedTuple):
 
 
 def carrier_of(failure: BackwardFailure, imports: Provenance, found: Import, *, resets: bool = False) -> Carrier | None:
-    """The variable that holds an import, from the innermost frame outwards; one that is given its value there."""
+    """The variable that holds an old tensor and is assigned in the source, from the innermost frame outwards."""
     holders = list(_holders(failure, found))
     for holder, frame in sorted(holders, key=lambda pair: _is_passing(failure, *pair)):
         places = [
@@ -90,7 +90,7 @@ def _is_passing(failure: BackwardFailure, holder: GraphHolder, frame: Frame | No
 
 
 def _holders(failure: BackwardFailure, found: Import) -> Iterator[tuple[GraphHolder, Frame | None]]:
-    """Those of the replay, then those of the frames around the step; a name in the step's own frame has that frame."""
+    """The holders seen in the replay, then those in the frames around the step; each with its frame, if known."""
     frames = failure.evidence.frames
     step = failure.step
     position = next((at for at, frame in enumerate(frames) if step is not None and frame.live is step.frame), 0)

@@ -105,7 +105,7 @@ def _explain_growth(
 
 
 def _divergence(frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:
-    """The last steps; a fault on the way leaves the rest of the examination alone."""
+    """The last steps, ready to be run again; a fault in preparing them does not end the examination."""
     try:
         return divergence_of(frame, agent)
     except Exception as error:
@@ -114,7 +114,7 @@ def _divergence(frame: FrameType | None, agent: StepContext) -> tuple[Divergence
 
 
 def _rank_note(agent: ProcessContext) -> tuple[str, ...]:
-    """Which rank the step is of, in a job of several: the text of a traceback, which would tell it, is missing here."""
+    """The rank of the step, in a job of several ranks: no traceback is printed here that would tell it."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return ()

@@ -1,4 +1,4 @@
-"""What every rule about a run that does not get on says: since when, where it stands, and who else is there."""
+"""What every rule about a run without progress says: since when, where it stands, and what other threads do."""
 
 from __future__ import annotations
 

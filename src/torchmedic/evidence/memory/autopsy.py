@@ -97,7 +97,7 @@ class Autopsy:
         self.saved_lines, self.method = self._lines()
 
     def replay_recomputation(self) -> list[Line]:
-        """In backward, where the graph has kept little: play again what a checkpoint had computed again by then."""
+        """In backward, if the graph has kept little: replay what a checkpoint had computed again until the failure."""
         if self._recomputed is None:
             user, asked = self.evidence.user_frame, self.asked or 0
             little = self.in_backward and self.book.total("saved activations") < asked
@@ -277,7 +277,7 @@ class Autopsy:
 
 
 def examine_memory(evidence: RaisedEvidence) -> Autopsy | None:
-    """Take the autopsy of an exception that says that memory has run out in this process."""
+    """The autopsy of an exception that says that this process ran out of memory."""
     if evidence.exhaustion is None or evidence.incident.worker is not None:
         return None
     try:

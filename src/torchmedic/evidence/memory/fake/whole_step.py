@@ -30,7 +30,7 @@ Wanted = Callable[[torch.device], bool]
 
 
 class Cut(NamedTuple):
-    """Tensors of earlier steps without the graphs behind them, and how to come to that."""
+    """Tensors of earlier steps, replayed without the graphs behind them, and the advice that does so."""
 
     tensors: tuple[torch.Tensor, ...]
     advice: str
@@ -81,7 +81,7 @@ class WholeStep(FakeRunner):
 
     @property
     def clears_gradients(self) -> bool:
-        """Whether the step itself does: then it begins with those of the step before."""
+        """Whether the step clears gradients; if so, it begins with the gradients of the step before."""
         nodes = (node for statement in self.segment.statements for node in ast.walk(statement))
         return any(isinstance(node, ast.Attribute) and node.attr == "zero_grad" for node in nodes)
 
@@ -97,7 +97,7 @@ class WholeStep(FakeRunner):
 
     @property
     def leaves(self) -> list[torch.Tensor]:
-        """Everything that may have a gradient."""
+        """All tensors that may have a gradient."""
         found = [*self.parameters, *self.loose_leaves, *(each for root in self.modules for each in root.parameters())]
         return list({id(each): each for each in found if is_leaf(each)}.values())
 
