@@ -76,7 +76,7 @@ def _target(node: ast.AST) -> ast.expr | None:
 
 
 def _value(target: ast.expr, evidence: RaisedEvidence) -> Any:
-    """What the target is now, in the innermost frame that knows it."""
+    """The present value of the target, read in the innermost frame that knows it."""
     for frame in reversed(evidence.frames):
         if frame.is_user:
             value = read(target, frame)

@@ -32,7 +32,7 @@ from torchmedic.source.live_frames import node_location
 
 
 class Found(NamedTuple):
-    """What the replay showed."""
+    """The result of the replay."""
 
     saved: Saved
     written: list[Op]

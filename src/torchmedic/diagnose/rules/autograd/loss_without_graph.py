@@ -93,7 +93,7 @@ def _find(failure: BackwardFailure, provenance: Provenance, root: torch.Tensor) 
 def _frozen_beside(
     failure: BackwardFailure, provenance: Provenance, root: torch.Tensor, cuts: list[FunctionCall]
 ) -> Finding | None:
-    """What was cut off belongs to one optimizer, and the loss goes through frozen weights of another one (a GAN)."""
+    """Weights of one optimizer were cut off, and the loss goes through frozen weights of another one (a GAN)."""
     beyond = {id(tensor) for call in cuts for given in call.inputs for tensor in provenance.sources_behind(given)}
     beyond |= {id(leaf) for call in cuts for leaf in leaves_behind(call.inputs)}
     direct = {id(tensor) for tensor in provenance.sources_behind(root)} - beyond
@@ -112,7 +112,7 @@ def _cut(failure: BackwardFailure, provenance: Provenance, cuts: list[FunctionCa
     updated = {id(tensor) for tensor in failure.step.runner.parameters} if failure.step is not None else set()
 
     def rank(call: FunctionCall) -> tuple[bool, bool]:
-        """What cuts weights off that are to be trained, and does not look as if that were meant, comes first."""
+        """Sort key: first the cuts of weights that are to be trained, and that do not look intended."""
         assert call.spot is not None
         trained = any(id(leaf) in updated for leaf in leaves_behind(call.inputs)) or not updated
         return not trained, bool(_ON_PURPOSE.search(source_of(call.spot._replace(column=None))))

@@ -105,7 +105,7 @@ def _computed(kind: type, file: str, node: ast.AST, index: int) -> Location | No
 
 
 def _candidates(file: str, node: ast.Return, index: int, got: list[int], wanted: list[int]) -> Iterator[Candidate]:
-    """Only what cannot mean anything else: a transpose of a matrix, or sizes of one that are missing or too many."""
+    """Unambiguous changes only: transpose a matrix, add or drop dimensions of size one."""
     item = _item(node, index)
     if item is None:
         return

@@ -56,5 +56,5 @@ def check(evidence: RaisedEvidence) -> Draft | None:
 
 
 def _is_child(evidence: RaisedEvidence) -> bool:
-    """Whether it was a process that may have been forked by `multiprocessing`, a DataLoader's worker or another."""
+    """Whether the process may be a child of `multiprocessing`: a DataLoader worker or another one."""
     return worker_of(evidence) is not None or multiprocessing.parent_process() is not None

@@ -93,7 +93,7 @@ def _advice(evidence: RaisedEvidence, setup: CudaSetup) -> Iterator[str]:
 
 
 def _reason(setup: CudaSetup) -> str:
-    """Which of the causes it is, by the facts; empty where they leave it open."""
+    """The cause that the facts show; empty if they leave it open."""
     if setup.build is None:
         return "this torch is built for the CPU only"
     if setup.build.startswith("ROCm"):
@@ -108,7 +108,7 @@ def _reason(setup: CudaSetup) -> str:
 
 
 def _chosen(evidence: RaisedEvidence) -> Location | None:
-    """Where the device that the failing call was given was named."""
+    """The place that names the device of the failing call."""
     frame = evidence.user_frame
     call = raising_call(frame) if frame is not None else None
     for argument in call.arguments if call is not None else ():

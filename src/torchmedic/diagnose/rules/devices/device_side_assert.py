@@ -85,7 +85,7 @@ def _place(seen: Seen, role: str) -> Location:
 
 
 def _account(lost: LostDevice) -> list[str]:
-    """What was tried, and what it did not show."""
+    """The trials, and what they did not show."""
     if lost.step is None:
         return [f"the step could not be run again on the CPU: {lost.why_not}"]
     facts = [lost.how_it_was_run]

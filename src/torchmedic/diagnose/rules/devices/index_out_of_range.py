@@ -96,7 +96,7 @@ def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, stray
 
 
 def _advise(draft: Draft, lookup: Lookup, index: torch.Tensor, strays: Strays, cures: RangeCures) -> None:
-    """Only what the values of this very index bear out."""
+    """Give only advice that the values of this index support."""
     bound, bad = lookup.bound, strays.distinct
     length = index.shape[-1] if index.dim() else 0
     treatment = None
@@ -155,7 +155,7 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lookup_of(frames: list[Frame]) -> list[Lookup]:
-    """What the raising operation looked up; several where several dimensions were indexed at once."""
+    """The lookups of the operation that raised; several if several dimensions were indexed at once."""
     if not frames:
         return []
     last = frames[-1]

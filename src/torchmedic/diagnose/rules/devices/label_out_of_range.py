@@ -35,7 +35,7 @@ _MARKERS = (255, -1, -100)
 
 
 class _Given:
-    """What the loss was given: the labels, the number of classes, the label that does not count."""
+    """The arguments of the loss: labels, number of classes, and the label to ignore."""
 
     def __init__(self, scores: Any, labels: Any, ignored: Any, classes: int | None = None) -> None:
         self.scores = scores if isinstance(scores, torch.Tensor) else None
@@ -122,7 +122,7 @@ def _counted(labels: torch.Tensor, strays: Strays) -> str:
 
 
 class _Cures:
-    """What is tried on the failing step before it is advised."""
+    """The cures that are tried on the failing step before they are advised."""
 
     def __init__(self, cures: RangeCures, labels: Any, layer: torch.nn.Module | None) -> None:
         self._cures, self._labels, self._layer = cures, labels, layer
@@ -138,7 +138,7 @@ class _Cures:
 
 
 def _advise(draft: Draft, labels: torch.Tensor, strays: Strays, classes: int, item: str, cures: _Cures) -> None:
-    """Only what the values of this very batch bear out."""
+    """Give only advice that the values of this batch support."""
     bad = strays.distinct
     extent = span(labels)
     enough = labels.numel() >= 3 * classes  # by chance, class 0 would be missing in less than one batch of twenty

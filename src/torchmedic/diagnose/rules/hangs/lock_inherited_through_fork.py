@@ -71,7 +71,7 @@ def _of_native_code(stall: Stall, process: ProcessView, thread: PyThread) -> Dra
 
 
 def _of_the_parent(stall: Stall, process: ProcessView) -> Draft | None:
-    """By the kernel alone, where no Python can be seen: the owner of a mutex is a thread of the parent."""
+    """The finding from the kernel alone, without a view of Python: a thread of the parent owns the mutex."""
     for futex in process.futexes:
         if futex.owner is not None and futex.owner_lives is False and futex.owner_process == process.parent:
             draft = _draft(stall, process, "proven", "a mutex of native code")

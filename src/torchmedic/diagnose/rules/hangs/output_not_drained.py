@@ -42,7 +42,7 @@ def check(stall: Stall) -> Draft | None:
 
 
 def writes_into_pipe(wait: FileWait) -> bool:
-    """Whether this is a write, and somebody must read for it to end."""
+    """Whether the wait is for a write that ends only if another process reads."""
     writes = wait.action == "write" or (wait.action == "poll" and wait.wants == "write")
     return writes and (wait.target.startswith(("pipe:", "socket:", "/dev/pts/", "/dev/tty")) or bool(wait.peers))
 

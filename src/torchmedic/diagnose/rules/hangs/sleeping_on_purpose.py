@@ -95,7 +95,7 @@ def _draft(stall: Stall, grade: str, cause: str) -> StallDraft:
 
 
 def _calls_sleep(main: PyThread) -> bool:
-    """By the line alone, where the kernel hides its calls from us."""
+    """Whether the source line calls `sleep`, for kernels that hide the system calls of other processes."""
     frame = main.frames[0] if main.frames else None
     return frame is not None and frame.user and "sleep(" in frame.code
 

@@ -52,7 +52,7 @@ def check(stall: Stall) -> Draft | None:
 
 
 def _is_stuck(stall: Stall, process: ProcessView, view: InsideView) -> bool:
-    """Whether it waits for one thing all the time, and not for a sleep of its own to end."""
+    """Whether the worker waits for one thing all the time, and not for the end of its own sleep."""
     thread, row = view.main, process.main
     if thread is None or row is None:
         return False

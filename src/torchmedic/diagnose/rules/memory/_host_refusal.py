@@ -81,7 +81,7 @@ class HostRefusal:
 
     @property
     def what(self) -> str:
-        """What there was no memory for."""
+        """The allocation that failed, in words."""
         if self.grown is not None:
             one, two = (str(list(shape)) for shape in self.grown.operands)
             return f"{one} and {two} broadcast to {list(self.grown.shape)}, which takes {size(self.grown.nbytes)}"
@@ -179,7 +179,7 @@ def _of_worker(sizes: dict[str, int]) -> HostMemory:
 
 
 def _about(nbytes: int, asked: int) -> bool:
-    """Equal but for the rounding of an allocator and of a message."""
+    """Whether two sizes are equal up to the rounding of the allocator and of the message."""
     return abs(nbytes - asked) <= max(64, asked // 100)
 
 

@@ -82,7 +82,7 @@ def _less(autopsy: Autopsy | None) -> str:
 
 
 def _from_outside(left: NoRoom) -> Draft | None:
-    """What a process could say that had no room left to look at itself."""
+    """The facts from outside of a process that had no memory left for an examination."""
     bound = refusing(left.memory, left.asked)
     if bound is None:
         return None

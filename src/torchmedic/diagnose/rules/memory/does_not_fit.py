@@ -49,7 +49,7 @@ def check(evidence: RaisedEvidence) -> Draft | RuleAnswer | None:
 
 
 def _missing(autopsy: Autopsy | None) -> str:
-    """By how much it did not fit."""
+    """The bytes that are missing, in words."""
     if autopsy is None or autopsy.asked is None or autopsy.measured.limit is None:
         return ""
     measured = autopsy.measured

@@ -79,7 +79,7 @@ def _rise(alarm: HostAlarm, used: int) -> _Rise:
 
 
 def _facts(alarm: HostAlarm, rise: _Rise, limit: int) -> Iterator[str]:
-    """Who holds the memory, and where it lies."""
+    """The use of the memory: its rise, and the processes and holders that have it."""
     last = alarm.last
     if rise.seconds > 1:
         yield f"that is {size(max(0, rise.nbytes))} more than {rise.seconds:.0f} s before"

@@ -148,7 +148,7 @@ def _tensors(held: Retained, autopsy: Autopsy) -> Iterator[torch.Tensor]:
 
 
 def _hidden(autopsy: Autopsy, filler: Filler) -> int:
-    """By how much the process grew where little is held; 0 where something else may have made it so."""
+    """Bytes by which the process grew although little is held; 0 if something else may explain the growth."""
     grown = grown_meanwhile(autopsy)
     if grown < max(autopsy.asked or 0, _MIN_GROWN_SHARE * autopsy.measured.used):
         return 0
@@ -185,7 +185,7 @@ def _holds_tensors(owner: Any) -> bool:
 
 
 def _kept(owner: Any) -> list[Any]:
-    """What is in a container; anything else by itself."""
+    """The items of a container; any other object alone."""
     return list(owner.values() if isinstance(owner, dict) else owner) if isinstance(owner, _CONTAINERS) else [owner]
 
 

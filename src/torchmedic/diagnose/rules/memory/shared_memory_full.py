@@ -135,7 +135,7 @@ def _in_worker() -> bool:
 
 
 def _in_flight(draft: Draft, evidence: RaisedEvidence, loading: Loading | None, asked: int) -> None:
-    """How much the workers of a loader may have there at the same time."""
+    """Add the bytes that the workers of a loader may have in shared memory at the same time."""
     iterator = loading.iterator if loading is not None else None
     workers, ahead = (getattr(iterator, name, 0) or 0 for name in ("_num_workers", "_prefetch_factor"))
     batch = sum(int(tensor.nbytes) for tensor in evidence.incident.batch) or asked

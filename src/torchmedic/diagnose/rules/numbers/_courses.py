@@ -187,7 +187,7 @@ class Growth(NamedTuple):
 
 
 def growths(scope: Microscope) -> list[Growth]:
-    """What grows in a replayed step, the strongest amplifier first. The scope must have been read."""
+    """The growths in a replayed step, the strongest amplifier first. The scope must have been read."""
     found = []
     for is_gradient in (False, True):
         lines: dict[tuple[str, int], dict[str, list[Op]]] = {}

@@ -91,7 +91,7 @@ def _where(loading: Loading) -> str:
 
 
 def _explained(evidence: RaisedEvidence) -> str:
-    """What the rules about operations say, where the frames are still alive to be asked."""
+    """The answer of the rules about operations, if the frames are still alive."""
     if evidence.incident.worker is not None:
         return ""
     from torchmedic.diagnose import registry

@@ -74,7 +74,7 @@ def _sizes(call: Call) -> list[int] | None:
 
 
 def _counted(evidence: RaisedEvidence, source: Argument, wanted: list[int], message: str, why: str) -> Draft:
-    """With the reason, if a batch that is not full explains the difference."""
+    """The reason, if a batch that is not full explains the difference."""
     total = source.value.numel()
     fact = ""
     help_text = "compute the sizes from the tensor (`x.size(0)`), and let the rest be found with `-1`"
